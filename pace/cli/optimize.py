@@ -157,6 +157,20 @@ def optimize(
         refuse_unknown_ending(plot)
         if memory_gb is not None and not memory_gb > 0:
             raise InvalidOptions(f"--memory-gb {memory_gb:g}: give a positive number of GB")
+        make_options = partial(
+            Options,
+            oracle=oracle,
+            lp_solver=lp_solver,
+            fusion=fusion,
+            exchange=exchange,
+            slot_s=slot_s,
+            max_group_bytes=max_group_bytes,
+            max_segment_bytes=max_segment_bytes,
+            scenarios=scenarios,
+            jitter=jitter,
+            risk=risk,
+            partition_bytes=partition_bytes,
+        )
         if is_graph(profile):
             given = {
                 "--plot": plot,
@@ -172,21 +186,7 @@ def optimize(
                 raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
             graph = load_graph(profile)
             planned = solve(
-                graph,
-                Options(
-                    oracle=oracle,
-                    lp_solver=lp_solver,
-                    fusion=fusion,
-                    exchange=exchange,
-                    slot_s=slot_s,
-                    max_group_bytes=max_group_bytes,
-                    max_segment_bytes=max_segment_bytes,
-                    scenarios=scenarios,
-                    jitter=jitter,
-                    risk=risk,
-                    partition_bytes=partition_bytes,
-                    memory_bytes=None if memory_gb is None else int(memory_gb * 1e9),
-                ),
+                graph, make_options(memory_bytes=None if memory_gb is None else int(memory_gb * 1e9))
             )
             if output is not None:
                 output.write_bytes(planned.to_json())
@@ -207,22 +207,11 @@ def optimize(
             )
         if write_lp is not None and slot_s is None:
             raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
-        options = Options(
-            oracle=oracle,
-            lp_solver=lp_solver,
-            fusion=fusion,
-            exchange=exchange,
+        options = make_options(
             framework=framework,
-            slot_s=slot_s,
-            max_group_bytes=max_group_bytes,
-            max_segment_bytes=max_segment_bytes,
-            scenarios=scenarios,
-            jitter=jitter,
-            risk=risk,
             cluster=described_cluster(loaded, cluster, servers, colocated=colocated)
             if named or exchange == "servers"
             else None,
-            partition_bytes=partition_bytes,
         )
         schedule = solve(loaded, options)
         if output is not None:
