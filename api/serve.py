@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
+Host = Annotated[
+    str | None, typer.Option(help="Address to listen on.", show_default="PACE_HOST, or 127.0.0.1")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(help="Port to listen on; 0 takes a free port.", show_default="PACE_PORT, or 8080"),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL of the database, SQLite or PostgreSQL.",
+        show_default="PACE_DATABASE_URL, or sqlite:///pace.db",
+    ),
+]
 
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", show_default="PACE_HOST, or 127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to listen on; 0 takes a free port.", show_default="PACE_PORT, or 8080"),
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            help="SQLAlchemy URL of the database, SQLite or PostgreSQL.",
-            show_default="PACE_DATABASE_URL, or sqlite:///pace.db",
-        ),
-    ] = None,
-) -> None:
+
+def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None) -> None:
     """Run the scheduling service until SIGTERM or Ctrl-C.
 
     Options that are not given come from the environment (PACE_HOST, PACE_PORT, PACE_DATABASE_URL

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pace.api.serve import DatabaseUrl, Host, Port
+from pace.api.serve import serve as run_service
 from pace.cli.description import describe
 from pace.documents.profile import load_profile
 from pace.terminal.console import (
@@ -56,24 +58,7 @@ def submit(
             describe(loaded, schedule, make_console())
 
 
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", show_default="PACE_HOST, or 127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to listen on; 0 takes a free port.", show_default="PACE_PORT, or 8080"),
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            help="SQLAlchemy URL of the database, SQLite or PostgreSQL.",
-            show_default="PACE_DATABASE_URL, or sqlite:///pace.db",
-        ),
-    ] = None,
-) -> None:
+def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None) -> None:
     """Run the scheduling service until SIGTERM or Ctrl-C. Other settings are PACE_... variables."""
     with reported():
-        from pace.api.serve import serve as run
-
-        run(host=host, port=port, database_url=database_url)
+        run_service(host=host, port=port, database_url=database_url)
