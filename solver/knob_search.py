@@ -7,6 +7,7 @@ As ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process
 sizes, expected improvement with xi 0.1. A search's cost is the number of places that it tried.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from itertools import product
@@ -19,6 +20,8 @@ from pace.solver.arrays import FloatArray
 Search = Literal["bayes", "grid", "random", "momentum"]
 SEARCHES: tuple[Search, ...] = get_args(Search)
 
+# ByteScheduler's best credits are 3.5 to 5.8 partitions (its Table 1): where a search for both begins.
+CREDIT_IN_PARTITIONS = 4
 EXPLORATION = 0.1
 RANDOM_POINTS = 5
 MOMENTUM = 0.9
@@ -68,6 +71,18 @@ def run(found: Places, measure: Callable[[FloatArray], Measured]) -> None:
             place = found.send(measure(place))
     except StopIteration:
         return
+
+
+def log_place(value: float, least: float, most: float) -> float:
+    """Return the place of a value between limits on a logarithmic scale: 0 for `least`, 1 for `most`."""
+    if most <= least:
+        return 1.0
+    return float(np.clip(np.log(max(value, least) / least) / np.log(most / least), 0, 1))
+
+
+def log_value(place: float, least: float, most: float) -> float:
+    """Return the value at a place; the inverse of ``log_place``."""
+    return least * math.pow(most / least, place)
 
 
 def _bayes(num_knobs: int, num_trials: int, random: np.random.Generator, first: FloatArray | None) -> Places:

@@ -19,7 +19,16 @@ from pace.simulation.registry import knobs_of, make_policy
 from pace.simulation.run import run_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.solver.arrays import FloatArray
-from pace.solver.knob_search import SEARCHES, Measured, Search, places, run
+from pace.solver.knob_search import (
+    CREDIT_IN_PARTITIONS,
+    SEARCHES,
+    Measured,
+    Search,
+    log_place,
+    log_value,
+    places,
+    run,
+)
 
 # Limits between which the authors' tuners search (ByteScheduler: partitions of 2-32 M and credit of 4-64 M
 # parameters; Horovod: 0-64 MB and 1-100 ms; DeAR: 1-256 MB), widened where simulated networks are slower.
@@ -32,8 +41,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "bucket_bytes": (1 << 18, 256 << 20),
     "group_bytes": (1 << 20, 256 << 20),
 }
-# ByteScheduler's best credits are 3.5 to 5.8 partitions (Table 1).
-CREDIT_IN_PARTITIONS = 4
 CLOSE = 1.01
 
 
@@ -161,17 +168,11 @@ def _search_settings(
         trials.append(TriedKnobs(knobs=settings, iteration_s=window))
         return Measured(window)
 
-    first = None if start is None else np.array([_place(name, start[name]) for name in names])
+    first = None if start is None else np.array([log_place(start[name], *RANGES[name]) for name in names])
     run(places(search, len(names), num_trials, seed=seed, first=first), try_out)
     return tuple(trials)
 
 
-def _place(name: str, value: float) -> float:
-    least, most = RANGES[name]
-    return float(np.clip(np.log(max(value, least) / least) / np.log(most / least), 0, 1))
-
-
 def _value(name: str, at: float) -> int | float:
-    least, most = RANGES[name]
-    value = least * (most / least) ** at
-    return float(value) if name.endswith("_s") else round(value)
+    value = log_value(at, *RANGES[name])
+    return value if name.endswith("_s") else round(value)

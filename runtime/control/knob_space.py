@@ -1,6 +1,5 @@
 """What a place in the unit cube of a search means: sizes, an order, and the plan that has them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -11,12 +10,11 @@ from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally
 from pace.runtime.options import Knob, Tune
 from pace.runtime.transports.transport import Discipline, Sequencing
 from pace.solver.arrays import FloatArray
+from pace.solver.knob_search import CREDIT_IN_PARTITIONS, log_place, log_value
 
 # More parts than this, and what a part costs is all that a window takes.
 MOST_PARTS = 512
 LEAST_BYTES = 16 << 10
-# ByteScheduler's best credits are 3.5 to 5.8 partitions (its Table 1).
-CREDIT_IN_PARTITIONS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,9 @@ class KnobSpace:
             "credit": CREDIT_IN_PARTITIONS * self.suggested_bytes,
             "group": self.suggested_bytes,
         }
-        return np.array([self._place(sizes[knob]) if knob in sizes else 0.75 for knob in self.knobs])
+        return np.array(
+            [log_place(sizes[knob], *self._range) if knob in sizes else 0.75 for knob in self.knobs]
+        )
 
     def settings(self, place: FloatArray) -> dict[str, Any]:
         """Return what a place means."""
@@ -94,14 +94,7 @@ class KnobSpace:
         return min(max(total / MOST_PARTS, LEAST_BYTES), total), float(total)
 
     def _bytes(self, at: float) -> int:
-        least, most = self._range
-        return round(least * math.pow(most / least, at))
-
-    def _place(self, size_bytes: float) -> float:
-        least, most = self._range
-        if most <= least:
-            return 1.0
-        return float(np.clip(np.log(max(size_bytes, least) / least) / np.log(most / least), 0, 1))
+        return round(log_value(at, *self._range))
 
 
 def tunable(tune: Tune, sequencing: Sequencing) -> tuple[Knob, ...]:
