@@ -9,8 +9,8 @@ from pace.documents.profile import Profile, load_profile
 from pace.errors import FormatError
 from pace.formats.recognize import KnownFormat, tell_format
 
-_NO_COST = "the file holds no cost of an all-reduce: give --cost, or --bandwidth-gbps and --latency-s"
-_NO_WORKERS = "the file does not say how many workers took part: give their number (--workers)"
+NO_COST = "the file holds no cost of an all-reduce: give --cost, or --bandwidth-gbps and --latency-s"
+NO_WORKERS = "the file does not say how many workers took part: give their number (--workers)"
 
 
 def read_any(
@@ -49,7 +49,7 @@ def read_any(
             paths[0], f"several files are the Kineto traces of one job's ranks; these are {kinds}"
         )
     ((told, (path,)),) = by_format.items()
-    return _read_one(path, told, workers=workers, allreduce=allreduce, name=name)
+    return read_as(told, path, workers=workers, allreduce=allreduce, name=name)
 
 
 def _sizes(
@@ -67,14 +67,31 @@ def _sizes(
     return found[0] if found else None
 
 
-def _read_one(
-    path: str | Path, told: KnownFormat, *, workers: int | None, allreduce: AllReduce | None, name: str | None
+def read_as(
+    told: KnownFormat,
+    path: str | Path,
+    *,
+    workers: int | None = None,
+    allreduce: AllReduce | None = None,
+    name: str | None = None,
 ) -> Profile:
+    """Make a profile of one file of a known format.
+
+    Raises
+    ------
+    FormatError
+        If it cannot be read as this format, or makes no profile by itself. The reason is `NO_COST` or
+        `NO_WORKERS` if only an argument is missing.
+    """
     match told:
         case "profile":
             profile = load_profile(path)
             changed = {"workers": workers, "allreduce": allreduce, "name": name}
             return profile.replace(**{key: value for key, value in changed.items() if value is not None})
+        case "kineto":
+            from pace.formats.kineto import read_kineto
+
+            return read_kineto([path], workers=workers, allreduce=allreduce, name=name)
         case "horovod-timeline":
             from pace.formats.horovod_timeline import read_horovod_profile
 
@@ -89,7 +106,7 @@ def _read_one(
 
             read = read_layer_csv if told == "layers" else read_pipedream
             if allreduce is None:
-                raise FormatError(path, _NO_COST)
+                raise FormatError(path, NO_COST)
             return read(path, workers=_needed_workers(path, workers), allreduce=allreduce, name=name)
         case "execution-trace":
             reason = (
@@ -105,5 +122,5 @@ def _read_one(
 
 def _needed_workers(path: str | Path, workers: int | None) -> int:
     if workers is None:
-        raise FormatError(path, _NO_WORKERS)
+        raise FormatError(path, NO_WORKERS)
     return workers

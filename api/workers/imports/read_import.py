@@ -1,13 +1,12 @@
 """Converts files of other tools to profiles in reader processes, by the importers of ``pace.formats``."""
 
 import json
-import re
 import tempfile
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pace.api.errors import InvalidFile, NotInstalled
 from pace.api.questions.kind import ReadLimits, ReceivedProfile
@@ -17,13 +16,17 @@ from pace.client.page_documents import ImportFormat, ImportQuestion
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import FormatError, InvalidOptions, InvalidProfile
+from pace.formats.any_format import NO_COST, NO_WORKERS, read_as
 from pace.formats.import_report import import_report, import_warnings
 from pace.formats.reading import FormatWarning
-from pace.formats.recognize import format_of
+from pace.formats.recognize import KnownFormat, format_of
 
 _MOST_WARNINGS = 20
-_EXECUTION_TRACE = (b'"nodes"', b'"schema"')
-_PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
+# What the query must give, by what the importer lacks.
+_MISSING = {
+    NO_COST: "bandwidth_gbps: the file holds no cost of all-reduces, so it is needed",
+    NO_WORKERS: "workers: the file does not say how many take part, so it is needed",
+}
 
 FileRole = Literal["rank", "execution-trace", "parameters"]
 _SIZES: tuple[FileRole, ...] = ("execution-trace", "parameters")
@@ -70,20 +73,25 @@ def read_import(body: bytes, gzipped: bool, limits: ReadLimits, question: str) -
     return ReceivedImport(profile=receive(profile, limits), found=json.dumps(found, default=str))
 
 
-def _told(head: bytes, filename: str) -> ImportFormat:
+def _known(file: UnpackedFile) -> KnownFormat:
     """Recognize a file's format by its first bytes; tables and Chakra traces also by their name."""
     try:
-        told = format_of(head, filename, filename)
+        return format_of(file.head(), file.name, file.name)
     except FormatError as error:
-        raise InvalidFile(f"{filename}: {error.reason}") from None
+        raise InvalidFile(f"{file.name}: {error.reason}") from None
+
+
+def _told(file: UnpackedFile) -> ImportFormat:
+    """Return the format of a file that makes a profile by itself."""
+    told = _known(file)
     if told == "execution-trace":
         raise InvalidFile(
-            f"{filename}: this is a PyTorch execution trace, which holds no durations: "
+            f"{file.name}: this is a PyTorch execution trace, which holds no durations: "
             "send it together with a Kineto trace, or let `pace import execution-trace` compute them"
         )
     if told == "parameters" or told == "cost-log":
         what = "a list of parameters" if told == "parameters" else "a log of all-reduces"
-        raise InvalidFile(f"{filename}: this is {what}, which makes no profile by itself")
+        raise InvalidFile(f"{file.name}: this is {what}, which makes no profile by itself")
     return told
 
 
@@ -93,7 +101,7 @@ def _read(files: list[UnpackedFile], asked: ImportQuestion) -> tuple[ImportForma
         if len(files) > 1:
             return "kineto", _job(files, asked)
         (file,) = files
-        known = _told(file.head(), file.name) if asked.format == "auto" else asked.format
+        known = _told(file) if asked.format == "auto" else asked.format
         return known, _imported(known, file.path, asked)
     except FormatError as error:
         name = names.get(str(error.path), asked.filename)
@@ -135,56 +143,28 @@ def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
 
 
 def _role(file: UnpackedFile) -> FileRole:
-    head = file.head()
-    if all(word in head for word in _EXECUTION_TRACE):
-        return "execution-trace"
-    if _PARAMETERS.match(head):
-        return "parameters"
-    told = _told(head, file.name)
-    if told != "kineto":
-        raise InvalidFile(
-            f"{file.name}: several files are the Kineto traces of one job's ranks, with an execution trace "
-            f"or a list of parameters where they lack sizes; this one is a {told}"
-        )
-    return "rank"
+    match _known(file):
+        case "kineto":
+            return "rank"
+        case "execution-trace" | "parameters" as role:
+            return role
+        case other:
+            raise InvalidFile(
+                f"{file.name}: several files are the Kineto traces of one job's ranks, with an execution "
+                f"trace or a list of parameters where they lack sizes; this one is a {other}"
+            )
 
 
 def _imported(known: ImportFormat, path: Path, asked: ImportQuestion) -> Profile:
-    named: dict[str, Any] = {"name": asked.name}
-    cost = _cost(asked)
-    match known:
-        case "profile":
-            profile = parse_profile(path.read_bytes())
-            return profile if asked.name is None else profile.replace(name=asked.name)
-        case "kineto":
-            from pace.formats.kineto import read_kineto
-
-            return read_kineto([path], workers=asked.workers, allreduce=cost, **named)
-        case "horovod-timeline":
-            from pace.formats.horovod_timeline import read_horovod_profile
-
-            profile = read_horovod_profile(path, workers=asked.workers, **named)
-            return profile if cost is None else profile.replace(allreduce=cost)
-        case "chakra":
-            from pace.formats.chakra import read_chakra
-
-            return read_chakra(path, workers=_workers(asked), allreduce=cost, **named)
-        case "layers" | "pipedream":
-            from pace.formats.layers import read_layer_csv
-            from pace.formats.pipedream import read_pipedream
-
-            read = read_layer_csv if known == "layers" else read_pipedream
-            if cost is None:
-                raise InvalidOptions("bandwidth_gbps: the file holds no cost of all-reduces, so it is needed")
-            return read(path, workers=_workers(asked), allreduce=cost, **named)
-        case _:
-            raise AssertionError(known)
-
-
-def _workers(asked: ImportQuestion) -> int:
-    if asked.workers is None:
-        raise InvalidOptions("workers: the file does not say how many take part, so it is needed")
-    return asked.workers
+    if known == "profile":
+        profile = parse_profile(path.read_bytes())
+        return profile if asked.name is None else profile.replace(name=asked.name)
+    try:
+        return read_as(known, path, workers=asked.workers, allreduce=_cost(asked), name=asked.name)
+    except FormatError as error:
+        if error.reason in _MISSING:
+            raise InvalidOptions(_MISSING[error.reason]) from None
+        raise
 
 
 def _cost(asked: ImportQuestion) -> AllReduce | None:

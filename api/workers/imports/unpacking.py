@@ -13,11 +13,11 @@ from typing import IO
 
 from pace.api.errors import ContentTooLarge, InvalidFile, InvalidRequest
 from pace.errors import PaceError
+from pace.formats.recognize import SNIFFED_BYTES
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_MAGIC_AT = 257
 _PIECE_BYTES = 1 << 20
-_SNIFFED_BYTES = 1 << 16
 # More files than any job has ranks; what they may hold in all is bounded in bytes.
 _MOST_FILES = 10_000
 # With folders, and what operating systems add to each file.
@@ -44,7 +44,7 @@ class UnpackedFile:
     def head(self) -> bytes:
         """Return its first bytes."""
         with self.path.open("rb") as opened:
-            return opened.read(_SNIFFED_BYTES)
+            return opened.read(SNIFFED_BYTES)
 
 
 class _Room:
