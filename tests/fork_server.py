@@ -2,7 +2,7 @@
 
 What a server forks is a module with two functions: ``load()``, which imports and starts no thread, and
 ``run(arguments)``, which does the work and returns the process's exit code. Everything that a process of its
-own has is the fork's own: its id, environment, output, random numbers, and an end by the interpreter's exit.
+own has is the fork's own: its id, environment, output, random numbers, and what is done at its exit.
 """
 
 import atexit
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ForkServer:
@@ -167,15 +167,23 @@ def _become(arguments: list[str], output: str, environment: dict[str, str]) -> l
     return arguments
 
 
-def _main(module: str, descriptor: int) -> int:
+def leave(code: int) -> NoReturn:
+    """End this process as the interpreter would, but for taking apart all that is loaded: 0.3 s of CPU."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _main(module: str, descriptor: int) -> NoReturn:
     # Modules are loaded from the root of the repository, as tests are.
     sys.path[0] = str(Path(__file__).parents[1])
     program = importlib.import_module(module)
     program.load()
     arguments = _serve(Connection(descriptor))
-    code: int = program.run(arguments)
-    return code
+    leave(program.run(arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], int(sys.argv[2])))
+    _main(sys.argv[1], int(sys.argv[2]))

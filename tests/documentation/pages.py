@@ -2,7 +2,8 @@
 
 How a block is run follows from its language and from the comment in front of it, which readers do not see:
 
-- ``bash``: in a folder with the repository's examples. A ``pace serve`` runs until the page ends.
+- ``bash``: in a folder with the repository's examples. A ``pace serve`` runs until the page ends. Other
+  ``pace``, ``python`` and ``torchrun`` are forks of a process that has loaded what they need.
 - ``python title="train.py"``: saved under this name, for commands that follow.
 - ``python``: run by itself. With ``<!-- in torch.py -->`` in front of it, by two ranks inside this program of
   the folder ``around``.
@@ -24,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.documentation.preloaded import ROOT, Programs
+
 AROUND = Path(__file__).with_name("around")
 PLACE = "# The example comes here.\n"
 
@@ -88,6 +90,7 @@ class Reader:
     """Pastes the examples of a page into a folder of their own."""
 
     folder: Path
+    programs: Programs
     outputs: list[str] = field(default_factory=list)
     _ports: dict[str, int] = field(default_factory=dict)
     _listening: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -141,8 +144,9 @@ class Reader:
             self._bash(f"python {name}")
 
     def _bash(self, text: str) -> None:
-        environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        listens = _LISTENS.search(text) is not None
+        own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = (os.environ | (own if listens else self.programs.environment)) | {
             "PYTHONPATH": str(ROOT),
             "PACE_DATABASE_URL": f"sqlite:///{self.folder}/pace.db",
             "PACE_PORT": str(self.port("8080")),
@@ -160,7 +164,7 @@ class Reader:
                 start_new_session=True,
             )
             ports = {int(port) for port in _PORT.findall(text)} or {self.port("8080")}
-            if listens := _LISTENS.search(text) is not None:
+            if listens:
                 self._listening.append(process)
                 ready = all(_answers(port, process) for port in ports)
             else:

@@ -1,11 +1,13 @@
 """The examples of the documentation run as they stand, on real ranks and against a real service."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.documentation.pages import AROUND, ROOT, Block, Reader, blocks
+from tests.documentation.pages import AROUND, Block, Reader, blocks
+from tests.documentation.preloaded import ROOT, Programs
 
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
@@ -16,6 +18,13 @@ PAGES = [
     *sorted((DOCS / "guides").glob("*.md")),
     *sorted((DOCS / "reference" / "importers").glob("*.md")),
 ]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """What starts programs quickly."""
+    with Programs(tmp_path_factory.mktemp("programs")) as started:
+        yield started
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -30,18 +39,18 @@ def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_run(page: Path, programs: Programs, tmp_path: Path) -> None:
     """A reader who pastes every block, from first to last, meets no error."""
-    with Reader(tmp_path) as reader:
+    with Reader(tmp_path, programs) as reader:
         for block in blocks(page):
             reader.run(block)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_quickstart_does_what_it_says(tmp_path: Path) -> None:
+def test_the_quickstart_does_what_it_says(programs: Programs, tmp_path: Path) -> None:
     """Both ranks end with the same weights; the service gives the library's schedule, and knows the job."""
-    with Reader(tmp_path) as reader:
+    with Reader(tmp_path, programs) as reader:
         for block in blocks(QUICKSTART):
             reader.run(block)
         reader.run(Block(language="bash", text="curl -sf http://127.0.0.1:8080/v1/jobs"))

@@ -1,0 +1,177 @@
+"""Runs Python programs as forks of a process that has loaded torch and the package, which takes seconds each.
+
+``python``, ``pace`` and ``torchrun`` of a folder that comes first on the path ask a server to fork; whatever
+else a program has is its own: folder, environment, arguments, standard streams, process group and exit code.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("python", "pace", "torchrun")
+_SOCKET = "PACE_TEST_PROGRAMS"
+_END_S = 20.0
+
+_ASK = f"""#!{sys.executable} -IS
+import json, os, signal, socket, struct, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(os.environ["{_SOCKET}"])
+name = os.path.basename(sys.argv[0])
+asked = json.dumps([name, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(connection, [struct.pack("i", len(asked))], [0, 1, 2])
+connection.sendall(asked)
+answer = connection.recv(4)
+code = struct.unpack("i", answer)[0] if len(answer) == 4 else 1
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+class Programs:
+    """A server that forks, for as long as the context is open.
+
+    Attributes
+    ----------
+    environment
+        What has programs ask it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._address = folder / "programs.sock"
+        commands = folder / "commands"
+        commands.mkdir(parents=True)
+        for name in COMMANDS:
+            (commands / name).write_text(_ASK)
+            (commands / name).chmod(0o755)
+        self.environment = {
+            "PATH": f"{commands}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHON_EXEC": str(commands / "python"),  # what torchrun starts ranks with
+            _SOCKET: str(self._address),
+        }
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it has loaded everything."""
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(self._address)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,  # it ends with whoever holds the other end
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _serve(address: str) -> list[Any]:
+    """Fork whenever asked to; returns only in programs, with what to run."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the guards of programs are not waited for
+    print("ready", flush=True)
+    while True:
+        readable, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in readable:  # whoever started this process is gone
+            sys.exit(0)
+        connection, _ = listener.accept()
+        if os.fork():
+            connection.close()
+            continue
+        listener.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        header, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        rest = connection.makefile("rb").read(struct.unpack("i", header)[0])
+        program = os.fork()
+        if not program:
+            connection.close()
+            return _become(descriptors, *json.loads(rest))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _guard(program, connection)
+
+
+def _guard(program: int, connection: socket.socket) -> None:
+    """Tell how a program ended; end it if whoever asked for it is gone."""
+
+    def end_with_asker() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if not connection.recv(1):
+                os.killpg(program, signal.SIGTERM)
+                threading.Event().wait(_END_S)
+                os.killpg(program, signal.SIGKILL)
+
+    threading.Thread(target=end_with_asker, daemon=True).start()
+    _, status = os.waitpid(program, 0)
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def _become(
+    descriptors: list[int], name: str, arguments: list[str], folder: str, environment: dict[str, str]
+) -> list[Any]:
+    os.setpgid(0, 0)
+    for standard, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    return [name, arguments]
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    """Be a program, as the interpreter would run it."""
+    if name != "python":
+        sys.argv = [name, *arguments]
+        module, function = {"pace": ("pace.cli", "app"), "torchrun": ("torch.distributed.run", "main")}[name]
+        getattr(importlib.import_module(module), function)()
+        return
+    while arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
+        arguments = arguments[1:]  # as -u, which changes how it writes
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    leave = importlib.import_module("tests.fork_server").leave
+    importlib.import_module("tests.runtime.launch").load()
+    for needed in ("pace.cli", "torch.distributed.run"):
+        importlib.import_module(needed)
+    try:
+        _run(*_serve(sys.argv[1]))
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            raise
+        leave(ended.code or 0)
+    leave(0)
