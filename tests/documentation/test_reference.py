@@ -19,7 +19,7 @@ from pace.runtime.entry_point import TrainingOptions
 from pace.runtime.metrics import RuntimeCollector
 from pace.runtime.options import AllReduce, Mixed, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
-from tests.documentation.pages import ROOT
+from tests.documentation.preloaded import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 LEVELS = {"info", "warning", "error", "exception"}

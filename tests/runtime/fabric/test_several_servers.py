@@ -1,6 +1,7 @@
 """A model on several servers: one order for all, one version, and logs that give their parts of the model."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,10 +58,13 @@ def test_servers_commit_in_one_order(tmp_path: Path) -> None:
 
             parts.append(replay(fabric.first[first:last], log, update)[0])
         assert np.array_equal(np.concatenate(parts), model.weights)
-        status = fabric.status()
+
+        def received_as_planned(status: dict[str, Any]) -> bool:
+            received = sum(status["hosts"][server]["received_bytes"] for server in fabric.servers)
+            return bool(received == status["planned_server_bytes"])
+
+        status = fabric.wait(received_as_planned)  # servers say it with their next sign of life
         assert status["servers"] == fabric.servers
-        received = sum(status["hosts"][server]["received_bytes"] for server in fabric.servers)
-        assert received == status["planned_server_bytes"]
 
 
 def test_who_listens_everywhere_names_an_address_that_others_reach(tmp_path: Path) -> None:
