@@ -12,6 +12,7 @@ from pace.client.documents import Problem
 from pace.documents.base import explain
 from pace.errors import (
     InvalidFabric,
+    InvalidJobProgram,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -48,6 +49,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidProfile: _Kind(name="invalid-profile", status=422, title="Invalid profile"),
     InvalidSteps: _Kind(name="invalid-steps", status=422, title="Invalid steps"),
     InvalidFabric: _Kind(name="invalid-fabric", status=422, title="Invalid network or batch"),
+    InvalidJobProgram: _Kind(name="invalid-job-program", status=422, title="Invalid job program"),
     InvalidOptions: _Kind(name="invalid-options", status=422, title="Invalid options"),
     InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
     SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),

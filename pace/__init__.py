@@ -17,6 +17,7 @@ What is exported here is loaded when it is first used. Where the rest is:
 - ``pace.throughput``: how many workers are worth having, for training with parameter servers.
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
 - ``pace.checker``: the independent judge of schedules.
+- ``pace.order``: the proof that a job's collectives cannot hang.
 - ``pace.view``: timelines and charts.
 - ``pace.client``, ``pace.api``: the service's client, and the service.
 - ``pace.solver``: the mathematics.
@@ -30,6 +31,7 @@ from pace.errors import (
     FormatError,
     InvalidCluster,
     InvalidGraph,
+    InvalidJobProgram,
     InvalidOptions,
     InvalidProfile,
     InvalidSchedule,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from pace.documents.cluster import Cluster, load_cluster
     from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
     from pace.documents.options import Options
+    from pace.documents.order.job_program import JobProgram, load_job_program, parse_job_program
+    from pace.documents.order.order_report import OrderReport
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
     from pace.documents.throughput.fleet import Fleet
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
+    from pace.order.check_order import check_order
     from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
     from pace.throughput import predict, steps_from_profile
@@ -73,6 +78,9 @@ _HOMES = {
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
     "pace.documents.options": ("Options",),
+    "pace.documents.order.job_program": ("JobProgram", "load_job_program", "parse_job_program"),
+    "pace.documents.order.order_report": ("OrderReport",),
+    "pace.order.check_order": ("check_order",),
     "pace.documents.throughput.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
     "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
@@ -103,13 +111,16 @@ __all__ = [
     "Grid",
     "InvalidCluster",
     "InvalidGraph",
+    "InvalidJobProgram",
     "InvalidOptions",
     "InvalidProfile",
     "InvalidSchedule",
     "InvalidSteps",
     "InvalidUse",
+    "JobProgram",
     "Op",
     "Options",
+    "OrderReport",
     "PaceError",
     "PredictionOptions",
     "Profile",
@@ -122,15 +133,18 @@ __all__ = [
     "ThroughputPrediction",
     "__version__",
     "check",
+    "check_order",
     "fit_cost",
     "load_cluster",
     "load_graph",
+    "load_job_program",
     "load_profile",
     "load_schedule",
     "load_steps",
     "make_policy",
     "optimize",
     "parse_graph",
+    "parse_job_program",
     "parse_profile",
     "parse_schedule",
     "parse_steps",

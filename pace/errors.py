@@ -10,6 +10,7 @@
     ├── FormatError           a file of another tool that cannot be read as what it should be
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
+    ├── InvalidJobProgram     ranks, groups and collectives that cannot be what a job enqueues
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
@@ -55,6 +56,10 @@ class InvalidSchedule(PaceError, ValueError):
 
 class InvalidFabric(PaceError, ValueError):
     """A network, batch of updates, transfer plan or scenario that cannot be; the message names the place."""
+
+
+class InvalidJobProgram(PaceError, ValueError):
+    """A job program that breaks its own rules; the message names the rank, the group or the operation."""
 
 
 class InvalidOptions(PaceError, ValueError):

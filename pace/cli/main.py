@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pace.cli.check_order import check_order
 from pace.cli.headroom import headroom
 from pace.cli.imports import app as import_app
 from pace.cli.imports import fit
@@ -89,6 +90,11 @@ app.command(
     epilog="Example: pace optimize profile.json -o schedule.json --timeline window.json",
 )(optimize)
 app.command(rich_help_panel=PLANS, epilog="Example: pace check profile.json schedule.json")(check)
+app.command(
+    "check-order",
+    rich_help_panel=PLANS,
+    epilog="Example: pace check-order job.json",
+)(check_order)
 app.command(rich_help_panel=PLANS, epilog="Example: pace simulate profile.json --policy ddp --policy pace")(
     simulate
 )

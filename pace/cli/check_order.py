@@ -1,0 +1,54 @@
+"""``pace check-order``: a proof that a job's collectives cannot hang, or which ranks wait for one another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pace.documents.order.order_report import StreamRule
+from pace.terminal.console import JsonOption
+from pace.terminal.reporting import WRONG, reported
+
+
+def check_order(
+    program: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What every rank enqueues: a job program (JSON).",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ],
+    streams: Annotated[
+        StreamRule,
+        typer.Option(
+            help="side-by-side: streams of a device run at the same time. launch-order: a device starts "
+            "operations in the order in which they are enqueued (CUDA_DEVICE_MAX_CONNECTIONS=1)."
+        ),
+    ] = "side-by-side",
+    launch_slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of operations that a stream holds before the thread that enqueues more waits.",
+            show_default="no limit",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
+
+    Exit code 1 if they can hang.
+    """
+    from pace.order.check_order import check_order as answer
+    from pace.order.findings import text_lines
+
+    with reported():
+        report = answer(program, streams=streams, launch_slots=launch_slots)
+    if as_json:
+        typer.echo(report.model_dump_json())
+    else:
+        for line in text_lines(report):
+            typer.echo(line)
+    if not report.cannot_hang:
+        raise typer.Exit(WRONG)

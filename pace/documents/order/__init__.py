@@ -1,0 +1,1 @@
+"""What every rank of a job enqueues, and whether it can hang."""

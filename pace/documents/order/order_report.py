@@ -1,0 +1,59 @@
+"""The order report: whether a job can hang, and what shows it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pace.documents.base import Document, Index
+from pace.documents.profile import Name
+
+FindingKind = Literal["circle", "kind", "dtype", "size", "count", "order"]
+StreamRule = Literal["side-by-side", "launch-order"]
+
+
+class OrderFinding(Document):
+    """One reason why the job can hang.
+
+    Attributes
+    ----------
+    kind
+        "circle": ranks wait for one another. "kind", "dtype", "size": operations that meet differ. "count":
+        a rank calls fewer operations of a group than others. "order": two threads use one group or stream,
+        so the order of their operations is up to chance.
+    ranks
+        Those concerned.
+    title
+        What is wrong, in one line.
+    lines
+        Who waits in what for whom, and where it was called.
+    """
+
+    kind: FindingKind
+    ranks: tuple[Index, ...]
+    title: str
+    lines: tuple[str, ...]
+
+
+class OrderReport(Document):
+    """What was proved, or what was found.
+
+    Attributes
+    ----------
+    num_programs
+        Different programs after ranks that do the same were put together.
+    num_operations
+        Operations of all ranks.
+    outside
+        What the proof says nothing about.
+    """
+
+    schema_version: Literal[1] = 1
+    name: Name
+    cannot_hang: bool
+    streams: StreamRule
+    launch_slots: Annotated[int, Field(ge=1)] | None = None
+    num_ranks: Index
+    num_programs: Index
+    num_operations: Index
+    findings: tuple[OrderFinding, ...]
+    outside: tuple[str, ...]

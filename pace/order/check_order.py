@@ -1,0 +1,77 @@
+"""The one entry point: a job program in, a proof or a counterexample out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pace.documents.base import refuse_other
+from pace.documents.order.job_program import JobProgram
+from pace.documents.order.order_report import OrderReport, StreamRule
+from pace.errors import InvalidJobProgram, InvalidOptions
+from pace.order.findings import findings_of
+from pace.order.lowering import lower
+from pace.order.sources import read_job_program
+from pace.solver.collective_order.decision import decide
+
+OUTSIDE = (
+    "resources of NCCL: channels, memory or thread blocks that run out when many communicators run at once",
+    "failures: a process that dies, a link that breaks, an operation that takes longer than its time-out",
+    "host code that the program does not show: locks, data loaders, other libraries, the GIL",
+)
+
+
+def check_order(
+    program: JobProgram | str | Path | Sequence[str | Path],
+    *,
+    streams: StreamRule = "side-by-side",
+    launch_slots: int | None = None,
+) -> OrderReport:
+    """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
+
+    Exact within its model (``pace.solver.collective_order.decision`` has the theorem), in time linear in the
+    operations of all different ranks.
+
+    Parameters
+    ----------
+    program
+        What every rank enqueues, a file with it, or one file for each rank (``read_job_program``).
+    streams
+        "side-by-side": a device runs the first operation of every stream at once. "launch-order": it starts
+        operations in the order in which the rank enqueues them, whatever their stream, as with
+        ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
+    launch_slots
+        Operations that a stream holds before the thread that enqueues another one waits; None for no limit.
+
+    Raises
+    ------
+    InvalidJobProgram
+        If the program breaks its own rules.
+    FormatError
+        If a file of another tool cannot be read.
+    InvalidOptions
+        If there is no such option.
+    """
+    if streams not in ("side-by-side", "launch-order"):
+        raise InvalidOptions(f'streams {streams!r}: expected "side-by-side" or "launch-order"')
+    if launch_slots is not None and (not isinstance(launch_slots, int) or launch_slots < 1):
+        raise InvalidOptions(f"launch_slots {launch_slots!r}: expected a whole number from 1, or None")
+    if isinstance(program, str | Path):
+        program = [program]
+    if isinstance(program, Sequence):
+        program = read_job_program(program)
+    refuse_other(program, JobProgram, InvalidJobProgram)
+    lowered = lower(program, streams=streams, launch_slots=launch_slots)
+    decision = decide(lowered.operations)
+    return OrderReport(
+        name=program.name,
+        cannot_hang=decision.cannot_hang,
+        streams=streams,
+        launch_slots=launch_slots,
+        num_ranks=len(lowered.classes.class_of),
+        num_programs=len(lowered.classes),
+        num_operations=sum(
+            len(each.ranks) * sum(len(thread.operations) for thread in each.threads)
+            for each in program.programs
+        ),
+        findings=findings_of(program, lowered, decision),
+        outside=OUTSIDE,
+    )

@@ -1,0 +1,405 @@
+"""From a job program to the arrays of the proof, and from their numbers back to what people know."""
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pace.documents.order.job_program import (
+    EnqueuedCollective,
+    EnqueuedMeeting,
+    EnqueuedTransfer,
+    EnqueuedWait,
+    HostThread,
+    JobProgram,
+    Synchronization,
+)
+from pace.documents.order.order_report import StreamRule
+from pace.errors import InvalidJobProgram
+from pace.order.rank_classes import RankClasses, classify
+from pace.solver.collective_order.operations import NO_WAIT, STREAM_WAITS, THREAD_WAITS, Operations
+
+_WAITS = {"nobody": NO_WAIT, "stream": STREAM_WAITS, "thread": THREAD_WAITS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedOperation:
+    """An operation of a class of ranks, for messages.
+
+    Attributes
+    ----------
+    document
+        None for what a document does not name: the end of a batch, a launch that waits for room.
+    number
+        Which of its seat it is, from 0; None if it meets nobody.
+    """
+
+    rank_class: int
+    thread: str
+    document: EnqueuedMeeting | EnqueuedWait | Synchronization | None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredJob:
+    """The arrays, and what their numbers stand for.
+
+    Attributes
+    ----------
+    seats
+        Of each seat: its group, its class, and for transfers the ranks that send and receive.
+    """
+
+    operations: Operations
+    issued: tuple[IssuedOperation, ...]
+    seats: tuple["Seat", ...]
+    classes: RankClasses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A class's place in a communicator; `transfer` has the ranks that send and receive, for transfers."""
+
+    group: str
+    rank_class: int
+    transfer: tuple[int, int] | None = None
+
+
+def lower(
+    job: JobProgram, *, streams: StreamRule = "side-by-side", launch_slots: int | None = None
+) -> LoweredJob:
+    """Return the arrays of a job, with one rank for each class of ranks that do the same."""
+    lowering = _Lowering(job, classify(job), streams, launch_slots)
+    for rank_class, program in enumerate(lowering.classes.programs):
+        _RankLowering(lowering, rank_class).lower(program.threads)
+    return lowering.finish()
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The arrays while they grow."""
+
+    thread: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    seat: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    dtype: list[int] = field(default_factory=list)
+    size_bytes: list[int] = field(default_factory=list)
+    is_batched: list[bool] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+
+
+class _Lowering:
+    def __init__(
+        self, job: JobProgram, classes: RankClasses, streams: StreamRule, launch_slots: int | None
+    ) -> None:
+        self.job = job
+        self.classes = classes
+        self.in_launch_order = streams == "launch-order"
+        self.launch_slots = launch_slots
+        self.columns = _Columns()
+        self.issued: list[IssuedOperation] = []
+        self.edges: list[tuple[int, int]] = []
+        self.seats: list[Seat] = []
+        self.seat_is_ordered: list[bool] = []
+        self.seat_communicator: list[int] = []
+        self.num_communicators = 0
+        self.seat_numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._labels: dict[Hashable, int] = {}
+        called = {m.group for p in classes.programs for t in p.threads for m in t.meetings()}
+        for group in job.groups:
+            if group.name not in called:
+                continue
+            seen = set()
+            for ranks in group.communicators:
+                members = frozenset(classes.class_of[rank] for rank in ranks)
+                if members in seen:
+                    continue
+                seen.add(members)
+                for rank_class in sorted(members):
+                    seat = Seat(group=group.name, rank_class=rank_class)
+                    self._add_seat((group.name, rank_class), seat, ordered=True)
+                self.num_communicators += 1
+
+    def _add_seat(self, key: Hashable, seat: Seat, *, ordered: bool) -> None:
+        self.seat_numbers[key] = len(self.seats)
+        self.seats.append(seat)
+        self.seat_is_ordered.append(ordered)
+        self.seat_communicator.append(self.num_communicators)
+
+    def transfer_seat(self, rank: int, transfer: EnqueuedTransfer, *, is_batched: bool) -> int:
+        """Return the seat of a send or receive: each pair of ranks meets for each direction and tag."""
+        ways = (rank, transfer.peer) if transfer.op == "send" else (transfer.peer, rank)
+        key = (transfer.group, ways, transfer.tag, is_batched and self.has_pairs(transfer.group))
+        if (*key, rank) not in self.seat_numbers:
+            ordered = self.job.group_of[transfer.group].backend == "nccl"
+            for end in ways:
+                seat = Seat(group=transfer.group, rank_class=self.classes.class_of[end], transfer=ways)
+                self._add_seat((*key, end), seat, ordered=ordered)
+            self.num_communicators += 1
+        return self.seat_numbers[(*key, rank)]
+
+    def has_pairs(self, group: str) -> bool:
+        """Return whether transfers of a group that are not in a batch have communicators of their own."""
+        document = self.job.group_of[group]
+        return document.backend == "nccl" and document.transfers == "pair"
+
+    def number(self, *key: Hashable) -> int:
+        """Return the number of a queue or a thread: equal keys have one."""
+        kind = key[0]
+        place = self._numbers.setdefault((kind, "count"), 0)
+        if key not in self._numbers:
+            self._numbers[key] = place
+            self._numbers[kind, "count"] = place + 1
+        return self._numbers[key]
+
+    def label(self, value: Hashable) -> int:
+        """Return the number of a kind or a dtype."""
+        return self._labels.setdefault(value, len(self._labels))
+
+    def add(
+        self,
+        issued: IssuedOperation,
+        thread: int,
+        *,
+        stream: int = -1,
+        queue: int = -1,
+        seat: int = -1,
+        waits: int = NO_WAIT,
+        kind: int = -1,
+        dtype: int = -1,
+        size_bytes: int = -1,
+        is_batched: bool = False,
+        after: tuple[int, ...] = (),
+    ) -> int:
+        """Append an operation, and return its number."""
+        number = len(self.issued)
+        self.issued.append(issued)
+        columns = self.columns
+        columns.thread.append(thread)
+        columns.stream.append(stream)
+        columns.queue.append(queue)
+        columns.seat.append(seat)
+        columns.waits.append(waits)
+        columns.kind.append(kind)
+        columns.dtype.append(dtype)
+        columns.size_bytes.append(size_bytes)
+        columns.is_batched.append(is_batched)
+        on_device = stream >= 0 or queue >= 0
+        columns.device.append(issued.rank_class if on_device and self.in_launch_order else -1)
+        self.edges.extend((number, before) for before in after)
+        return number
+
+    def finish(self) -> LoweredJob:
+        columns = self.columns
+        numbers = {
+            name: np.array(getattr(columns, name), dtype=np.int64)
+            for name in (
+                "thread",
+                "stream",
+                "queue",
+                "seat",
+                "waits",
+                "kind",
+                "dtype",
+                "size_bytes",
+                "device",
+            )
+        }
+        return LoweredJob(
+            operations=Operations(
+                **numbers,
+                is_batched=np.array(columns.is_batched, dtype=np.bool_),
+                seat_communicator=np.array(self.seat_communicator, dtype=np.int64),
+                seat_is_ordered=np.array(self.seat_is_ordered, dtype=np.bool_),
+                edges=np.array(self.edges, dtype=np.int64).reshape(-1, 2),
+            ),
+            issued=tuple(self.issued),
+            seats=tuple(self.seats),
+            classes=self.classes,
+        )
+
+
+class _RankLowering:
+    """The operations of one rank, which stands for its class."""
+
+    def __init__(self, lowering: _Lowering, rank_class: int) -> None:
+        self._all = lowering
+        self._class = rank_class
+        self._rank = lowering.classes.first_rank[rank_class]
+        self._by_name: dict[tuple[str, str], int] = {}
+        self._names: defaultdict[str, list[int]] = defaultdict(list)
+        self._in_group: defaultdict[str, dict[Hashable, list[int]]] = defaultdict(dict)
+        self._on_queue: defaultdict[int, list[int]] = defaultdict(list)
+        self._reached: defaultdict[int, int] = defaultdict(int)
+        self._foreign_waits: list[tuple[int, EnqueuedWait]] = []
+        self._users: defaultdict[Hashable, set[str]] = defaultdict(set)
+        self._readers: list[tuple[str, Hashable]] = []
+
+    def lower(self, threads: tuple[HostThread, ...]) -> None:
+        for thread in threads:
+            for operation in thread.operations:
+                match operation:
+                    case EnqueuedCollective() | EnqueuedTransfer():
+                        self._meet(thread.name, operation)
+                    case EnqueuedWait():
+                        self._wait(thread.name, operation)
+                    case Synchronization():
+                        self._synchronize(thread.name, operation)
+                    case _:
+                        self._batch(thread.name, operation.operations)
+        for number, wait in self._foreign_waits:
+            targets = self._names[wait.operation or ""]
+            if len(targets) != 1:
+                found = (
+                    "no operation has that name"
+                    if not targets
+                    else f"{len(targets)} of other threads have that name"
+                )
+                raise InvalidJobProgram(f'rank {self._rank} waits for "{wait.operation}": {found}')
+            self._all.edges.append((number, targets[0]))
+        for reader, place in self._readers:
+            others = self._users[place] - {reader}
+            if others:
+                raise InvalidJobProgram(
+                    f'rank {self._rank}: thread "{reader}" waits for all that is enqueued so far, also by '
+                    f'thread "{min(others)}", which is up to chance: wait for an operation by its name'
+                )
+
+    def _thread(self, name: str) -> int:
+        return self._all.number("thread", self._class, name)
+
+    def _queue(self, *key: Hashable) -> int:
+        return self._all.number("queue", self._class, *key)
+
+    def _issued(self, thread: str, document: object, number: int | None = None) -> IssuedOperation:
+        return IssuedOperation(rank_class=self._class, thread=thread, document=document, number=number)  # type: ignore[arg-type]  # one of the documents
+
+    def _meet(self, thread: str, meeting: EnqueuedMeeting, *, is_batched: bool = False) -> int:
+        everyone = self._all
+        on_device = everyone.job.group_of[meeting.group].backend == "nccl"
+        if isinstance(meeting, EnqueuedTransfer):
+            seat = everyone.transfer_seat(self._rank, meeting, is_batched=is_batched)
+            queue_key: tuple[Hashable, ...] = ("group", meeting.group)
+            if not is_batched and everyone.has_pairs(meeting.group):
+                queue_key = ("pair", meeting.group, frozenset({self._rank, meeting.peer}))
+            kind: Hashable = "transfer"
+        else:
+            seat = everyone.seat_numbers[meeting.group, self._class]
+            queue_key = ("group", meeting.group)
+            kind = (meeting.op, meeting.root)
+        stream = self._queue("stream", meeting.stream) if on_device else -1
+        queue = self._queue(*queue_key) if on_device else -1
+        if not is_batched:
+            self._await_room(thread, queue)
+        waits = _WAITS[meeting.wait]
+        if not on_device and waits == STREAM_WAITS:
+            waits = THREAD_WAITS  # nothing of Gloo's runs on a stream
+        number = everyone.add(
+            self._issued(thread, meeting, self._reached[seat]),
+            self._thread(thread),
+            stream=stream,
+            queue=queue,
+            seat=seat,
+            waits=waits,
+            kind=everyone.label(("kind", kind)),
+            dtype=-1 if meeting.dtype is None else everyone.label(("dtype", meeting.dtype)),
+            size_bytes=-1 if meeting.size_bytes is None else meeting.size_bytes,
+            is_batched=is_batched,
+        )
+        self._reached[seat] += 1
+        self._users["group", meeting.group].add(thread)
+        if meeting.name is not None:
+            self._by_name[thread, meeting.name] = number
+            self._names[meeting.name].append(number)
+        if everyone.seat_is_ordered[seat]:
+            self._in_group[meeting.group][seat] = [number]
+        else:
+            self._in_group[meeting.group].setdefault(seat, []).append(number)
+        self._note_on_device(thread, number, stream if waits != NO_WAIT else -1, -1 if is_batched else queue)
+        return number
+
+    def _note_on_device(self, thread: str, number: int, *queues: int) -> None:
+        for queue in queues:
+            if queue >= 0:
+                self._on_queue[queue].append(number)
+                self._users[queue].add(thread)
+                self._users["device"].add(thread)
+
+    def _await_room(self, thread: str, queue: int) -> None:
+        slots = self._all.launch_slots
+        held = self._on_queue[queue] if queue >= 0 else []
+        if slots is not None and len(held) >= slots:
+            self._all.add(
+                self._issued(thread, None), self._thread(thread), waits=THREAD_WAITS, after=(held[-slots],)
+            )
+
+    def _wait(self, thread: str, wait: EnqueuedWait) -> None:
+        after: tuple[int, ...]
+        is_foreign = False
+        if wait.group is not None:
+            after = tuple(op for ops in self._in_group[wait.group].values() for op in ops)
+            self._readers.append((thread, ("group", wait.group)))
+        else:
+            own = self._by_name.get((thread, wait.operation or ""))
+            is_foreign = own is None
+            after = () if own is None else (own,)
+        stream = -1 if wait.stream is None else self._queue("stream", wait.stream)
+        self._await_room(thread, stream)
+        number = self._all.add(
+            self._issued(thread, wait),
+            self._thread(thread),
+            stream=stream,
+            queue=stream,
+            waits=THREAD_WAITS if stream < 0 else STREAM_WAITS,
+            after=after,
+        )
+        self._note_on_device(thread, number, stream)
+        if is_foreign:
+            self._foreign_waits.append((number, wait))
+
+    def _synchronize(self, thread: str, synchronization: Synchronization) -> None:
+        if synchronization.stream is None:
+            after = [ops[-1] for ops in self._on_queue.values() if ops]
+            self._readers.append((thread, "device"))
+        else:
+            queue = self._queue("stream", synchronization.stream)
+            after = self._on_queue[queue][-1:]
+            self._readers.append((thread, queue))
+        self._all.add(
+            self._issued(thread, synchronization),
+            self._thread(thread),
+            waits=THREAD_WAITS,
+            after=tuple(dict.fromkeys(after)),
+        )
+
+    def _batch(self, thread: str, transfers: tuple[EnqueuedTransfer, ...]) -> None:
+        groups = dict.fromkeys(transfer.group for transfer in transfers)
+        for group in groups:
+            if self._all.job.group_of[group].backend == "nccl":
+                self._await_room(thread, self._queue("group", group))
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        for transfer in transfers:
+            started = transfer.model_copy(update={"wait": "nobody"})
+            numbers[transfer.group].append(self._meet(thread, started, is_batched=True))
+        waits = max(_WAITS[transfer.wait] for transfer in transfers)
+        for group, members in numbers.items():
+            on_device = self._all.job.group_of[group].backend == "nccl"
+            queue = self._queue("group", group) if on_device else -1
+            stream = self._queue("stream", transfers[0].stream) if on_device else -1
+            waits_here = waits if on_device or waits == NO_WAIT else THREAD_WAITS
+            if not on_device and waits == NO_WAIT:
+                continue
+            number = self._all.add(
+                self._issued(thread, None),
+                self._thread(thread),
+                stream=stream,
+                queue=queue,
+                waits=waits_here,
+                after=tuple(members),
+            )
+            self._note_on_device(thread, number, queue, stream if waits != NO_WAIT else -1)
