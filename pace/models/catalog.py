@@ -15,12 +15,13 @@ from pace.models.layers import Architecture
 from pace.models.resnet import resnet50_preactivation, resnet50_v15
 from pace.models.seq2seq import seq2seq
 from pace.models.transformer import transformer
-from pace.models.vgg import vgg16
+from pace.models.vgg import vgg16, vgg19
 from pace.models.window import LayerTimes, Streams, default_allreduce, window
 
 _ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
     "alexnet": alexnet,
     "vgg16": vgg16,
+    "vgg19": vgg19,
     "resnet50": resnet50_preactivation,
     "resnet50-v1.5": resnet50_v15,
     "inception-v3": inception_v3,

@@ -39,6 +39,7 @@ def test_counts_meet_the_papers_table(
         # torchvision's
         ("alexnet", 61_100_840, 16),
         ("vgg16", 138_357_544, 32),
+        ("vgg19", 143_667_240, 38),
         ("resnet50-v1.5", 25_557_032, 161),
         ("inception-v3", 23_834_568, 284),
         # Hugging Face's: BertForPreTraining and GPT2LMHeadModel
@@ -59,7 +60,13 @@ def test_parameters_equal_the_frameworks(name: str, parameters: int, gradients: 
 @pytest.mark.parametrize(
     ("name", "multiply_adds"),
     # torchvision's published GFLOPS, which count a multiply-add once.
-    [("alexnet", 0.714e9), ("vgg16", 15.47e9), ("resnet50-v1.5", 4.09e9), ("inception-v3", 5.71e9)],
+    [
+        ("alexnet", 0.714e9),
+        ("vgg16", 15.47e9),
+        ("vgg19", 19.63e9),
+        ("resnet50-v1.5", 4.09e9),
+        ("inception-v3", 5.71e9),
+    ],
 )
 def test_forward_work_agrees_with_published_counts(name: str, multiply_adds: float) -> None:
     """Operations of a forward pass are twice the published multiply-adds."""
