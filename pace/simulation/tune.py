@@ -97,6 +97,7 @@ def tune(
     num_trials: int = 40,
     seed: int = 0,
     fixed: dict[str, Any] | None = None,
+    informed: bool = True,
 ) -> Tuned:
     """Search for the knobs of `policy` that make the window shortest.
 
@@ -111,6 +112,8 @@ def tune(
         Settings to simulate; a grid takes the largest that is no larger.
     fixed
         Knobs that keep a value.
+    informed
+        Whether a search on servers begins at those sizes; else it begins as the search does by itself.
 
     Raises
     ------
@@ -140,8 +143,9 @@ def tune(
         plain = make_policy(policy, **fixed)
     else:
         plain = make_policy(policy, "servers", **fixed)
-        suggested = ServersProblem.of(profile, cluster).suggested_partition_bytes()
-        start = {"partition_bytes": suggested, "credit_bytes": CREDIT_IN_PARTITIONS * suggested}
+        if informed:
+            suggested = ServersProblem.of(profile, cluster).suggested_partition_bytes()
+            start = {"partition_bytes": suggested, "credit_bytes": CREDIT_IN_PARTITIONS * suggested}
     trials = _search_settings(names, price, search=search, num_trials=num_trials, seed=seed, start=start)
     default = TriedKnobs(knobs={name: getattr(plain, name) for name in names}, iteration_s=price({}))
     best = min((default, *trials), key=lambda trial: trial.iteration_s)

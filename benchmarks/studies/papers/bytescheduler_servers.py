@@ -1,6 +1,6 @@
-"""ByteScheduler (SOSP 2019) on parameter servers: Figs. 2, 13, 14, Table 1, P3; prints Markdown.
+"""ByteScheduler (SOSP 2019) on parameter servers: Figs. 2, 4 and 13, Table 1, P3; prints Markdown.
 
-    python -m benchmarks papers.bytescheduler_servers [--quick] [--layers vgg16=graph.txt]
+    python -m benchmarks papers.bytescheduler_servers [--layers vgg16=graph.txt]
 
 Machines of eight GPUs add their gradients locally, so a worker here is a machine; W = S = 4. Compute is
 scaled to what a machine with V100s takes for a window: an assumption, as the figures' absolute times are
@@ -22,10 +22,12 @@ from pace.planning.servers.problem import ServersProblem
 from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy
 from pace.simulation.tune import tune
-from pace.solver.knob_search import SEARCHES
 
-COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120}
-BATCHES = {"vgg16": 32, "resnet50": 32, "transformer": 512}
+# VGG19 and AlexNet at VGG16's rate of operations.
+COMPUTE_S = {"vgg16": 0.140, "resnet50": 0.095, "transformer": 0.120, "vgg19": 0.178, "alexnet": 0.0065}
+BATCHES = {"vgg16": 32, "resnet50": 32, "transformer": 512, "vgg19": 32, "alexnet": 32}
+# Those of Table 1 and Fig. 13.
+MODELS = ("vgg16", "resnet50", "transformer")
 GBPS = (1, 10, 25, 40, 100)
 MACHINES = 4
 THETA_S, ROUND_TRIP_S = 50e-6, 100e-6
@@ -98,7 +100,7 @@ def speeds() -> None:
     """Print Fig. 13: gains over MXNet's FIFO from 1 to 100 Gb/s, and at 10 Gb/s over P3."""
     print("| model | Gb/s | bound ms | FIFO | P3 | ByteScheduler | gain | fixed knobs | over P3 | ours |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for model in COMPUTE_S:
+    for model in MODELS:
         profile = trained(model)
         fixed = tuned(profile, servers(GBPS[0]))
         for gbps in GBPS:
@@ -120,7 +122,7 @@ def best_sizes() -> None:
     """Print Table 1: the best partition and credit on a grid, beside the published ones and delta0."""
     print("| model | delta0 MB | at 100 Gb/s | best part MB | credit MB | within 1 % MB | published |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for model in COMPUTE_S:
+    for model in MODELS:
         profile, cluster = trained(model), servers(25, theta_s=RDMA_THETA_S)
         at_100 = ServersProblem.of(profile, servers(100, theta_s=RDMA_THETA_S))
         tried = [
@@ -149,32 +151,26 @@ def best_sizes() -> None:
         )
 
 
-def search_costs(seeds: int) -> None:
-    """Print Fig. 14: trials until within 1 % of the best of a fine grid."""
-    print(f"| model | {' | '.join(SEARCHES)} |")
-    print(f"| --- | {' | '.join('---:' for _ in SEARCHES)} |")
-    for model in COMPUTE_S:
+def sizes_alone() -> None:
+    """Print Fig. 4: speed by partition with a credit of four of them, and by credit at the best."""
+    factors = (0.25, 0.5, 1, 2, 4, 8, 16)
+    print(f"| model | knob | {' | '.join(f'{factor:g}' for factor in factors)} |")
+    print(f"| --- | --- | {' | '.join('---:' for _ in factors)} |")
+    for model in MODELS:
         profile, cluster = trained(model), servers(10)
-        fixed = {"credit_of": "connection"}
-        fine = tune(
-            profile, "bytescheduler", cluster=cluster, search="grid", num_trials=400, fixed=fixed
-        ).best.iteration_s
-        row = []
-        for search in SEARCHES:
-            counts = []
-            for seed in range(seeds if search != "grid" else 1):
-                found = tune(
-                    profile,
-                    "bytescheduler",
-                    cluster=cluster,
-                    search=search,
-                    num_trials=40,
-                    seed=seed,
-                    fixed=fixed,
-                )
-                counts.append(found.trials_to(fine) or 41)
-            row.append(f"{sum(counts) / len(counts):.1f}" + ("+" if max(counts) > 40 else ""))
-        print(f"| {model} | {' | '.join(row)} |")
+
+        def speed(
+            part_mb: float, credit_mb: float, at: tuple[Profile, Cluster] = (profile, cluster)
+        ) -> float:
+            knobs = {"partition_bytes": int(part_mb * 1e6), "credit_bytes": int(credit_mb * 1e6)}
+            return 1 / window(*at, "bytescheduler", credit_of="worker", **knobs)
+
+        by_part = [speed(factor, 4 * factor) for factor in factors]
+        part = factors[by_part.index(max(by_part))]
+        by_credit = [speed(part, part * factor) for factor in factors]
+        most = max(by_part + by_credit)
+        for knob, speeds_found in (("partition, MB", by_part), (f"credit, parts of {part:g} MB", by_credit)):
+            print(f"| {model} | {knob} | {' | '.join(f'{each / most:.2f}' for each in speeds_found)} |")
 
 
 def orders() -> None:
@@ -209,10 +205,8 @@ def orders() -> None:
 def main() -> None:
     """Print all tables."""
     parser = study_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="Three seeds of each search instead of ten.")
     add_layers(parser)
     given = parser.parse_args()
-    quick = given.quick
     LAYERS.update(given.layers)
     print("\n| three layers | FIFO whole | priority whole | FIFO parts | priority parts | gain | bound |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -224,6 +218,6 @@ def main() -> None:
     print()
     best_sizes()
     print()
-    search_costs(3 if quick else 10)
+    sizes_alone()
     print()
     orders()
