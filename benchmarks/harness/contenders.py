@@ -251,10 +251,28 @@ OVER_SERVERS = (
     ),
 )
 
+# TicTac's comparison: no order, TIO and TAO, with the barrier of TensorFlow and without.
+RANDOM_ORDER = "random-order"
+TICTAC = tuple(
+    _policy(
+        name=f"servers-{name}{'' if barrier else '-no-barrier'}",
+        label=f"{label}{', barrier' if barrier else ''}",
+        color=color,
+        policy=policy,
+        knobs=(("barrier", barrier),),
+    )
+    for policy, name, label, color in (
+        (RANDOM_ORDER, "random", "random order", "#9e9e9e"),
+        ("tio", "tio", "TIO", "#bcaaa4"),
+        ("tao", "tao", "TAO", "#8d6e63"),
+    )
+    for barrier in (True, False)
+)
+
 # Rings between the workers' hosts, where each of these has a server as well.
 RINGS = ("ddp", "pace-static")
 
-BY_NAME = {each.name: each for each in (*ALLREDUCE, *FRAMEWORKS, *HSDP, *OVER_SERVERS)}
+BY_NAME = {each.name: each for each in (*ALLREDUCE, *FRAMEWORKS, *HSDP, *OVER_SERVERS, *TICTAC)}
 
 # Each framework's own default, and PACE under it.
 FRAMEWORK_PAIRS = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.harness.contenders import Contender
+from benchmarks.harness.contenders import RANDOM_ORDER, Contender
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -12,8 +12,9 @@ from pace.documents.schedule import Group, Schedule, Segment
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.servers.optimize import optimize_servers
 from pace.simulation import make_policy
+from pace.simulation.servers.policies import TicTacOnServers
 from pace.simulation.servers.run import run_server_policy
-from pace.simulation.servers.traffic import ServersTraffic, ranks
+from pace.simulation.servers.traffic import ServersPolicy, ServersTraffic, ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,12 @@ def traffic_of(
     knobs = dict(contender.knobs)
     for name in contender.scaled:
         knobs[name] = max(round(knobs[name] * size_factor) // 4, 1) * 4
-    traffic = make_policy(contender.policy, "servers", **knobs).traffic(profile, cluster)
+    policy: ServersPolicy
+    if contender.policy == RANDOM_ORDER:
+        policy = TicTacOnServers(order="random", **knobs)
+    else:
+        policy = make_policy(contender.policy, "servers", **knobs)
+    traffic = policy.traffic(profile, cluster)
     return replace(traffic, rules=traffic.rules._replace(paced=paced))
 
 

@@ -1,16 +1,22 @@
-"""TicTac's orders and metrics (Hashemi, Abdu Jyothi, Campbell, MLSys 2019, Algorithms 1-3, eqs. 1-4).
+"""TicTac's orders and metrics (Hashemi, Abdu Jyothi, Campbell, MLSys 2019).
+
+Algorithms and equations have the numbers of its early version (arXiv 1803.03288v1): Algorithm 1 updates
+properties, Algorithm 2 is the timing-aware order (TAO; later TAC), Algorithm 3 the timing-independent order
+(TIO; later TIC). Equations 1 to 4 are the metrics, and equation 5 compares two transfers.
 
 They are defined on a worker's DAG of compute ops and transfers that compute waits for. Here a transfer is
 known by its duration, and a compute op by its duration and the transfers that it waits for, directly or
 through its ancestors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pace.documents.profile import Profile
+from pace.errors import InvalidProfile
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 
 
@@ -58,6 +64,32 @@ class TransferDag:
         )
 
 
+def fastest(runs: Sequence[Profile]) -> Profile:
+    """Return the first of several profiles of one job, with the shortest measured duration of every op.
+
+    TicTac's time oracle: what disturbs a run only lengthens it, so the minimum over runs is the most robust
+    estimate.
+
+    Raises
+    ------
+    InvalidProfile
+        If there is none, or the profiles have different ops.
+    """
+    if not runs:
+        raise InvalidProfile("no runs: the minimum over runs needs one or more profiles")
+    names = [op.name for op in runs[0].ops]
+    for number, run in enumerate(runs[1:], start=2):
+        if [op.name for op in run.ops] != names:
+            raise InvalidProfile(f"run {number} has other ops than the first: give profiles of one job")
+    shortest = np.min([[op.duration_s for op in run.ops] for run in runs], axis=0)
+    return runs[0].replace(
+        ops=tuple(
+            op.model_copy(update={"duration_s": float(duration)})
+            for op, duration in zip(runs[0].ops, shortest, strict=True)
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties:
     """Algorithm 1's properties of every transfer.
@@ -97,7 +129,7 @@ def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
 
 
 def tio(dag: TransferDag) -> FloatArray:
-    """Timing-independent order, Algorithm 2: every transfer counts 1, priority is M+; smaller first."""
+    """Timing-independent order, Algorithm 3: every transfer counts 1, priority is M+; smaller first."""
     counted = TransferDag(
         transfer_s=np.ones_like(dag.transfer_s),
         op_s=np.zeros_like(dag.op_s),
@@ -109,10 +141,11 @@ def tio(dag: TransferDag) -> FloatArray:
 
 
 def tao(dag: TransferDag) -> FloatArray:
-    """Timing-aware order, Algorithm 3: the transfer that precedes all others, then again without it.
+    """Timing-aware order, Algorithm 2: the transfer that precedes all others, then again without it.
 
-    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 6); on equality, if its M+ is smaller; then by index.
-    The printed comparator returns the opposite of that equation, and the equation is what is kept to.
+    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 5); on equality, if its M+ is smaller; then by index.
+    The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers of equal
+    length the one that unlocks less compute would go first. So this keeps to the equation.
     """
     from pace.simulation.kernels import worker as kernel
 

@@ -25,7 +25,8 @@ def closed_network_rate(link_s: Sequence[float], other_s: float, workers: int) -
     """Return the throughput of a closed network, by exact mean value analysis.
 
     Each worker's step visits every link once, for ``link_s`` seconds if it is alone there, and spends
-    `other_s` where nobody waits. O(workers * links). Source: Reiser and Lavenberg, J. ACM 27 (1980).
+    `other_s` where nobody waits: the model of Lin et al. (MASCOTS 2018) for asynchronous SGD. O(workers *
+    links). Source of the recursion: Reiser and Lavenberg, J. ACM 27 (1980).
     """
     demand: FloatArray = np.asarray(link_s, dtype=np.float64)
     queue = np.zeros(len(demand))

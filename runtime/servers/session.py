@@ -214,8 +214,12 @@ class Session:
             turn = layout.segments[segment].turn
             first = Frame(FrameKind.PULL, number, round_, segment, offset, 0, turn)
             self.members[worker].outbox.put(
-                (number, round_, turn, segment, offset), parcel_of(first, memory, runs, layout)
+                (number, round_, self._rank(turn), segment, offset), parcel_of(first, memory, runs, layout)
             )
+
+    def _rank(self, turn: int) -> int:
+        """Return the place of a reply among those of its round that are due to a worker."""
+        return turn
 
     def _part(self, member: Member, reason: str | None, *, lost: bool) -> None:
         """A worker's connection has ended, for a reason that ends the job or by a goodbye."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.harness.contenders import live_search
+from benchmarks.harness.contenders import RANDOM_ORDER, live_search
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S
 from benchmarks.harness.network.processes import Answer
@@ -64,6 +64,7 @@ def _wrap_policy(
         partial(complete_servers, over),
         rules=job.rules,
         timeout_s=PATIENCE_S,
+        shuffled=job.contender.policy == RANDOM_ORDER,
     )
     # Everything that is ready goes to the transport, which chooses.
     plan = Plan(schedule=job.schedule, order="overtake")
@@ -83,6 +84,7 @@ def serve(rank: int, on: Sequence[Host], job: "Job") -> Answer:
     """Run one server on a host of its own: `on` are the servers' hosts."""
     torch.set_num_threads(1)
     assert job.rules is not None
-    kind = server_type(job.rules) if job.contender.kind == "policy" else Server
+    shuffled = job.contender.policy == RANDOM_ORDER
+    kind = server_type(job.rules, shuffled=shuffled) if job.contender.kind == "policy" else Server
     server = kind(on[rank].address, job.port, workers=job.layout.workers, token=TOKEN)
     return lambda _request, _arguments: server.port

@@ -9,6 +9,7 @@ every connection keeps it.
 
 import heapq
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,17 @@ class BarrierSession(WholeSession):
         Session._put(self, layout, number, due)
 
 
+class ShuffledSession(WholeSession):
+    """Answers in a random order of its own for each worker and round, as TensorFlow pulls."""
+
+    def _rank(self, turn: int) -> int:
+        return turn and 1 + random.getrandbits(32)  # markers have turn 0
+
+
+class ShuffledBarrierSession(ShuffledSession, BarrierSession):
+    """Answers in a random order, when all workers have asked for the round's pulls."""
+
+
 class WholeServer(Server):
     """A server of whole partitions."""
 
@@ -88,8 +100,22 @@ class BarrierServer(Server):
     session_type = BarrierSession
 
 
-def server_type(rules: ServersRules) -> type[Server]:
-    """Return the server that keeps to a policy's rules."""
+class ShuffledServer(Server):
+    """A server of whole partitions in a random order."""
+
+    session_type = ShuffledSession
+
+
+class ShuffledBarrierServer(Server):
+    """A server of whole partitions in a random order, with a barrier at every step."""
+
+    session_type = ShuffledBarrierSession
+
+
+def server_type(rules: ServersRules, *, shuffled: bool) -> type[Server]:
+    """Return the server that keeps to a policy's rules, in the plan's order or in a random one."""
+    if shuffled:
+        return ShuffledBarrierServer if rules.step_barrier else ShuffledServer
     return BarrierServer if rules.step_barrier else WholeServer
 
 
@@ -135,6 +161,8 @@ class PolicyTransport(PushPullTransport):
     ----------
     rules
         Those that concern workers: credit, its scope, order of arrival, the barrier at every step.
+    shuffled
+        Whether colocated servers answer in a random order.
 
     Raises
     ------
@@ -146,10 +174,12 @@ class PolicyTransport(PushPullTransport):
     repeats = False
     takes_runs = False
 
-    def __init__(self, prepare: Any, *, rules: ServersRules, timeout_s: float) -> None:
+    def __init__(
+        self, prepare: Any, *, rules: ServersRules, timeout_s: float, shuffled: bool = False
+    ) -> None:
         if rules.led or rules.push_in_order or rules.until_pulled or rules.barrier or rules.streams != 1:
             raise ValueError(f"rules that this wire does not know: {rules}")
-        self.server_type = server_type(rules)
+        self.server_type = server_type(rules, shuffled=shuffled)
         self._rules = rules
         self._gate = threading.RLock()
         self._sequence = itertools.count()

@@ -9,6 +9,7 @@ tokens (``SyncReplicasOptimizer``) are TensorFlow's own.
 import argparse
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -42,6 +43,7 @@ class TensorFlowWorker:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._stream = Stream(arguments.slack_s)
         self._chief = arguments.task == 0
+        self._order = arguments.order
         model = json.loads(arguments.model.read_text())
         setter = tf1.train.replica_device_setter(
             ps_tasks=len(arguments.ps),
@@ -77,6 +79,27 @@ class TensorFlowWorker:
         value.set_shape([])
         return value
 
+    def _pulled(self, variables: list[Any]) -> dict[str, Any]:
+        """Return by name what is pulled of each variable: itself, or a copy after the one before it.
+
+        The copies on a server wait for one another, so that it hands them over in the wanted order, as
+        TicTac's counters do.
+        """
+        if self._order == "none":
+            return {variable.name: variable for variable in variables}
+        ordered = list(variables)
+        if self._order == "reverse":
+            ordered.reverse()
+        elif self._order == "random":
+            random.Random(1).shuffle(ordered)
+        pulled: dict[str, Any] = {}
+        before: dict[str, Any] = {}
+        for variable in ordered:
+            waits = [before[variable.device]] if variable.device in before else []
+            with tf1.device(variable.device), tf1.control_dependencies(waits):
+                pulled[variable.name] = before[variable.device] = tf.identity(variable)
+        return pulled
+
     def _compute(self, model: dict[str, Any]) -> tuple[list[tuple[Any, Any]], Any]:
         """Return gradients with their variables, and what ends after the last of them, if anything does."""
         value = tf.constant(1.0)
@@ -93,8 +116,11 @@ class TensorFlowWorker:
                 )
                 for number, size in enumerate(stage["sizes"])
             ]
-            value = self._op(f"forward{at}", stage["forward_s"], [value, *variables])
             stages.append((stage, variables))
+        pulled = self._pulled([variable for _, variables in stages for variable in variables])
+        for at, (stage, variables) in enumerate(stages):
+            inputs = [value, *(pulled[variable.name] for variable in variables)]
+            value = self._op(f"forward{at}", stage["forward_s"], inputs)
         gradients = []
         for at, (stage, variables) in reversed(list(enumerate(stages))):
             value = self._op(f"backward{at}", stage["backward_s"], [value])
@@ -202,6 +228,12 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, required=True, help="steps before the worker is ready")
     parser.add_argument("--slack-s", type=float, required=True, help="of the emulated stream")
     parser.add_argument("--sync", action="store_true", help="wait for all workers in every step")
+    parser.add_argument(
+        "--order",
+        choices=("none", "tic", "reverse", "random"),
+        default="none",
+        help="order of parameters at servers: TensorFlow's own, by layer, its opposite, or random",
+    )
     parser.add_argument("--trace", action="store_true", help="record every step of the first worker")
     parser.add_argument("--output", type=Path, help="file for the result (JSON; default: none)")
     arguments = parser.parse_args()

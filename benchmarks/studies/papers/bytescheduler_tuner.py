@@ -1,6 +1,6 @@
 """ByteScheduler (SOSP 2019), Figs. 9 to 12 and 14 and the balance of servers, simulated; prints Markdown.
 
-    python -m benchmarks papers.bytescheduler_tuner [--quick] [--layers vgg16=graph.txt]
+    python -m benchmarks papers.bytescheduler_tuner [--quick] [--only trials] [--layers vgg16=graph.txt]
 
 Machines of eight GPUs add their gradients locally, so a worker here is a machine. Figs. 10 to 12 compare the
 frameworks' own order with ByteScheduler, tuned by ten trials, on five models. The servers of MXNet have no
@@ -28,8 +28,10 @@ PER_CONNECTION = {"credit_of": "connection"}
 TCP_GBPS, RDMA_GBPS = 25.0, 100.0
 RING_LATENCY_S = 30e-6
 MACHINES = (2, 4, 8)
+TABLES = ("course", "frameworks", "balance", "trials")
+EXCHANGES = ("servers", "ring")
 MOST_TRIALS = 40
-FINE_TRIALS = 400
+FINE_TRIALS = 225
 
 
 def on_servers(model: str, machines: int, gbps: float) -> tuple[Profile, Cluster]:
@@ -118,13 +120,13 @@ def trials_to(windows_s: list[float], best_s: float, share: float) -> int:
     return int(reached[0]) + 1 if len(reached) else len(windows_s) + 1
 
 
-def search_costs(models: Iterable[str], seeds: int) -> None:
-    """Print Fig. 14: trials to 95 and 99 % of the speed of a fine grid's best, on servers and on a ring."""
+def search_costs(models: Iterable[str], exchanges: Iterable[str], seeds: int) -> None:
+    """Print Fig. 14: trials to 95 and 99 % of the best speed that any search or a fine grid finds."""
     kinds = ("bayes, from theory", *SEARCHES)
     print(f"| model | exchange | {' | '.join(kinds)} |")
     print(f"| --- | --- | {' | '.join('---:' for _ in kinds)} |")
     for model in models:
-        for exchange in ("servers", "ring"):
+        for exchange in exchanges:
             searched = _searches(model, exchange, seeds)
             best = min(min(times) for runs in searched.values() for times in runs)
             cells = []
@@ -189,17 +191,29 @@ def balance() -> None:
 
 
 def main() -> None:
-    """Print all tables."""
+    """Print all tables, or the chosen ones."""
     parser = study_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="three seeds of each search instead of ten")
+    parser.add_argument("--quick", action="store_true", help="two seeds of each search instead of ten")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables (default: all)")
+    parser.add_argument(
+        "--exchange",
+        nargs="+",
+        choices=EXCHANGES,
+        default=EXCHANGES,
+        help="where trials are counted (default: %(default)s)",
+    )
     add_layers(parser)
     given = parser.parse_args()
     LAYERS.update(given.layers)
-    print("\n### Fig. 9\n")
-    course()
-    print("\n### Figs. 10 to 12: gain of ByteScheduler\n")
-    frameworks(COMPUTE_S)
-    print("\n### Fig. 14: trials to 95 and 99 % of the best speed\n")
-    search_costs(COMPUTE_S, 3 if given.quick else 10)
-    print("\n### Balance of servers\n")
-    balance()
+    if "course" in given.only:
+        print("\n### Fig. 9\n")
+        course()
+    if "frameworks" in given.only:
+        print("\n### Figs. 10 to 12: gain of ByteScheduler\n")
+        frameworks(COMPUTE_S)
+    if "balance" in given.only:
+        print("\n### Balance of servers\n")
+        balance()
+    if "trials" in given.only:
+        print("\n### Fig. 14: trials to 95 and 99 % of the best speed\n")
+        search_costs(COMPUTE_S, given.exchange, 2 if given.quick else 10)

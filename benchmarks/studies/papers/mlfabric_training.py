@@ -1,6 +1,6 @@
 """MLfabric, Fig. 7: a network and LDA trained with the delays of simulated runs; prints Markdown.
 
-    python -m benchmarks papers.mlfabric_training [--seconds 40] [--seeds 3]
+    python -m benchmarks papers.mlfabric_training [--seconds 40] [--seeds 3] [--steps 0.01 0.02 0.03]
 
 A simulated run at C1-N1 says which update is committed when, and from which version it was computed. Training
 follows that log: every gradient and every Gibbs sweep is computed for real, from the model of that version. A
@@ -10,6 +10,7 @@ dropped update is lost; the worker of LDA that made it goes back to its earlier 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from statistics import mean
 from typing import Protocol
 
@@ -57,7 +58,7 @@ class Network:
         Learning rate of one worker's update.
     """
 
-    def __init__(self, seed: int, step: float = 0.01, momentum: float = 0.5, hidden: int = 32) -> None:
+    def __init__(self, seed: int, step: float, momentum: float = 0.5, hidden: int = 32) -> None:
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
@@ -187,14 +188,16 @@ def sweep(
             totals[topic] += 1
 
 
-def asynchronous(seconds: float, seed: int, bound: int, **knobs: object) -> tuple[list[Commit], float]:
+@cache
+def asynchronous(seconds: float, seed: int, bound: int, **knobs: float) -> tuple[list[Commit], float]:
     """Return the commits of a simulated run under a delay bound, and the share of updates that it dropped."""
     run = simulate_fabric(_scenario(seconds, seed, delay_bound=bound, pull="at-once", **knobs), "mlfabric-a")
     commits = [Commit(worker=one.worker, from_version=one.from_version, at_s=one.at_s) for one in run.commits]
     return commits, run.drop_rate
 
 
-def synchronous(seconds: float, seed: int, **knobs: object) -> tuple[list[Commit], float]:
+@cache
+def synchronous(seconds: float, seed: int, **knobs: float) -> tuple[list[Commit], float]:
     """Return the commits of a ring: all workers' updates of a round at once, from the same version."""
     run = simulate_fabric(_scenario(seconds, seed, **knobs), "ring")
     return [
@@ -230,15 +233,13 @@ def scores(learner: Learner, commits: Sequence[Commit], moments_s: Sequence[floa
 
 
 def print_scores(
-    name: str, make: Callable[[int], Learner], given: argparse.Namespace, **knobs: object
+    name: str, make: Callable[[int], Learner], given: argparse.Namespace, **knobs: float
 ) -> None:
     """Print the score over time under each bound, and of the ring."""
     moments = [given.seconds * (number + 1) / POINTS for number in range(POINTS)]
     rows: list[tuple[object, ...]] = []
     logs: dict[str, Callable[[int], tuple[list[Commit], float]]] = {
-        ("none" if bound == UNBOUNDED else str(bound)): (
-            lambda seed, bound=bound: asynchronous(given.seconds, seed, bound, **knobs)  # type: ignore[misc]
-        )
+        ("none" if bound == UNBOUNDED else str(bound)): partial(_under, bound, given.seconds, knobs)
         for bound in BOUNDS
     }
     logs["ring"] = lambda seed: synchronous(given.seconds, seed, **knobs)
@@ -255,11 +256,24 @@ def print_scores(
     table(("delay bound", "commits", "dropped", *(f"{moment:g} s" for moment in moments)), rows)
 
 
+def _under(bound: int, seconds: float, knobs: dict[str, float], seed: int) -> tuple[list[Commit], float]:
+    return asynchronous(seconds, seed, bound, **knobs)
+
+
 def main() -> None:
     """Print both tables."""
     parser = study_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="simulated (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each row (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        type=float,
+        default=[0.01, 0.02, 0.03],
+        help="learning rates of the network (default: %(default)s)",
+    )
     given = parser.parse_args()
-    print_scores("Accuracy of a network on digits", Network, given)
+    for step in given.steps:
+        name = f"Accuracy of a network on digits, learning rate {step:g}"
+        print_scores(name, partial(Network, step=step), given)
     print_scores("Log-likelihood of a word, LDA", TopicModel, given, update_bytes=LDA, compute_s=0.18)

@@ -1,6 +1,6 @@
 """The PACE paper's search priced by three oracles: longest tail first, the LP by HiGHS, the LP by PuLP.
 
-    python -m benchmarks papers.oracles [--slots 400] [--model NAME ...] [--json OUT]
+    python -m benchmarks papers.oracles [--slots 400] [--model NAME ...] [--momentum] [--json OUT]
 
 Every number of groups R from 1 to N is priced, without the search's own cut-off, for VGG16 (N = 32), ResNet50
 (157) and the Transformer (164). Communication takes as long as compute. All three must give the same window.
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,9 @@ from pace import optimize
 from pace.models import build, with_ratio
 from pace.planning.fusion.problem import FusionProblem
 from pace.solver import jackson
+from pace.solver.arrays import FloatArray
 from pace.solver.instance import Instance, Solution
+from pace.solver.knob_search import Measured, log_value, places, run
 from pace.solver.linear_program import lp, lp_pulp
 from pace.solver.partition import max_min_partitions
 
@@ -95,12 +98,47 @@ def measure(model: str, slots: int) -> list[Row]:
     return rows
 
 
+def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, float]:
+    """Search R by momentum over its logarithm, on a budget of a quarter of all R.
+
+    Returns
+    -------
+    tuple of float
+        Mean number of different R that were priced, the share of searches that found the best window, and the
+        largest excess over it.
+    """
+    windows = [jackson.solve(instance).objective for instance in instances_of(model, slots)]
+    best = min(windows)
+    priced, excess = [], []
+    for seed in range(seeds):
+        tried: dict[int, float] = {}
+
+        def measure(place: FloatArray, tried: dict[int, float] = tried) -> Measured:
+            num_groups = round(log_value(float(np.clip(place[0], 0, 1)), 1, len(windows)))
+            tried[num_groups] = windows[num_groups - 1]
+            return Measured(tried[num_groups])
+
+        run(places("momentum", 1, max(len(windows) // 4, 4), seed=seed), measure)
+        priced.append(len(tried))
+        excess.append(min(tried.values()) / best - 1)
+    return float(np.mean(priced)), float(np.mean(np.array(excess) == 0)), max(excess)
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--slots", type=int, default=400, help="slots of a window; the paper has about 400")
     parser.add_argument("--model", action="append", choices=list(BATCHES), help="default: all three")
+    parser.add_argument("--momentum", action="store_true", help="only search R by momentum, beside all R")
     arguments = parser.parse_args()
+    if arguments.momentum:
+        print("| model | N | R priced by momentum | best found | largest excess |")
+        print("| --- | ---: | ---: | ---: | ---: |")
+        for model in arguments.model or BATCHES:
+            priced, found, excess = momentum(model, arguments.slots)
+            count = len(instances_of(model, arguments.slots))
+            print(f"| {model} | {count} | {priced:.1f} | {found:.0%} | {excess:.2%} |", flush=True)
+        return
     rows = [row for model in arguments.model or BATCHES for row in measure(model, arguments.slots)]
     table = Table(box=None)
     for heading in ("model", "N", "oracle", "all R, s", "slowest R, ms", "most variables", "best R"):

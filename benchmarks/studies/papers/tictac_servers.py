@@ -21,7 +21,8 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.push_pull import PushPull
 from pace.simulation.servers.policies import TicTacOnServers
 from pace.simulation.servers.run import ServersSimulation, run_server_policy
-from pace.simulation.tictac import ordering_efficiency
+from pace.simulation.servers.traffic import ServersTraffic
+from pace.simulation.tictac import fastest, ordering_efficiency
 
 MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
 ORDERS = ("random", "tio", "tao")
@@ -64,10 +65,13 @@ def setting(profile: Profile, workers: int, pulls_of_compute: float, *, training
     return Setting(profile=profile, cluster=Cluster(name="one server", exchange=exchange, ratios=ratios))
 
 
-def steps(made: Setting, order: str, windows: int, seed: int = 0) -> ServersSimulation:
-    """Return simulated windows under an order."""
-    policy = TicTacOnServers(order=order)  # type: ignore[arg-type]  # one of ORDERS
-    return run_server_policy(made.profile, made.cluster, policy, iterations=windows, jitter=NOISE, seed=seed)
+def steps(
+    made: Setting, order: str, windows: int, *, barrier: bool = True, known: Profile | None = None
+) -> ServersSimulation:
+    """Return simulated windows under an order, by what is `known` of durations: the truth if left out."""
+    policy = TicTacOnServers(order=order, barrier=barrier)  # type: ignore[arg-type]  # one of ORDERS
+    ranked = KnownFrom(policy=policy, known=known or made.profile)
+    return run_server_policy(made.profile, made.cluster, ranked, iterations=windows, jitter=NOISE)
 
 
 def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
@@ -138,8 +142,76 @@ def print_spread(windows: int) -> None:
         print(f"| {profile.name} | {points:.3f} | {' | '.join(spread)} |")
 
 
+def print_barrier(windows: int) -> None:
+    """Print what an order is worth with the barrier of TensorFlow, and what it is worth without."""
+    print("| model | workers | barrier | random ms | TIO | TAO |")
+    print("| --- | ---: | --- | ---: | ---: | ---: |")
+    for model in MODELS:
+        profile = window_of(model)
+        for workers in (1, MOST_WORKERS):
+            made = setting(profile, workers, KINDS["training"], training=True)
+            for barrier in (True, False):
+                time = {
+                    order: steps(made, order, windows, barrier=barrier).iteration_s * 1e3 for order in ORDERS
+                }
+                gains = [
+                    f"{time[order]:.1f} ({(time['random'] / time[order] - 1) * 100:+.0f} %)"
+                    for order in ORDERS[1:]
+                ]
+                shown = f"{time['random']:.1f} | {' | '.join(gains)}"
+                print(f"| {model} | {workers} | {'yes' if barrier else 'no'} | {shown} |", flush=True)
+
+
+def print_oracle(windows: int, runs: int = 5) -> None:
+    """Print TAO from durations of one run, of the mean and of the minimum of several (its time oracle)."""
+    print("| profile | noise of a run | no order ms | TAO by one run | mean | minimum | truth |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for model in ("inception-v3", "resnet50"):
+        profile = window_of(model)
+        made = setting(profile, MOST_WORKERS, KINDS["inference"], training=False)
+        for noise in (0.2, 1.0):
+            measured = [noisy(made.profile, noise, seed) for seed in range(runs)]
+            mean = made.profile.replace(
+                ops=tuple(
+                    op.model_copy(
+                        update={"duration_s": sum(each.ops[at].duration_s for each in measured) / runs}
+                    )
+                    for at, op in enumerate(made.profile.ops)
+                )
+            )
+            known = [measured[0], mean, fastest(measured), made.profile]
+            times = [steps(made, "random", windows).iteration_s] + [
+                steps(made, "tao", windows, known=each).iteration_s for each in known
+            ]
+            shown = " | ".join(f"{time * 1e3:.2f}" for time in times)
+            print(f"| {model} | {noise:.0%} | {shown} |", flush=True)
+
+
+def noisy(profile: Profile, noise: float, seed: int) -> Profile:
+    """Return what one run measures: a duration is never below the true one, and exponentially above it."""
+    random = np.random.default_rng([seed, 3])
+    return profile.replace(
+        ops=tuple(
+            op.model_copy(update={"duration_s": op.duration_s * (1 + noise * random.exponential())})
+            for op in profile.ops
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFrom:
+    """A policy that takes its order from another profile than the one that runs."""
+
+    policy: TicTacOnServers
+    known: Profile
+
+    def traffic(self, _profile: Profile, cluster: Cluster) -> ServersTraffic:
+        """Return the traffic for what is known."""
+        return self.policy.traffic(self.known, cluster)
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     parser = study_parser(__doc__)
     parser.add_argument(
         "--windows", type=int, default=200, help="number of simulated windows (default: %(default)s)"
@@ -151,3 +223,7 @@ def main() -> None:
     print_gains(windows)
     print()
     print_spread(windows)
+    print()
+    print_barrier(windows)
+    print()
+    print_oracle(windows)

@@ -23,6 +23,7 @@ from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.studies.throughput.compare import Comparison, compare_all
 from benchmarks.studies.throughput.repredict import repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
+from benchmarks.studies.throughput.tcp_training import DISCIPLINES
 
 if TYPE_CHECKING:
     from benchmarks.harness.network.hosts import Link
@@ -162,7 +163,7 @@ def _arguments() -> argparse.Namespace:
         if name == "tcp":
             command.add_argument(
                 "--discipline",
-                choices=("fifo", "window", "tic"),
+                choices=DISCIPLINES,
                 default="fifo",
                 help="how a link orders transfers (default: %(default)s)",
             )
@@ -253,7 +254,12 @@ def _line(one: Comparison) -> str:
     measured = ", ".join(f"{rate:.3f}" for rate in one.measured)
     coarse = ", ".join(
         f"{label} {one.error_of(name):+.1%}"
-        for name, label in (("cynthia", "Cynthia"), ("closed_network", "network"), ("bound", "bound"))
+        for name, label in (
+            ("cynthia", "Cynthia"),
+            ("halved_cynthia", "halved"),
+            ("closed_network", "network"),
+            ("bound", "bound"),
+        )
     )
     return (
         f"W={one.workers} M={one.servers}: measured {measured}; predicted {one.predicted:.3f} "
@@ -273,8 +279,8 @@ def _summary(found: list[Comparison]) -> str:
     errors = np.array([abs(one.error) for one in found])
     return (f"{apart} settings with workers too far apart; " if apart else "") + (
         f"{len(found)} settings: simulation median {np.median(errors):.2%}, worst {errors.max():.2%}, mean "
-        f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, of the closed network "
-        f"{mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"
+        f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, halved {mean_of('halved_cynthia'):.2%}, "
+        f"of the closed network {mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"
     )
 
 

@@ -9,14 +9,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.studies.throughput.shapes import ModelShape, shape_of
+from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions
 from pace.documents.throughput.steps import StepsDocument
 from pace.throughput import predict, simulate_steps
+from pace.throughput.coarse import compute_s, cynthia_rate, link_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One setting: steps a second measured (one number a repetition) and predicted; relative errors."""
+    """One setting: steps a second measured (one number a repetition) and predicted; relative errors.
+
+    Attributes
+    ----------
+    halved_cynthia
+        Cynthia with half the transfer time.
+    closed_network
+        Mean value analysis, as in Lin et al. (MASCOTS 2018).
+    """
 
     system: str
     model: str
@@ -29,6 +39,7 @@ class Comparison:
     low: float
     high: float
     cynthia: float
+    halved_cynthia: float
     closed_network: float
     bound: float
     load_average: float
@@ -103,10 +114,18 @@ def compare(
         low=point.low / batch,
         high=point.high / batch,
         cynthia=point.coarse.cynthia / batch,
+        halved_cynthia=halved_cynthia(document, workers),
         closed_network=point.coarse.closed_network / batch,
         bound=point.coarse.bound / batch,
         load_average=load_average,
     )
+
+
+def halved_cynthia(document: StepsDocument, workers: int) -> float:
+    """Return Cynthia's steps per second for half the transfer time: a variant in the paper repeated here."""
+    demands = link_s(document, Fleet())
+    down, up = demands[: document.servers], demands[document.servers :]
+    return cynthia_rate(compute_s(document), (max(down) + max(up)) / 4, workers)
 
 
 def replay_errors(document: StepsDocument) -> tuple[list[float], list[float]]:

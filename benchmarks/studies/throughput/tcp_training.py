@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.names import NAMESPACES
@@ -35,7 +35,8 @@ _PIECE = bytes(64 * 1024)
 BUFFER_BYTES = 8 * 1024
 _RECEIVE_BYTES = 2 * 2**20  # beyond what is ever under way: senders alone limit that, all alike
 
-TcpDiscipline = Literal["fifo", "window", "tic"]
+TcpDiscipline = Literal["fifo", "window", "tic", "reverse", "random"]
+DISCIPLINES: tuple[TcpDiscipline, ...] = get_args(TcpDiscipline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,28 +75,43 @@ def make_sides(job: TcpJob) -> list[list[tuple[Side, Side]]]:
 
 
 class DisciplinedSender:
-    """Sends streams over one connection, in the order and the pieces that a discipline asks for."""
+    """Sends streams over one connection, in the order and the pieces that a discipline asks for.
 
-    def __init__(self, connection: socket.socket, job: TcpJob) -> None:
+    Parameters
+    ----------
+    pulled
+        Whether it sends parameters: "tic", "reverse" and "random" order those; gradients go first in, first
+        out.
+    """
+
+    def __init__(self, connection: socket.socket, job: TcpJob, *, pulled: bool) -> None:
+        self._rank: Callable[[int], float] = lambda _: 0.0
+        if pulled and job.discipline in ("tic", "reverse"):
+            sign = 1 if job.discipline == "tic" else -1
+            self._rank = lambda layer: sign * layer
+        elif pulled and job.discipline == "random":
+            self._rank = lambda _: random.random()
         if job.buffer_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, job.buffer_bytes)
         # Else the end of a layer may wait for an acknowledgement that the receiver holds back for 40 ms.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._job = job
-        self._waiting: list[tuple[int, int, int, int, bool]] = []
+        self._waiting: list[tuple[float, int, int, int, bool]] = []
         self._changed = threading.Condition()
         self._count = 0
         threading.Thread(target=self._send, daemon=True).start()
 
-    def put(self, layer: int, *, first: bool = True, left: int | None = None) -> None:
-        """Let a layer's bytes, or what is left of them, wait for their turn."""
+    def put(self, *layers: int) -> None:
+        """Let layers' bytes wait for their turn; all of them before one of them may leave."""
         with self._changed:
-            priority = layer if self._job.discipline == "tic" else 0
-            size = self._job.layers[layer] if left is None else left
-            heapq.heappush(self._waiting, (priority, self._count, layer, size, first))
-            self._count += 1
-            self._changed.notify()
+            for layer in layers:
+                self._push(layer, self._job.layers[layer], first=True)
+
+    def _push(self, layer: int, size: int, *, first: bool) -> None:
+        heapq.heappush(self._waiting, (self._rank(layer), self._count, layer, size, first))
+        self._count += 1
+        self._changed.notify()
 
     def _send(self) -> None:
         while True:
@@ -111,7 +127,8 @@ class DisciplinedSender:
             while left:
                 left -= self._connection.send(memoryview(_PIECE)[: min(left, len(_PIECE))])
             if service < size:
-                self.put(layer, first=False, left=size - service)
+                with self._changed:
+                    self._push(layer, size - service, first=False)
 
 
 def receive_layers(connection: socket.socket, job: TcpJob, arrived: Callable[[int], None]) -> None:
@@ -182,8 +199,7 @@ def _serve(server: int, networks: Networks, job: TcpJob, sides: list[Side]) -> A
 
     def requests(side: Connection, sender: DisciplinedSender) -> None:
         while True:
-            for layer in side.recv():
-                sender.put(layer)
+            sender.put(*side.recv())
 
     def acknowledge(side: Connection) -> Callable[[int], None]:
         return lambda layer: side.send((layer, time.monotonic()))
@@ -197,7 +213,7 @@ def _serve(server: int, networks: Networks, job: TcpJob, sides: list[Side]) -> A
                 target, arguments = receive_layers, (connection, job, acknowledge(sides[worker]))
                 threading.Thread(target=target, args=arguments, daemon=True).start()
             else:
-                sender = DisciplinedSender(connection, job)
+                sender = DisciplinedSender(connection, job, pulled=True)
                 threading.Thread(target=requests, args=(sides[worker], sender), daemon=True).start()
 
     threading.Thread(target=connect, daemon=True).start()
@@ -225,7 +241,7 @@ def _work(rank: int, networks: Networks, job: TcpJob, sides: list[Side]) -> Answ
                 connection.connect((networks[is_up][server].address, _PORT))
                 connection.sendall(struct.pack("!i", worker))
                 if is_up:
-                    senders.append(DisciplinedSender(connection, job))
+                    senders.append(DisciplinedSender(connection, job, pulled=False))
                 else:
                     target, arguments = receive_layers, (connection, job, note)
                     threading.Thread(target=target, args=arguments, daemon=True).start()

@@ -32,6 +32,7 @@ def run_tensorflow(
     steps: int,
     trace: bool = False,
     window_off: bool = True,
+    order: str = "none",
 ) -> list[dict[str, Any]]:
     """Train asynchronously on new hosts; return what each worker wrote."""
     document = {
@@ -56,6 +57,7 @@ def run_tensorflow(
             slack_s=0.0,
             undisturbed=False,
             environment={"TF_GRPC_DEFAULT_OPTIONS": WINDOW_OFF} if window_off else {},
+            order=order,
         )
 
 

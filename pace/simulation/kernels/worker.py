@@ -76,7 +76,7 @@ def precede(
     channels: IntArray,
     place_of: IntArray,
 ) -> None:
-    """Write every transfer's place in TicTac's timing-aware order (Algorithm 3) to `place_of`.
+    """Write every transfer's place in TicTac's timing-aware order (Algorithm 2) to `place_of`.
 
     Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. Its communication is that of its busiest
     channel.

@@ -182,10 +182,14 @@ class TicTacOnServers:
         "tio" or "tao"; "random": no order is enforced, as in TensorFlow without TicTac.
     streams
         Messages that gRPC interleaves on one channel.
+    barrier
+        Whether pulls start when all workers have pushed everything, as in TensorFlow. Else a tensor may be
+        pulled once it is summed, and of those that wait the first in the order goes first.
     """
 
     order: Literal["tio", "tao", "random"] = "tao"
     streams: SomeBytes = 1
+    barrier: bool = True
 
     def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
         """Rank the pulls; the servers' gates hold each back until its number has come."""
@@ -201,9 +205,9 @@ class TicTacOnServers:
         rules = ServersRules(
             credit_bytes=np.inf,
             arrival_pushes=True,
-            pull_in_order=self.order != "random",
+            pull_in_order=self.order != "random" and self.barrier,
             streams=self.streams,
-            step_barrier=True,
+            step_barrier=self.barrier,
         )
         every = np.arange(len(gradients), dtype=np.int64)
         parts = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pace import InvalidProfile
 from pace.models import build
-from pace.simulation.tictac import TransferDag, ordering_efficiency, properties, tao, tio
+from pace.simulation.tictac import TransferDag, fastest, ordering_efficiency, properties, tao, tio
 from pace.simulation.worker import (
     WorkerDag,
     parameter_server_worker,
@@ -49,6 +49,25 @@ def test_properties_worked_by_hand() -> None:
     without_first = properties(WORKED, np.array([False, True, True]))
     assert without_first.unlocked_s.tolist() == [0.0, 1.0, 0.0]
     assert without_first.impending_s.tolist() == [INF, 4.0, 4.0]
+
+
+def test_the_time_oracle_is_the_minimum_over_runs() -> None:
+    """Each op has its shortest duration of any run; runs of another job are refused."""
+    one = build("alexnet", device_tflops=8.0, batch=32, workers=2)
+    slower = one.replace(
+        ops=tuple(
+            op.model_copy(update={"duration_s": op.duration_s * (3 if at % 2 else 0.5)})
+            for at, op in enumerate(one.ops)
+        )
+    )
+    found = fastest([one, slower])
+    assert [op.duration_s for op in found.ops] == [
+        op.duration_s * (1 if at % 2 else 0.5) for at, op in enumerate(one.ops)
+    ]
+    with pytest.raises(InvalidProfile, match="run 2 has other ops"):
+        fastest([one, build("vgg16", device_tflops=8.0, batch=32, workers=2)])
+    with pytest.raises(InvalidProfile, match="no runs"):
+        fastest([])
 
 
 def test_orders_worked_by_hand() -> None:
