@@ -1,6 +1,7 @@
 """From a network and a batch of updates to their transfer plan: the one entry point."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from pace.fabric.documents.transfer_plan import (
     TransferPlan,
 )
 from pace.fabric.problem import FabricProblem, problem_of, updates_of
-from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
+from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts, in_order_of_arrival
 from pace.fabric.solver.capacity import Capacities, Reservation
 from pace.fabric.solver.exact import ExactOrder, solve_exactly
 from pace.fabric.solver.lower_bounds import machine_bound, time_indexed_bound
@@ -69,6 +70,9 @@ def plan_transfers(
             # Groups follow the order of commits; a list may give bandwidth to what is committed later.
             if server.num_direct == len(ordering.commits) or _key(listed) <= _key(server):
                 server = listed
+        if chosen.rule == "strict" and chosen.late in ("drop", "pace"):
+            server = in_order_of_arrival(server, problem.updates)
+            ordering = replace(ordering, commits=server.order)
     replication = _replicated(problem, ordering, server, aggregators, chosen)
     if replication is not None:
         server = replication.server

@@ -10,6 +10,7 @@ every window, as TensorFlow does.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -144,12 +145,13 @@ def print_spread(windows: int) -> None:
 
 def print_barrier(windows: int) -> None:
     """Print what an order is worth with the barrier of TensorFlow, and what it is worth without."""
-    print("| model | workers | barrier | random ms | TIO | TAO |")
-    print("| --- | ---: | --- | ---: | ---: | ---: |")
+    print("| model | pulls of compute | workers | barrier | random ms | TIO | TAO |")
+    print("| --- | ---: | ---: | --- | ---: | ---: | ---: |")
+    shares = [share for kind, share in KINDS.items() if kind != "inference"]
     for model in MODELS:
         profile = window_of(model)
-        for workers in (1, MOST_WORKERS):
-            made = setting(profile, workers, KINDS["training"], training=True)
+        for share, workers in product(shares, (1, MOST_WORKERS)):
+            made = setting(profile, workers, share, training=True)
             for barrier in (True, False):
                 time = {
                     order: steps(made, order, windows, barrier=barrier).iteration_s * 1e3 for order in ORDERS
@@ -159,15 +161,17 @@ def print_barrier(windows: int) -> None:
                     for order in ORDERS[1:]
                 ]
                 shown = f"{time['random']:.1f} | {' | '.join(gains)}"
-                print(f"| {model} | {workers} | {'yes' if barrier else 'no'} | {shown} |", flush=True)
+                print(
+                    f"| {model} | {share:g} | {workers} | {'yes' if barrier else 'no'} | {shown} |",
+                    flush=True,
+                )
 
 
 def print_oracle(windows: int, runs: int = 5) -> None:
     """Print TAO from durations of one run, of the mean and of the minimum of several (its time oracle)."""
     print("| profile | noise of a run | no order ms | TAO by one run | mean | minimum | truth |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for model in ("inception-v3", "resnet50"):
-        profile = window_of(model)
+    for profile in (window_of("inception-v3"), branches(32)):
         made = setting(profile, MOST_WORKERS, KINDS["inference"], training=False)
         for noise in (0.2, 1.0):
             measured = [noisy(made.profile, noise, seed) for seed in range(runs)]
@@ -184,7 +188,19 @@ def print_oracle(windows: int, runs: int = 5) -> None:
                 steps(made, "tao", windows, known=each).iteration_s for each in known
             ]
             shown = " | ".join(f"{time * 1e3:.2f}" for time in times)
-            print(f"| {model} | {noise:.0%} | {shown} |", flush=True)
+            print(f"| {profile.name} | {noise:.0%} | {shown} |", flush=True)
+
+
+def branches(count: int) -> Profile:
+    """Return Par-n with forward ops of unequal length: the longer ones should not wait."""
+    random = np.random.default_rng(0)
+    profile = toy(count, chain=False)
+    longer = [op.duration_s * float(random.lognormal(0, 1)) for op in profile.ops[1:]]
+    ops = [
+        op.model_copy(update={"duration_s": duration})
+        for op, duration in zip(profile.ops[1:], longer, strict=True)
+    ]
+    return profile.replace(name=f"par-{count}, unequal", ops=(profile.ops[0], *ops))
 
 
 def noisy(profile: Profile, noise: float, seed: int) -> Profile:

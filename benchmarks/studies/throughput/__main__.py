@@ -279,8 +279,9 @@ def _summary(found: list[Comparison]) -> str:
     errors = np.array([abs(one.error) for one in found])
     return (f"{apart} settings with workers too far apart; " if apart else "") + (
         f"{len(found)} settings: simulation median {np.median(errors):.2%}, worst {errors.max():.2%}, mean "
-        f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, halved {mean_of('halved_cynthia'):.2%}, "
-        f"of the closed network {mean_of('closed_network'):.2%}, of the bound {mean_of('bound'):.2%}"
+        f"{errors.mean():.2%}; mean of Cynthia {mean_of('cynthia'):.2%}, halved "
+        f"{mean_of('halved_cynthia'):.2%}, of the closed network {mean_of('closed_network'):.2%}, of the "
+        f"bound {mean_of('bound'):.2%}"
     )
 
 

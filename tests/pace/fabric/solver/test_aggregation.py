@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.fabric.solver.aggregation import AggregateSize, Aggregation, aggregate, fastest_hosts
+from pace.fabric.solver.aggregation import (
+    DENSE,
+    AggregateSize,
+    Aggregation,
+    aggregate,
+    fastest_hosts,
+    in_order_of_arrival,
+    split,
+)
 from pace.fabric.solver.capacity import Capacities
 from pace.fabric.solver.distribution import distribute
 from pace.fabric.solver.ordering import order_updates
@@ -195,3 +203,32 @@ def test_a_host_that_cannot_be_reached() -> None:
     assert distribute(capacities, 1, [0], 1.0) is None
     dead = Capacities.constant([0, 1], [1, 1])
     assert aggregate(Updates(size=np.ones(1), host=np.zeros(1, dtype=int), server=1), [0], dead) is None
+
+
+def test_what_arrives_first_commits_first() -> None:
+    """Two sums, the first over a slow uplink: the second waits for it only where a deadline says so."""
+    slow, fast, server = 4, 5, 6
+    capacities = Capacities.constant([1, 1, 1, 1, 0.25, 1, 1], [2] * 7)
+
+    def planned(deadline: list[int]) -> Aggregation:
+        updates = Updates(
+            size=np.ones(4), host=np.arange(4), server=server, deadline=np.array(deadline, dtype=np.int64)
+        )
+        made = split(
+            updates,
+            np.arange(4),
+            capacities.copy(),
+            np.array([slow, fast]),
+            server,
+            0,
+            np.array([2, 4]),
+            DENSE,
+            0.0,
+        )
+        assert made.groups == (((0, 1), 5.0), ((2, 3), 5.0))
+        return in_order_of_arrival(made, updates)
+
+    assert planned([9] * 4).groups == (((2, 3), 2.0), ((0, 1), 5.0))
+    assert planned([9] * 4).mean_s == 3.5
+    assert planned([9, 3, 9, 9]).groups == (((0, 1), 5.0), ((2, 3), 5.0))
+    assert planned([3, 4, 9, 9]).order == (2, 3, 0, 1)
