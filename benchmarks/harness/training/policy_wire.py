@@ -112,7 +112,7 @@ class ShuffledBarrierServer(Server):
     session_type = ShuffledBarrierSession
 
 
-def server_type(rules: ServersRules, *, shuffled: bool) -> type[Server]:
+def server_type(rules: ServersRules, *, shuffled: bool = False) -> type[Server]:
     """Return the server that keeps to a policy's rules, in the plan's order or in a random one."""
     if shuffled:
         return ShuffledBarrierServer if rules.step_barrier else ShuffledServer

@@ -44,10 +44,11 @@ class TensorFlowWorker:
         self._stream = Stream(arguments.slack_s)
         self._chief = arguments.task == 0
         self._order = arguments.order
+        self._device = f"/job:worker/task:{arguments.task}"
         model = json.loads(arguments.model.read_text())
         setter = tf1.train.replica_device_setter(
             ps_tasks=len(arguments.ps),
-            worker_device=f"/job:worker/task:{arguments.task}",
+            worker_device=self._device,
             cluster=tf1.train.ClusterSpec({"ps": arguments.ps, "worker": arguments.workers}),
         )
         self._sync: Any = None
@@ -80,10 +81,10 @@ class TensorFlowWorker:
         return value
 
     def _pulled(self, variables: list[Any]) -> dict[str, Any]:
-        """Return by name what is pulled of each variable: itself, or a copy after the one before it.
+        """Return by name what is pulled of each variable: itself, or a copy that waits for its turn.
 
-        The copies on a server wait for one another, so that it hands them over in the wanted order, as
-        TicTac's counters do.
+        A copy is made on the variable's server when this worker has received the one before it from there, as
+        TicTac's counters hold transfers back. Without that, the order in which requests arrive decides.
         """
         if self._order == "none":
             return {variable.name: variable for variable in variables}
@@ -93,11 +94,13 @@ class TensorFlowWorker:
         elif self._order == "random":
             random.Random(1).shuffle(ordered)
         pulled: dict[str, Any] = {}
-        before: dict[str, Any] = {}
+        received: dict[str, Any] = {}
         for variable in ordered:
-            waits = [before[variable.device]] if variable.device in before else []
+            waits = [received[variable.device]] if variable.device in received else []
             with tf1.device(variable.device), tf1.control_dependencies(waits):
-                pulled[variable.name] = before[variable.device] = tf.identity(variable)
+                copy = pulled[variable.name] = tf.identity(variable)
+            with tf1.device(self._device), tf1.control_dependencies([copy]):
+                received[variable.device] = tf.no_op()
         return pulled
 
     def _compute(self, model: dict[str, Any]) -> tuple[list[tuple[Any, Any]], Any]:

@@ -162,8 +162,12 @@ def sizes_alone() -> None:
         def speed(
             part_mb: float, credit_mb: float, at: tuple[Profile, Cluster] = (profile, cluster)
         ) -> float:
-            knobs = {"partition_bytes": int(part_mb * 1e6), "credit_bytes": int(credit_mb * 1e6)}
-            return 1 / window(*at, "bytescheduler", credit_of="worker", **knobs)
+            knobs: dict[str, Any] = {
+                "partition_bytes": int(part_mb * 1e6),
+                "credit_bytes": int(credit_mb * 1e6),
+                "credit_of": "worker",
+            }
+            return 1 / window(*at, "bytescheduler", **knobs)
 
         by_part = [speed(factor, 4 * factor) for factor in factors]
         part = factors[by_part.index(max(by_part))]

@@ -159,13 +159,13 @@ def _searches(model: str, exchange: str, seeds: int) -> dict[str, list[list[floa
         )
         return [trial.iteration_s for trial in found.trials]
 
-    made = {
+    made: dict[str, list[list[float]]] = {
         search: [windows(search, MOST_TRIALS, seed) for seed in range(1 if search == "grid" else seeds)]
         for search in SEARCHES
     }
     made["bayes, from theory"] = [windows("bayes", MOST_TRIALS, seed, informed=True) for seed in range(seeds)]
     made["fine grid"] = [windows("grid", FINE_TRIALS, 0)]
-    return {str(name): runs for name, runs in made.items()}
+    return made
 
 
 def _count(trials: list[int]) -> str:

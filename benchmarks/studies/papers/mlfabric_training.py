@@ -59,7 +59,7 @@ class Network:
     """
 
     def __init__(self, seed: int, step: float, momentum: float = 0.5, hidden: int = 32) -> None:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it has no types
 
         images, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(images))
@@ -156,7 +156,7 @@ class TopicModel:
         return float(np.log(chance).mean())
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def sweep(
     words: IntArray, topics: IntArray, counts: FloatArray, drawn: FloatArray, alpha: float, beta: float
 ) -> None:

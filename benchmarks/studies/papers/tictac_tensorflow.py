@@ -2,9 +2,10 @@
 
     python -m benchmarks papers.tictac_tensorflow --python TF/bin/python [--workers 1] [--rounds 2]
 
-One server and asynchronous workers on hosts of their own. Copies of the variables on the server wait for one
-another by control dependencies, so that it hands them over as TicTac's counters do. Needs root and an
-interpreter that has TensorFlow 2.21. Orders take turns, and the table has ratios to TensorFlow's own order.
+One server and asynchronous workers on hosts of their own. A variable's copy on the server waits, by control
+dependencies, until the worker has received the one before it, as TicTac's counters hold transfers back. Needs
+root and an interpreter that has TensorFlow 2.21. Orders take turns, and the table has ratios to TensorFlow's
+own order.
 """
 
 import statistics
