@@ -17,6 +17,7 @@ from pace.fabric.simulation import FabricRun, simulate_fabric
 from pace.fabric.solver.aggregation import aggregate
 from pace.fabric.solver.capacity import Capacities
 from pace.fabric.solver.exact import solve_exactly
+from pace.fabric.solver.joint import solve_jointly
 from pace.fabric.solver.ordering import order_updates
 from pace.fabric.solver.search import search_order
 from pace.fabric.solver.updates import Updates
@@ -309,6 +310,28 @@ def order_search() -> None:
     table(("order", "mean", "worst"), rows)
 
 
+def joint(num_batches: int = 20) -> None:
+    """Section 10.1: order and then aggregation, beside one program for both."""
+    print(f"## Joint program: last commit over the optimum, {num_batches} batches of 3 to 5 updates\n")
+    random = np.random.default_rng(4)
+    directly, after = [], []
+    for _ in range(num_batches):
+        n = int(random.integers(3, 6))
+        updates = Updates(size=np.ones(n), host=np.arange(n), server=n)
+        network = Capacities.constant([*random.choice([0.5, 1.0], n), 1, 1, 1], [1.0] * (n + 3))
+        order = order_updates(updates, network).commits
+        best = solve_jointly(updates, network, (n + 1, n + 2), 1.0).last_s
+        for found, relays in ((directly, ()), (after, (n + 1, n + 2))):
+            plan = aggregate(updates, order, network, relays)
+            assert plan is not None
+            found.append(plan.last_s / best - 1)
+    rows = [
+        (name, f"{mean(each) * 100:.1f} %", f"{max(each) * 100:.0f} %", sum(over < 1e-9 for over in each))
+        for name, each in (("order alone", directly), ("order, then aggregation", after))
+    ]
+    table(("plan", "mean", "worst", "optimal"), rows)
+
+
 def ring_growth(num_runs: int = 40) -> None:
     """How the ring's growth from C1 to C2 at N1 depends on the ring, the hosts, and the length of a run."""
     print("## Growth of the ring's iteration from C1 to C2 at N1\n")
@@ -349,9 +372,14 @@ def main() -> None:
         help="duration of a simulated run in seconds (default: %(default)s)",
     )
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default: %(default)s)")
-    parser.add_argument("--only", help="planning, order-search, ring-growth: these tables")
+    parser.add_argument("--only", help="planning, order-search, joint, ring-growth: these tables")
     given = parser.parse_args()
-    measured = {"planning": planning, "order-search": order_search, "ring-growth": ring_growth}
+    measured = {
+        "planning": planning,
+        "order-search": order_search,
+        "joint": joint,
+        "ring-growth": ring_growth,
+    }
     if given.only:
         for name in given.only.split(","):
             measured[name]()
@@ -368,3 +396,4 @@ def main() -> None:
     replication(runs)
     planning()
     order_search()
+    joint()
