@@ -314,14 +314,15 @@ def joint(num_batches: int = 20) -> None:
     """Section 10.1: order and then aggregation, beside one program for both."""
     print(f"## Joint program: last commit over the optimum, {num_batches} batches of 3 to 5 updates\n")
     random = np.random.default_rng(4)
-    directly, after = [], []
+    directly: list[float] = []
+    after: list[float] = []
     for _ in range(num_batches):
         n = int(random.integers(3, 6))
         updates = Updates(size=np.ones(n), host=np.arange(n), server=n)
         network = Capacities.constant([*random.choice([0.5, 1.0], n), 1, 1, 1], [1.0] * (n + 3))
         order = order_updates(updates, network).commits
         best = solve_jointly(updates, network, (n + 1, n + 2), 1.0).last_s
-        for found, relays in ((directly, ()), (after, (n + 1, n + 2))):
+        for found, relays in ((directly, []), (after, [n + 1, n + 2])):
             plan = aggregate(updates, order, network, relays)
             assert plan is not None
             found.append(plan.last_s / best - 1)
