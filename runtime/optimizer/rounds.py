@@ -262,6 +262,7 @@ class Rounds(PendingUpdates):
             return
         if self.reduction.live() and not self.reduction.sealed:
             self.seal(read=True)
+            self.reduction.unread = True
         for group in kept:
             self.reduction.resolve(group)
 
@@ -288,6 +289,7 @@ class Rounds(PendingUpdates):
             if not unchanged or self.reduction.sealed or self._busy():
                 return False
             self.seal(read=False)
+            self.reduction.unread = True
             # Another turn may follow, in which the rank that asks needs this one as well.
             with contextlib.suppress(PaceError):  # the training thread will meet it
                 self.reduction.resolve_all()

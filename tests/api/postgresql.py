@@ -70,7 +70,7 @@ class PostgresqlServer:
                 [
                     self.programs / "postgres",
                     *("-D", self.folder / "data", "-p", str(self.port), "-k", self.folder),
-                    *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"),
+                    *("-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200", "-c", "fsync=off"),
                 ],
                 stdout=log,
                 stderr=log,

@@ -91,6 +91,7 @@ class GradientAccess:
         if reduction.sealed:
             reduction.resolve(slot.fused)
         self._refuse_held(slot)
+        reduction.unread = False
         return self._current(slot)
 
     def _refuse_held(self, slot: Slot) -> None:
@@ -157,6 +158,12 @@ class GradientAccess:
                 slot.dropped = slot.dropped or reduced
                 slot.keeps = True
                 self._reduction.open = True
+            elif self._reduction.unread and not _same_memory(value, slot.shown):
+                raise InvalidUse(
+                    f"the gradient of {slot.name} was replaced without having been read, and it is summed"
+                    " already, because a rank keeps or reads gradients, or had none in a step: read"
+                    " parameter.grad first and change it in place, or replace it in a backward hook"
+                )
             slot.forget()
             self._reduction.scattered = True
             if value is not None:
@@ -239,6 +246,10 @@ class GradientAccess:
                 local.zero_()
             elif slot.base:
                 slot.shown.zero_()
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.data_ptr() == other.data_ptr() != 0
 
 
 class Gate:

@@ -60,6 +60,8 @@ class Reduction:
         Whether kept gradients hold something that this rank has computed and not sent; see ``fold``.
     scattered
         Whether torch's own gradients may hold something of groups that are handed over.
+    unread
+        Whether sums were made for others or for what user code keeps, and it has read none of them here.
     step
         How many steps have been taken.
     turn
@@ -99,6 +101,7 @@ class Reduction:
         self.computed = False
         self.sealed = False
         self.scattered = False
+        self.unread = False
         self.step = 0
 
     def _marks_of(self, groups: list[FusedGroup]) -> RoundMarks:
@@ -466,7 +469,7 @@ class Reduction:
         self.step += 1
 
     def _begin(self) -> None:
-        self.computed = False
+        self.computed = self.unread = False
         for group in self._groups:
             group.missing = len(group.slots)
             group.submitted = False

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.loops.loop_program import Program, wrapped
-from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_reference import unexplained
 from tests.runtime.loops.loop_trainer import WRAPPINGS, run_program
 from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
@@ -26,7 +26,7 @@ def check(pool: RankPool, program: Program) -> None:
     found = pool.run(run_program, program)
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
     assert not reasons, "\n".join([*reasons, str(program)])
-    said = differences(found, expected(program))
+    said = unexplained(found, program)
     assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
 
 

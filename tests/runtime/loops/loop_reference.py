@@ -24,6 +24,11 @@ Contribution = dict[nn.Parameter, torch.Tensor]
 class Reference(Trainer):
     """All ranks of a program at once.
 
+    Parameters
+    ----------
+    error
+        The relative error of every reduction.
+
     Attributes
     ----------
     contributions
@@ -33,8 +38,9 @@ class Reference(Trainer):
         not. What it sees in them is not compared; what becomes of the weights is.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, error: float = 0.0) -> None:
         super().__init__(program)
+        self.error = error
         self.ranks = range(program.size)
         self.divisor = 1 if program.options.get("op") == "sum" else program.size
         self.contributions: list[Contribution] = [{} for _ in self.ranks]
@@ -97,7 +103,7 @@ class Reference(Trainer):
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(torch.stack(parts).sum(0) / self.divisor)
+                parameter.grad.add_(torch.stack(parts).sum(0) / self.divisor * (1 + self.error))
 
     def _contribute(self, rank: int, code: Callable[[], float]) -> float:
         """Run a rank's backward passes and add up what they leave."""
@@ -245,9 +251,9 @@ class Reference(Trainer):
         pass
 
 
-def expected(program: Program) -> list[list[Entry]]:
-    """What every rank of a program must see."""
-    reference = Reference(program)
+def expected(program: Program, *, error: float = 0.0) -> list[list[Entry]]:
+    """What every rank of a program must see; see ``Reference``."""
+    reference = Reference(program, error=error)
     reference.run(program.operations)
     reference.finish()
     reference.operation = ("close",)
@@ -265,6 +271,22 @@ def differences(found: list[list[Entry]], wanted: list[list[Entry]], *, near: fl
                 said.append(f"entry {at} {left.operation}, rank {rank}: {said_here}")
             elif left.same_bits and not _same_bits(left.value, found[0][at].value):
                 said.append(f"entry {at} {left.operation}: ranks 0 and {rank} differ in their last bits")
+    return said
+
+
+def unexplained(found: list[list[Entry]], program: Program) -> list[str]:
+    """Say where ranks saw something that is neither plain training's nor explained by rounding.
+
+    Long programs at high rates multiply rounding. How much, a reduction that is wrong in its last bits shows.
+    """
+    wanted = expected(program)
+    said = differences(found, wanted)
+    if not said:
+        return []
+    rounded = expected(program, error=4e-16)
+    for near in (1e-11, 1e-10, 1e-9, 1e-8):
+        if not differences(rounded, wanted, near=near):
+            return differences(found, wanted, near=10 * near)
     return said
 
 

@@ -83,3 +83,21 @@ def test_more_backward_passes_beside_ranks_without_one_are_no_silent_error(mode:
         found = three.run(run_program, program)
     assert all(isinstance(each, Failed) for each in found)
     assert "put all backward passes of a step but the last in no_sync()" in found[2].reason
+
+
+@pytest.mark.parametrize("mode", ["overlap", "barrier"])
+def test_what_replaces_sums_that_nobody_asked_for_is_no_silent_error(pool: RankPool, mode: str) -> None:
+    """A rank clips alone; in the next step, gradients are summed before each rank puts its own in."""
+    program = Program(
+        size=2,
+        kinds=("linear", "linear", "linear"),
+        optimizer="sgd",
+        operations=(
+            *(("zero", "optimizer", True), ("compute", "once", ((0, 0), ())), ("norm", 0.05), ("step",)),
+            *(("zero", "optimizer", True), ("compute", "once", ((0,), (0,))), ("assign", 0), ("step",)),
+        ),
+        options={"mode": mode},
+    )
+    found = pool.run(run_program, program)
+    assert all(isinstance(each, Failed) for each in found)
+    assert all("read parameter.grad first and change it in place" in each.reason for each in found)
