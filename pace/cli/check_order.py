@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pace.documents.order.order_report import StreamRule
+from pace.errors import InvalidOptions
 from pace.terminal.console import JsonOption
 from pace.terminal.reporting import WRONG, reported
 
@@ -14,7 +15,8 @@ def check_order(
     program: Annotated[
         list[Path],
         typer.Argument(
-            help="What every rank enqueues: a job program (JSON).",
+            help="What every rank enqueues: a job program (JSON), or dumps of PyTorch's flight recorder, one "
+            "for each rank.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -34,6 +36,13 @@ def check_order(
             show_default="no limit",
         ),
     ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ranks of a group, which dumps of Gloo jobs do not tell, for example 1=0,2; repeatable.",
+            show_default="as recorded",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
@@ -44,7 +53,8 @@ def check_order(
     from pace.order.findings import text_lines
 
     with reported():
-        report = answer(program, streams=streams, launch_slots=launch_slots)
+        groups = dict(map(_ranks_of_group, group or ()))
+        report = answer(program, streams=streams, launch_slots=launch_slots, groups=groups)
     if as_json:
         typer.echo(report.model_dump_json())
     else:
@@ -52,3 +62,11 @@ def check_order(
             typer.echo(line)
     if not report.cannot_hang:
         raise typer.Exit(WRONG)
+
+
+def _ranks_of_group(text: str) -> tuple[str, list[int]]:
+    name, _, ranks = text.rpartition("=")
+    try:
+        return name, [int(rank) for rank in ranks.split(",")]
+    except ValueError:
+        raise InvalidOptions(f"--group {text}: expected a name and ranks, for example 1=0,2") from None

@@ -93,7 +93,7 @@ app.command(rich_help_panel=PLANS, epilog="Example: pace check profile.json sche
 app.command(
     "check-order",
     rich_help_panel=PLANS,
-    epilog="Example: pace check-order job.json",
+    epilog="Example: pace check-order dump_rank_0 dump_rank_1",
 )(check_order)
 app.command(rich_help_panel=PLANS, epilog="Example: pace simulate profile.json --policy ddp --policy pace")(
     simulate

@@ -1,12 +1,13 @@
 """The one entry point: a job program in, a proof or a counterexample out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pace.documents.base import refuse_other
 from pace.documents.order.job_program import JobProgram
 from pace.documents.order.order_report import OrderReport, StreamRule
 from pace.errors import InvalidJobProgram, InvalidOptions
+from pace.order.cut_off import circles_instead
 from pace.order.findings import findings_of
 from pace.order.lowering import lower
 from pace.order.sources import read_job_program
@@ -18,12 +19,15 @@ OUTSIDE = (
     "host code that the program does not show: locks, data loaders, other libraries, the GIL",
 )
 
+NOT_RECORDED = "what the records leave out: waits, synchronizations, sends, receives, and all after their end"
+
 
 def check_order(
     program: JobProgram | str | Path | Sequence[str | Path],
     *,
     streams: StreamRule = "side-by-side",
     launch_slots: int | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
 ) -> OrderReport:
     """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
 
@@ -41,6 +45,9 @@ def check_order(
     launch_slots
         Operations that a stream holds before the thread that enqueues another one waits; None for no limit.
 
+    groups
+        The ranks of groups, by name, where dumps of the flight recorder do not say them.
+
     Raises
     ------
     InvalidJobProgram
@@ -57,10 +64,14 @@ def check_order(
     if isinstance(program, str | Path):
         program = [program]
     if isinstance(program, Sequence):
-        program = read_job_program(program)
+        program = read_job_program(program, groups=groups)
     refuse_other(program, JobProgram, InvalidJobProgram)
     lowered = lower(program, streams=streams, launch_slots=launch_slots)
     decision = decide(lowered.operations)
+    findings = findings_of(program, lowered, decision)
+    is_cut_off = any(each.is_cut_off for each in program.programs)
+    if decision.absences and is_cut_off:
+        findings = circles_instead(findings, program, streams)
     return OrderReport(
         name=program.name,
         cannot_hang=decision.cannot_hang,
@@ -72,6 +83,6 @@ def check_order(
             len(each.ranks) * sum(len(thread.operations) for thread in each.threads)
             for each in program.programs
         ),
-        findings=findings_of(program, lowered, decision),
-        outside=OUTSIDE,
+        findings=findings,
+        outside=(NOT_RECORDED, *OUTSIDE) if is_cut_off else OUTSIDE,
     )

@@ -179,12 +179,20 @@ class HostThread(Document):
 
 
 class RankProgram(Document):
-    """What some ranks enqueue, all of them the same."""
+    """What some ranks enqueue, all of them the same.
+
+    Attributes
+    ----------
+    is_cut_off
+        Whether it is a record that ends before the ranks do, as that of a job that hangs. Then a rank that
+        lacks operations may be waiting for those that it has enqueued.
+    """
 
     refused_as = InvalidJobProgram
 
     ranks: Annotated[tuple[Index, ...], Field(min_length=1)]
     threads: tuple[HostThread, ...]
+    is_cut_off: Annotated[bool, Field(exclude_if=lambda is_cut_off: not is_cut_off)] = False
 
 
 class JobProgram(Document):

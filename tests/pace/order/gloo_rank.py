@@ -1,0 +1,88 @@
+"""One rank of jobs that are carried out over Gloo as their programs say, each with groups of its own.
+
+``python -m tests.pace.order.gloo_rank RANK RANKS PORT FOLDER`` reads ``jobs.json`` from the folder, and
+writes how each job ended for this rank, and its dump of the flight recorder.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = timedelta(seconds=4)
+
+
+def start(call: dict[str, Any], group: Any, kept: list[Any]) -> Any:
+    """Issue a collective or a transfer of some floats, and return its work."""
+    import torch
+    import torch.distributed as dist
+
+    size, ranks = call["size_bytes"] // 4, dist.get_world_size(group)
+    given, taken = torch.ones(size), torch.zeros(size)
+    kept += (given, taken)
+    match call["op"]:
+        case "all-reduce":
+            return dist.all_reduce(given, group=group, async_op=True)
+        case "all-to-all":
+            return dist.all_to_all_single(taken, given, group=group, async_op=True)
+        case "all-gather":
+            parts = [torch.zeros(size) for _ in range(ranks)]
+            kept += parts
+            return dist.all_gather(parts, given, group=group, async_op=True)
+        case "send":
+            return dist.isend(given, call["peer"], group=group)
+        case "recv":
+            return dist.irecv(taken, call["peer"], group=group)
+    raise AssertionError(call)
+
+
+def carry_out(operations: list[dict[str, Any]], groups: dict[str, Any]) -> str:
+    """Do what a program says; return how it ended."""
+    works: dict[str, list[Any]] = {name: [] for name in groups}  # a transfer is waited for once
+    kept: list[Any] = []
+    try:
+        for operation in operations:
+            if operation["op"] == "wait":
+                while works[operation["group"]]:
+                    works[operation["group"]].pop(0).wait()
+                continue
+            work = start(operation, groups[operation["group"]], kept)
+            if operation["wait"] == "thread":
+                work.wait()
+            else:
+                works[operation["group"]].append(work)
+        for work in (work for group in works.values() for work in group):
+            work.wait()
+    except RuntimeError as error:
+        return f"hung: {error}"
+    return "ended"
+
+
+def main(rank: int, ranks: int, port: str, folder: Path) -> None:
+    """Carry out all jobs, one after another."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCH_FR_BUFFER_SIZE": "2000"}
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d
+
+    jobs = json.loads((folder / "jobs.json").read_text())
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
+    made = [
+        {group["name"]: dist.new_group(timeout=TIMEOUT) for group in job["groups"]} for job in jobs.values()
+    ]
+    outcomes = {}
+    for (name, job), groups in zip(jobs.items(), made, strict=True):
+        dist.barrier()
+        (program,) = [each for each in job["programs"] if rank in each["ranks"]]
+        outcomes[name] = carry_out(program["threads"][0]["operations"], groups)
+    (folder / f"outcomes_{rank}.json").write_text(json.dumps(outcomes))
+    (folder / f"dump_rank_{rank}").write_bytes(_distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]  # not in torch's stubs
+    text = _distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+    (folder / f"dump_rank_{rank}.json").write_bytes(text)
+    dist.barrier()
+    os._exit(0)  # what hangs would keep the process
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
