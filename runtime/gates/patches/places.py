@@ -4,11 +4,8 @@ Every patch calls torch's own function and stays for as long as the process live
 functions of theirs around it since. Patches that depend on a wrapper ask who is alive when they are called.
 """
 
-import functools
-import gc
 import importlib
 import sys
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -89,61 +86,3 @@ def torchs_own(places: Iterable[str]) -> tuple[Any, ...]:
         if place not in _done and "." not in name:
             found.append(getattr(sys.modules.get(module), name, None))
     return (*(each for each in found if each is not None), *torch_legacy_constructors())
-
-
-def holders_of(functions: tuple[Any, ...]) -> list[Any]:
-    """Return what refers to functions of torch and is not torch's; to be asked before they are patched."""
-    # The collector finds no references in what a program froze. Nothing is frozen again: it would take what
-    # the program made since, such as the model, which would then live for as long as the process.
-    gc.unfreeze()
-    return [holder for holder in gc.get_referrers(*functions) if not _is_torchs(holder)]
-
-
-def replace_in(holders: Iterable[Any], replaced: list[tuple[Any, Any]]) -> None:
-    """Replace functions where user code has kept them, as by ``from torch import tensor``.
-
-    That is in the namespaces of modules and classes, objects' attributes, lists, dictionaries, closures,
-    defaults and ``functools.partial``; not in tuples and sets.
-    """
-    found = {id(own): made for own, made in replaced}
-    for holder in holders:
-        if isinstance(holder, dict):
-            _replace_values(holder, found)
-        elif isinstance(holder, list):
-            holder[:] = [found.get(id(value), value) for value in holder]
-        elif isinstance(holder, types.CellType):
-            holder.cell_contents = found[id(holder.cell_contents)]
-        elif isinstance(holder, functools.partial) and id(holder.func) in found:
-            state = holder.__reduce__()[2]
-            holder.__setstate__((found[id(holder.func)], *state[1:]))  # type: ignore[attr-defined]
-        elif isinstance(holder, tuple):
-            _replace_in_defaults(holder, found)
-        elif isinstance(attributes := getattr(holder, "__dict__", None), dict):
-            _replace_values(attributes, found)
-    for kind in [each for each in gc.get_objects() if issubclass(type(each), type)]:
-        if str(kind.__module__).partition(".")[0] == "torch":
-            continue
-        for name, value in list(vars(kind).items()):
-            if id(value) in found:
-                setattr(kind, name, found[id(value)])
-
-
-def _replace_values(values: dict[Any, Any], found: dict[int, Any]) -> None:
-    for key, value in list(values.items()):
-        if id(value) in found:
-            values[key] = found[id(value)]
-
-
-def _replace_in_defaults(values: tuple[Any, ...], found: dict[int, Any]) -> None:
-    for owner in gc.get_referrers(values):
-        if isinstance(owner, types.FunctionType) and owner.__defaults__ is values and not _is_torchs(owner):
-            owner.__defaults__ = tuple(found.get(id(value), value) for value in values)
-
-
-def _is_torchs(holder: Any) -> bool:
-    """Whether torch or the runtime itself has something, to tell its functions from others."""
-    if isinstance(holder, dict):
-        name = holder.get("__name__", holder.get("__module__", ""))
-    else:
-        name = getattr(holder, "__module__", "")
-    return isinstance(name, str) and name.partition(".")[0] in ("torch", "pace")

@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 
-from pace.runtime.gates.patches.places import (
-    PLACES,
-    holders_of,
-    patch,
-    patch_legacy_constructors,
-    replace_in,
-    torchs_own,
-)
+from pace.runtime.gates.patches.kept_functions import holders_of, replace_in
+from pace.runtime.gates.patches.places import PLACES, patch, patch_legacy_constructors, torchs_own
 
 Ask = Callable[[tuple[Any, ...], dict[str, Any]], None]
 

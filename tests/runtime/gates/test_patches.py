@@ -82,6 +82,7 @@ def test_whoever_reads_a_guarded_parameter_finds_it_current(name: str) -> None:
 
 
 _FROZEN = """
+import collections
 import gc
 import weakref
 import torch
@@ -98,16 +99,51 @@ class Loop:
     def __init__(self):
         self.itself = self
 
+def generated():
+    make = torch.tensor
+    value = yield
+    yield make(value)
+
+Two = collections.namedtuple("Two", "first second")
+in_tuple, in_named, in_set = (0, torch.tensor), Two(0, torch.tensor), {torch.tensor}
+nested, in_frozen = [(1, (torch.tensor,))], frozenset([torch.tensor])
+in_deque = collections.deque([torch.tensor])
+generator = generated()
+next(generator)
+
 gc.freeze()
 loop = Loop()
 dropped = weakref.ref(loop)
 asked = []
-guard(torch.nn.Parameter(torch.ones(3)), unguard)  # patches are in place
-copies = {"a name": tensor, "a default": with_default, "a class": Maker.made}
-for name, copy in copies.items():
+copies = {
+    "a name": lambda p: tensor(p),
+    "a default": with_default,
+    "a class": lambda p: Maker.made(p),
+    "a tuple": lambda p: in_tuple[1](p),
+    "a named tuple": lambda p: in_named.second(p),
+    "a set": lambda p: next(iter(in_set))(p),
+    "a frozen set": lambda p: next(iter(in_frozen))(p),
+    "a deque": lambda p: in_deque[0](p),
+    "a tuple in a tuple in a list": lambda p: nested[0][1][0](p),
+    "a generator": lambda p: generator.send(p),
+}
+
+def ask(name, copy):
     parameter = torch.nn.Parameter(torch.ones(3))
     guard(parameter, lambda guarded: (asked.append(name), unguard(guarded)))
     copy(parameter)
+
+def main():
+    variable, variables = torch.tensor, (torch.tensor,)
+    guard(torch.nn.Parameter(torch.ones(3)), unguard)  # patches are in place
+    for name, copy in copies.items():
+        ask(name, copy)
+    ask("a variable", variable)
+    ask("a tuple in a variable", variables[0])
+    assert type(in_named) is Two
+
+main()
+copies |= {"a variable": None, "a tuple in a variable": None}
 assert asked == list(copies), asked
 del loop
 gc.collect()
