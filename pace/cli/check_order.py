@@ -25,8 +25,8 @@ def check_order(
     streams: Annotated[
         StreamRule,
         typer.Option(
-            help="side-by-side: streams of a device run at the same time. launch-order: a device starts "
-            "operations in the order in which they are enqueued (CUDA_DEVICE_MAX_CONNECTIONS=1)."
+            help="How a device runs its streams: side-by-side (all at the same time), or launch-order (it "
+            "starts operations as they are enqueued, as with CUDA_DEVICE_MAX_CONNECTIONS=1)."
         ),
     ] = "side-by-side",
     launch_slots: Annotated[
