@@ -5,8 +5,10 @@ hence how fast each goes: added up, every message must have got its bytes exactl
 """
 
 import heapq
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from pace.checker.derived_times import DerivedTimes, same
 from pace.documents.profile import Profile
@@ -29,7 +31,11 @@ class ServerRates:
         Bytes per second of a worker's link and of one connection.
     overhead
         Bytes by which every message counts more than it has.
+    shared
+        Whether pushes and pulls meet on the links between workers' hosts, which are servers too.
     """
+
+    workers: int
 
     per_byte_s: float
     worker: float
@@ -54,6 +60,7 @@ def rates_of(profile: Profile, schedule: Schedule) -> ServerRates | None:
         per_byte = max(1 / rate, workers / servers / at_server)
         worker, connection = rate, min(rate, at_server / workers)
     return ServerRates(
+        workers=workers,
         per_byte_s=per_byte,
         worker=worker,
         connection=connection,
@@ -127,9 +134,11 @@ def check_messages(
     busy: dict[tuple[str, int], int] = {}
     before = 0.0
     for moment, opens, at in events:
-        for other, direction in under_way.items():
-            count = len(under_way) if rates.shared else sum(d == direction for d in under_way.values())
-            carried[other] += min(rates.connection, rates.worker / count) * (moment - before)
+        speeds = _speeds(
+            {other: (way, pushes[messages[other][1]].link) for other, way in under_way.items()}, rates
+        )
+        for other, speed in speeds.items():
+            carried[other] += speed * (moment - before)
         before = moment
         direction, number, *_ = messages[at]
         connection = (direction, pushes[number].link)
@@ -147,6 +156,68 @@ def check_messages(
                 f"{direction} of segment {number}: from {start!r} to {end!r} its connection carries "
                 f"{got!r} bytes, it has {needed!r}"
             )
+
+
+def _speeds(under_way: Mapping[int, tuple[str, int]], rates: ServerRates) -> dict[int, float]:
+    """Return the rate of each message under way, given its direction and its server's link."""
+    if not rates.shared:
+        counts = Counter(direction for direction, _ in under_way.values())
+        return {
+            at: min(rates.connection, rates.worker / counts[direction])
+            for at, (direction, _) in under_way.items()
+        }
+    busy = Counter(link for _, link in under_way.values())
+    kinds = {at: (direction, busy[link] > 1) for at, (direction, link) in under_way.items()}
+    counts = Counter(kinds.values())
+    shares = host_shares(counts["push", False], counts["pull", False], counts["push", True], rates.workers)
+    host = rates.connection * (rates.workers - 1)
+    return {at: host * shares[kind] for at, kind in kinds.items()}
+
+
+@cache
+def host_shares(pushed: int, pulled: int, both: int, workers: int) -> dict[tuple[str, bool], float]:
+    """Return what share of a host's link each kind of message has, where hosts of workers are the servers.
+
+    A kind is a direction, and whether the server's other direction is busy as well. Each message crosses the
+    links of its server and of all other hosts. Kinds grow together until a link that they cross is full.
+    """
+    hosts: dict[str, tuple[int, dict[tuple[str, bool], int]]] = {}
+    for number, push, pull in (
+        (pushed, True, False),
+        (pulled, False, True),
+        (both, True, True),
+        (workers - pushed - pulled - both, False, False),
+    ):
+        # What it sends as a worker to other servers, and as a server to all others; then what it receives.
+        mine = {("push", True): push and pull, ("push", False): push and not pull}
+        mine |= {("pull", True): push and pull, ("pull", False): pull and not push}
+        under_way = {("push", True): both, ("push", False): pushed, ("pull", True): both}
+        under_way["pull", False] = pulled
+        for as_worker in ("push", "pull"):
+            crossing = {
+                kind: under_way[kind] - is_mine if kind[0] == as_worker else (workers - 1) * is_mine
+                for kind, is_mine in mine.items()
+            }
+            hosts[f"{push} {pull} {as_worker}"] = number, crossing
+    links = [crossing for number, crossing in hosts.values() if number]
+    growing = {kind for crossing in links for kind, count in crossing.items() if count}
+    shares = dict.fromkeys(growing, 0.0)
+    while growing:
+        room = [
+            (1 - sum(count * shares[kind] for kind, count in crossing.items() if count), crossing)
+            for crossing in links
+        ]
+        steps = [
+            (left / load, crossing)
+            for left, crossing in room
+            if (load := sum(crossing[kind] for kind in growing))
+        ]
+        step = min(each for each, _ in steps)
+        for kind in growing:
+            shares[kind] += step
+        full = [crossing for each, crossing in steps if each <= step + 1e-12]
+        growing -= {kind for crossing in full for kind in tuple(growing) if crossing[kind]}
+    return shares
 
 
 def check_send_order(schedule: Schedule, rates: ServerRates, times: DerivedTimes) -> Iterator[str]:

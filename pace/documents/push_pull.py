@@ -84,7 +84,7 @@ class PushPull(CostDocument):
             connection_bytes_per_s=connection,
             overhead_bytes=self.partition_s / per_byte,
             latency_s=self.round_trip_s,
-            shared=self.colocated,
+            colocated_workers=workers if self.colocated else 0,
         )
 
     def pace_bytes_per_s(self, workers: int) -> float:

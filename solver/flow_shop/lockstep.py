@@ -1,9 +1,10 @@
 """When planned partitions go up and come down, with workers that are equal and in lock step.
 
 Then one worker stands for all. It has one connection to each server, which carries one message at a time;
-messages under way share the worker's link evenly, up to what a server's link leaves each worker. A
-partition can be pulled `latency_s` after its push has ended, when the same push of all other workers has
-ended too.
+messages under way share the worker's link evenly, up to what a server's link leaves each worker. Where
+workers' hosts are the servers, messages share the links between hosts max-min fairly, and a part has arrived
+when its last copy has: exact for two workers, close for more. A partition can be pulled `latency_s` after
+its push has ended, when the same push of all other workers has ended too.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ class SharedLinks:
         Added to every message: the link time that it loses.
     latency_s
         From the end of a push to the start of its pull.
-    shared
-        Whether pushes and pulls share one link: servers on the workers' hosts answer over the same links.
+    colocated_workers
+        How many workers share their hosts and links with the servers, so that pushes and pulls meet on a
+        link; 0 where servers have hosts of their own. `bytes_per_s` is then what a worker sends and receives
+        together if all hosts are busy, and a host's link carries ``(workers - 1) * connection_bytes_per_s``.
     """
 
     num_servers: int
@@ -38,7 +41,12 @@ class SharedLinks:
     connection_bytes_per_s: float
     overhead_bytes: float = 0.0
     latency_s: float = 0.0
-    shared: bool = False
+    colocated_workers: int = 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether pushes and pulls share links."""
+        return self.colocated_workers > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,7 @@ def send_in_lockstep(
         links.num_servers,
         links.bytes_per_s,
         links.connection_bytes_per_s,
-        links.shared,
+        links.colocated_workers,
         links.latency_s,
         in_order,
         times,

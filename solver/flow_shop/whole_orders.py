@@ -64,7 +64,7 @@ def best_whole_order(
         links.bytes_per_s,
         links.connection_bytes_per_s,
         links.overhead_bytes,
-        links.shared,
+        links.colocated_workers,
         links.latency_s,
         enough,
         faster_than * (1 - PRECISION),

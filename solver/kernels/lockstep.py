@@ -34,6 +34,51 @@ def start_next(
 
 
 @compiled
+def share_hosts(
+    pushed: int, pulled: int, both: int, workers: int, host_rate: float, rates: FloatArray
+) -> None:
+    """Write the rates of messages between `workers` hosts, the first of which are the servers.
+
+    `pushed` servers are only pushed to, `pulled` only pulled from, `both` both. A message goes to its server
+    from all other hosts, or from its server to all of them, everywhere at one rate. `rates` has four: of
+    pushes to the first kind of servers, pulls from the second, pushes and pulls of the third. They are
+    max-min fair: the link with the least share fixes what crosses it, and the rest share what is left.
+    """
+    crossing = np.zeros((8, 4))
+    hosts = (pushed, pulled, both, workers - pushed - pulled - both)
+    for kind in range(4):
+        # Row `kind` is the link out of such a host, row 4 + kind the link into it.
+        crossing[kind, 0], crossing[kind, 2] = pushed - (kind == 0), both - (kind == 2)
+        crossing[4 + kind, 1], crossing[4 + kind, 3] = pulled - (kind == 1), both - (kind == 2)
+    crossing[1, 1] = crossing[2, 3] = crossing[4, 0] = crossing[6, 2] = workers - 1
+    left = np.full(8, host_rate)
+    unfixed = np.array([pushed > 0, pulled > 0, both > 0, both > 0])
+    rates[:] = 0.0
+    while unfixed.any():
+        level = np.inf
+        for link in range(8):
+            count = 0.0
+            for message in range(4):
+                count += crossing[link, message] * unfixed[message]
+            if hosts[link % 4] > 0 and count > 0.0:
+                level = min(level, left[link] / count)
+        fixed = np.zeros(4, dtype=np.bool_)
+        for link in range(8):
+            count = 0.0
+            for message in range(4):
+                count += crossing[link, message] * unfixed[message]
+            if hosts[link % 4] > 0 and count > 0.0 and left[link] / count <= level * (1.0 + TOGETHER):
+                for message in range(4):
+                    fixed[message] |= unfixed[message] and crossing[link, message] > 0.0
+        for message in range(4):
+            if fixed[message]:
+                rates[message] = level
+                unfixed[message] = False
+                for link in range(8):
+                    left[link] = max(left[link] - crossing[link, message] * level, 0.0)
+
+
+@compiled
 def send_in_lockstep(
     ready: FloatArray,
     up_work: FloatArray,
@@ -43,13 +88,14 @@ def send_in_lockstep(
     num_servers: int,
     link_rate: float,
     connection_rate: float,
-    shared: bool,
+    colocated_workers: int,
     latency: float,
     in_order: bool,
     times: FloatArray,
 ) -> None:
-    """Send every message over its server's connection, one at a time there, active ones sharing the link.
+    """Send every message over its server's connection, one at a time there, active ones sharing links.
 
+    With `colocated_workers`, these are the links between the workers' hosts, which are servers too.
     Writes push start, push end, pull start and pull end of every job to the four rows of `times`.
     """
     n = len(ready)
@@ -71,6 +117,8 @@ def send_in_lockstep(
     going_up = np.full(num_servers, -1, dtype=np.int64)
     going_down = np.full(num_servers, -1, dtype=np.int64)
     left_up, left_down = np.zeros(num_servers), np.zeros(num_servers)
+    rates_up, rates_down = np.zeros(num_servers), np.zeros(num_servers)
+    rates = np.zeros(4)
     by_ready = np.argsort(ready, kind="mergesort")
     upcoming = 0
     pushed = np.empty(n, dtype=np.int64)
@@ -89,8 +137,7 @@ def send_in_lockstep(
             push(down_waiting[server[job]], num_down[server[job]], rank[job])
             num_down[server[job]] += 1
             first_pushed += 1
-        active_up = 0
-        active_down = 0
+        active_up = active_down = active_both = 0
         for number in range(num_servers):
             if going_up[number] < 0:
                 job = start_next(up_waiting, num_up, number, by_rank, next_up, in_order, place_on_server)
@@ -108,16 +155,24 @@ def send_in_lockstep(
                     times[2, job] = now
             active_up += going_up[number] >= 0
             active_down += going_down[number] >= 0
-        sharing_up = active_up + active_down if shared else active_up
-        sharing_down = active_up + active_down if shared else active_down
-        rate_up = min(connection_rate, link_rate / max(sharing_up, 1))
-        rate_down = min(connection_rate, link_rate / max(sharing_down, 1))
+            active_both += going_up[number] >= 0 and going_down[number] >= 0
+        if colocated_workers:
+            host_rate = connection_rate * (colocated_workers - 1)
+            only_up, only_down = active_up - active_both, active_down - active_both
+            share_hosts(only_up, only_down, active_both, colocated_workers, host_rate, rates)
+        else:
+            rates[0] = rates[2] = min(connection_rate, link_rate / max(active_up, 1))
+            rates[1] = rates[3] = min(connection_rate, link_rate / max(active_down, 1))
+        for number in range(num_servers):
+            both = going_up[number] >= 0 and going_down[number] >= 0
+            rates_up[number] = rates[2] if both else rates[0]
+            rates_down[number] = rates[3] if both else rates[1]
         step = np.inf
         for number in range(num_servers):
             if going_up[number] >= 0:
-                step = min(step, left_up[number] / rate_up)
+                step = min(step, left_up[number] / rates_up[number])
             if going_down[number] >= 0:
-                step = min(step, left_down[number] / rate_down)
+                step = min(step, left_down[number] / rates_down[number])
         following = now + step
         # What is released, or has been summed, before the next message ends changes who shares the link.
         ends = True
@@ -132,19 +187,19 @@ def send_in_lockstep(
         for number in range(num_servers):
             job = going_up[number]
             if job >= 0:
-                if ends and left_up[number] / rate_up <= step * (1.0 + TOGETHER):
+                if ends and left_up[number] / rates_up[number] <= step * (1.0 + TOGETHER):
                     times[1, job] = following
                     pushed[num_pushed] = job
                     num_pushed += 1
                     going_up[number] = -1
                 else:
-                    left_up[number] = max(left_up[number] - (following - now) * rate_up, 0.0)
+                    left_up[number] = max(left_up[number] - (following - now) * rates_up[number], 0.0)
             job = going_down[number]
             if job >= 0:
-                if ends and left_down[number] / rate_down <= step * (1.0 + TOGETHER):
+                if ends and left_down[number] / rates_down[number] <= step * (1.0 + TOGETHER):
                     times[3, job] = following
                     num_done += 1
                     going_down[number] = -1
                 else:
-                    left_down[number] = max(left_down[number] - (following - now) * rate_down, 0.0)
+                    left_down[number] = max(left_down[number] - (following - now) * rates_down[number], 0.0)
         now = following

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.arrays import FloatArray, IntArray
+from pace.checker.servers import host_shares
+from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.flow_shop.instance import TwoLinks
 from pace.solver.flow_shop.lockstep import LockstepTimes, SharedLinks, send_in_lockstep
 from pace.solver.flow_shop.orders import serve_by_rank, serve_in_order
@@ -55,11 +56,25 @@ def test_two_servers_share_a_link() -> None:
 
 
 def test_servers_on_the_workers_hosts_share_both_directions() -> None:
-    """A pull and a push under way halve each other's rate."""
-    links = SharedLinks(num_servers=1, bytes_per_s=1.0, connection_bytes_per_s=1.0, shared=True)
+    """Two workers with a server each: a push to one server and a pull from the other share two links.
+
+    The first push ends at 2 s. From then on its pull and the other push halve each other's rate: the pull is
+    back at 6 s; the push has 1 byte left and ends at 7 s, and its pull at 10 s.
+    """
+    links = SharedLinks(num_servers=2, bytes_per_s=2.0, connection_bytes_per_s=1.0, colocated_workers=2)
+    found = send_in_lockstep(
+        links, ready=np.array([0.0, 2.0]), sizes=np.array([2, 3]), server=np.array([0, 1])
+    )
+    assert found.push_ends.tolist() == [2.0, 7.0]
+    assert found.pull_ends.tolist() == [6.0, 10.0]
+
+
+def test_one_server_beside_a_worker_sends_while_it_receives() -> None:
+    """The only other worker pushes over one direction and pulls over the other: nothing is shared."""
+    links = SharedLinks(num_servers=1, bytes_per_s=2.0, connection_bytes_per_s=1.0, colocated_workers=2)
     found = send_in_lockstep(links, ready=np.zeros(2), sizes=np.array([2, 2]), server=np.array([0, 0]))
-    assert found.push_ends.tolist() == [2.0, 6.0]
-    assert found.pull_ends.tolist() == [6.0, 8.0]
+    assert found.push_ends.tolist() == [2.0, 4.0]
+    assert found.pull_ends.tolist() == [4.0, 6.0]
 
 
 def test_a_connection_that_waits_for_its_turn_idles() -> None:
@@ -75,6 +90,29 @@ def test_a_connection_that_waits_for_its_turn_idles() -> None:
     assert send_in_lockstep(links, ready=ready, sizes=sizes, server=server).push_starts.tolist() == [3.0, 0.0]
 
 
+def rates_of_messages(
+    links: SharedLinks, server: IntArray, pushed: BoolArray, pulled: BoolArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the rates of pushes and of pulls under way; where hosts share links, by the checker's code."""
+    if not links.colocated_workers:
+        fair = [
+            min(links.connection_bytes_per_s, links.bytes_per_s / max(side.sum(), 1))
+            for side in (pushed, pulled)
+        ]
+        return np.full(len(server), fair[0]), np.full(len(server), fair[1])
+    both = set(server[pushed]) & set(server[pulled])
+    num_both = len(both)
+    shares = host_shares(
+        int(pushed.sum()) - num_both, int(pulled.sum()) - num_both, num_both, links.colocated_workers
+    )
+    host = links.connection_bytes_per_s * (links.colocated_workers - 1)
+    rates = [
+        np.array([host * shares.get((way, number in both), 0.0) for number in server.tolist()])
+        for way in ("push", "pull")
+    ]
+    return rates[0], rates[1]
+
+
 def carried(times: LockstepTimes, links: SharedLinks, server: IntArray) -> tuple[FloatArray, FloatArray]:
     """Return the bytes that the links carry of every push and pull between its start and its end."""
     messages = [(times.push_starts, times.push_ends), (times.pull_starts, times.pull_ends)]
@@ -82,12 +120,10 @@ def carried(times: LockstepTimes, links: SharedLinks, server: IntArray) -> tuple
     amounts = (np.zeros(len(server)), np.zeros(len(server)))
     for start, end in pairwise(moments):
         under_way = [(starts <= start) & (ends >= end) for starts, ends in messages]
-        counts = [int(active.sum()) for active in under_way]
-        if links.shared:
-            counts = [sum(counts)] * 2
-        for amount, active, count in zip(amounts, under_way, counts, strict=True):
-            rate = min(links.connection_bytes_per_s, links.bytes_per_s / max(count, 1))
-            amount[active] += rate * (end - start)
+        for amount, active, rate in zip(
+            amounts, under_way, rates_of_messages(links, server, *under_way), strict=True
+        ):
+            amount[active] += rate[active] * (end - start)
             assert np.bincount(server[active], minlength=1).max(initial=0) <= 1
     return amounts
 
@@ -103,7 +139,7 @@ def exchanges(draw: st.DrawFn) -> tuple[SharedLinks, FloatArray, IntArray, IntAr
         connection_bytes_per_s=draw(st.sampled_from([0.25, 0.5, 1.0])),
         overhead_bytes=draw(st.sampled_from([0.0, 0.5])),
         latency_s=draw(eighths(1)),
-        shared=draw(st.booleans()),
+        colocated_workers=draw(st.sampled_from([0, max(servers, 2), servers + 2])),
     )
     ready = np.array([draw(eighths(3)) for _ in range(count)])
     sizes = np.array([draw(st.integers(1, 4)) for _ in range(count)], dtype=np.int64)

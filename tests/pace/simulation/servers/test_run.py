@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pace import Gradient, Op, Profile
@@ -76,11 +76,16 @@ def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> No
 @given(data=st.data(), profile=profiles())
 @properties(40)
 def test_a_plan_takes_what_it_predicts(data: st.DataObject, profile: Profile) -> None:
-    """Equal workers without jitter, servers of their own: to rounding, the schedule's own window."""
+    """Equal workers without jitter: to rounding, the schedule's own window.
+
+    On more than two workers' hosts, parts arrive at some workers sooner than at others, and take more time
+    or less than planned.
+    """
     profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))
     chosen = data.draw(clusters(profile, uneven=False))
     if chosen.exchange.colocated:
-        return
+        profile = profile.replace(workers=2)
+        assume(chosen.exchange.servers <= profile.workers)
     size = data.draw(st.sampled_from([4, 16, 1000]))
     predicted = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size)).predicted
     run = run_server_policy(profile, chosen, make_policy("pace", "servers", partition_bytes=size))
