@@ -1,4 +1,4 @@
-"""The arrays that all algorithms work on."""
+"""The types of the NumPy arrays that all algorithms take and return."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,8 +1,8 @@
 """Proof that a schedule cannot be beaten: a set of jobs whose three numbers add up to its objective.
 
-Whatever the schedule, a set S of jobs needs the time from its first release, plus all its processing,
-plus the shortest tail: min r + sum p + min q. The greatest such bound equals the optimum (Carlier 1982,
-proposition 1; docs/solver.md), and it suffices to look at the sets {r >= rho, q >= theta}.
+In every schedule, the objective of a set S of jobs is at least min r + sum p + min q: the time until its
+first release, all its processing, and its shortest tail. The greatest such bound equals the optimum (Carlier
+1982, proposition 1; docs/solver.md). It suffices to look at the sets {r >= rho, q >= theta}.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pace.solver.instance import Instance, Solution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalSet:
-    """A set of jobs and the bound that it proves: min_ready + total_processing + min_tail."""
+    """A set of jobs and the bound that it proves: min_ready + total_processing + min_tail, in seconds."""
 
     jobs: tuple[int, ...]
     min_ready: float
@@ -25,12 +25,12 @@ class CriticalSet:
 
     @property
     def bound(self) -> float:
-        """The bound on max(completion + tail) that the set proves."""
+        """The lower bound on max(completion + tail) that the set proves."""
         return self.min_ready + self.total_processing + self.min_tail
 
 
 def certify(instance: Instance, solution: Solution) -> CriticalSet:
-    """Read the critical set off a longest-tail-first schedule. O(n).
+    """Return the critical set of a longest-tail-first schedule, in O(n).
 
     Let job c attain the objective and s be the last moment before its end at which the machine idled or
     served a shorter tail. From s on only tails >= q_c are served, none of them was released before s (it
@@ -68,6 +68,9 @@ def certify(instance: Instance, solution: Solution) -> CriticalSet:
 
 
 def one_link_bound(ready: FloatArray, processing: FloatArray, tail: FloatArray) -> CriticalSet:
-    """Return the strongest set on one link, by Jackson's schedule. O(n log n)."""
+    """Return the set of jobs with the greatest bound on one link, by Jackson's schedule, in O(n log n).
+
+    The arrays have the shape (num_jobs,) and hold seconds.
+    """
     instance = Instance(ready=ready, processing=processing, tail=tail)
     return certify(instance, jackson.solve(instance))

@@ -1,7 +1,7 @@
-"""How hot loops are compiled: numba, cached on disk so that only a machine's first run pays.
+"""How hot loops are compiled: by numba, with a cache on disk, so only the first run on a machine is slow.
 
-Modules under ``pace.solver.kernels`` use this at import and are themselves imported where they are first
-needed, because importing numba takes about as long as everything else together.
+Modules named ``kernels`` use this when they are imported. Import them inside the functions that need them:
+importing numba takes about as long as importing everything else.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compile `function` at its first call; plain Python stays reachable as ``py_func``."""
+    """Compile `function` at its first call; its attribute ``py_func`` is the original function."""
     return _compile(function)
 
 
 def compiled_in_place(function: Function) -> Function:
-    """Compile `function`, which makes no array, into its callers, without counting references.
+    """Compile `function`, which must not create arrays, into its callers without counting references.
 
-    State that is a named tuple of many arrays is counted and copied at each call otherwise, which takes
-    several times as long as the work.
+    Otherwise a named tuple of many arrays is copied and its references are counted at each call. That takes
+    several times as long as the work itself.
     """
     return _compile(function, _nrt=False, forceinline=True)
 
@@ -29,5 +29,5 @@ def compiled_in_place(function: Function) -> Function:
 def _compile(function: Function, **options: Any) -> Function:
     try:
         return cast("Function", numba.njit(cache=True, nogil=True, **options)(function))
-    except RuntimeError:  # no folder to cache in can be written
+    except RuntimeError:  # numba finds no writable cache folder
         return cast("Function", numba.njit(nogil=True, **options)(function))

@@ -1,7 +1,7 @@
-"""The duration of one all-reduce as a function of its bytes: monotone and piecewise linear.
+"""The duration of one collective as a function of its bytes: monotone and piecewise linear, with g(0) = 0.
 
-``g(0) = 0``: nothing sent, nothing paid. Every cost that the documents of ``pace.documents`` describe is
-such a curve once the number of workers is known.
+Every cost that the documents of ``pace.documents`` describe is such a curve once the number of workers is
+known.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pace.solver.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """x -> latency_s + x * seconds_per_byte."""
+    """The straight line x -> latency_s + x * seconds_per_byte."""
 
     latency_s: float
     seconds_per_byte: float
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostCurve:
-    """g through knots: constant below the first knot, a straight line beyond the last.
+    """The curve g through knots: constant below the first knot, a straight line beyond the last.
 
     Attributes
     ----------
@@ -45,13 +45,13 @@ class CostCurve:
 
     @property
     def line(self) -> Line | None:
-        """The line that g is for x > 0, or None where it has more than one slope."""
+        """The straight line that equals g for all x > 0, or None if g has more than one slope."""
         if self.sizes_bytes == (0.0,):
             return Line(latency_s=self.durations_s[0], seconds_per_byte=self.slope_beyond)
         return None
 
     def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
-        """Duration in seconds of all-reduces of `size_bytes`, element by element."""
+        """Return the durations, in seconds, of collectives of `size_bytes`; an array of the same shape."""
         size = np.asarray(size_bytes, dtype=np.float64)
         beyond = np.maximum(size - self.sizes_bytes[-1], 0.0) * self.slope_beyond
         return np.where(size > 0, np.interp(size, self.sizes_bytes, self.durations_s) + beyond, 0.0)
@@ -67,15 +67,15 @@ class CostCurve:
         )
 
     def knots(self) -> tuple[FloatArray, FloatArray, float]:
-        """Return the knots as arrays, the form that the compiled loops take."""
+        """Return the knots' sizes (bytes) and durations (seconds), and the slope beyond, for the kernels."""
         return np.array(self.sizes_bytes), np.array(self.durations_s), self.slope_beyond
 
     def minorants(self, largest_bytes: float) -> tuple[Line, ...]:
-        """Return the greatest lines below g on (0, largest_bytes] that start at or above zero.
+        """Return the greatest lines below g on (0, largest_bytes] whose latency is not negative.
 
-        They are the edges of g's lower convex hull, and the steepest line through the origin: an edge
-        that meets the axis below zero would not bound the sum of several calls. Every one of them is a
-        valid bound and none is the best for every size, so a caller takes the maximum.
+        They are edges of g's lower convex hull, and the steepest line through the origin. An edge with a
+        negative latency would not bound the sum of several calls. Each line is a valid lower bound. None is
+        the best for all sizes, so take the maximum over them.
         """
         if self.line is not None:
             return (self.line,)

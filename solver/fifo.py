@@ -1,7 +1,7 @@
 """The best groups for frameworks that send first in, first out and then stop at a barrier.
 
-There only the end of the last all-reduce matters, and groups go out in order of ready time. The optimum over
-contiguous groups follows from a dynamic program over prefixes, exact for every monotone g, in O(n^2).
+Only the end of the last all-reduce matters there, and groups are sent in order of ready time. A dynamic
+program over prefixes finds the best contiguous groups. It is exact for every monotone g and takes O(n^2).
 """
 
 import numpy as np
@@ -13,10 +13,15 @@ from pace.solver.partition import Chain
 def best_fifo(
     chain: Chain, cost: CostCurve, *, max_group_bytes: int | None = None
 ) -> tuple[list[int], float]:
-    """Return the first elements of the runs whose last all-reduce ends earliest, and that end in seconds.
+    """Cut a chain into runs so that the last all-reduce ends as early as possible. Exact, O(n^2).
 
-    A run is ready with its last element and waits for the run before it. No run of more than one element is
+    A run is ready when its last element is, and waits for the run before it. Only a run of one element may be
     larger than `max_group_bytes`.
+
+    Returns
+    -------
+    list of int, float
+        The index of each run's first element, and the end of the last all-reduce in seconds.
     """
     from pace.solver.kernels import fifo as kernel
 
@@ -37,10 +42,10 @@ def best_fifo(
 def fewer_runs(
     chain: Chain, cost: CostCurve, cuts: list[int], *, max_group_bytes: int | None = None
 ) -> list[int]:
-    """Put neighboring runs together as long as the last one ends no later; return the first elements left.
+    """Merge neighboring runs as long as the last all-reduce ends no later; return each run's first element.
 
-    From the first run on, as many runs become one as leave the next ones their latest begin. Where compute
-    hides the all-reduces anyway, few groups do what many would.
+    Greedy, from the first run on: merge as many runs as the latest possible start of the next one permits.
+    Where compute hides the all-reduces anyway, a few groups do as well as many.
     """
     ends = np.concatenate(([0.0], np.cumsum(chain.sizes, dtype=np.float64)))
     edges = np.array([*cuts, len(chain)])
@@ -49,7 +54,7 @@ def fewer_runs(
     now = 0.0
     for run_ready, duration in zip(ready, lasting, strict=True):
         now = max(now, run_ready) + duration
-    # By when each run must have ended for those after it to end as early as they do.
+    # The latest end of each run with which the runs after it still end as early as they do now.
     latest = now - np.concatenate((np.cumsum(lasting[:0:-1])[::-1], [0.0]))
     kept: list[int] = []
     place, now = 0, 0.0

@@ -1,7 +1,7 @@
 """The one-machine problem 1 | r_j, q_j, pmtn | Cmax, in continuous and in slotted time, and its solutions.
 
-Jobs are the groups: ready time r, processing time p (the all-reduce), tail q. Times are in seconds,
-or in slots once `in_slots` has rounded them.
+The jobs are groups of gradients: ready time r, processing time p (of the all-reduce), tail q. Times are in
+seconds, or in slots once `in_slots` has rounded them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 
-# Quotients such as 1.1 / 0.1 exceed the integer that they stand for by a rounding error.
+# Quotients such as 1.1 / 0.1 exceed the exact integer by a rounding error.
 ROUNDING = 1e-9
 
 
@@ -32,9 +32,9 @@ class Instance:
         return len(self.ready)
 
     def in_slots(self, slot_s: float) -> "Instance":
-        """Round to slots of `slot_s` seconds: r and p up to whole slots, q in units of slots (eq. 3).
+        """Return the instance in slots of `slot_s` seconds: r and p rounded up, q in units of slots.
 
-        Whatever takes time takes a slot, however short it is.
+        This is equation (3) of the PACE paper. A processing time above zero takes at least one slot.
         """
         processing = np.ceil(self.processing / slot_s - ROUNDING)
         return Instance(

@@ -2,9 +2,9 @@
 
 Theorem (Horn 1974; Carlier 1982). Serving, at every moment, a released unfinished job of longest tail
 minimizes max(completion + tail). Proof by exchange: if at some moment job j is served while i waits with
-q_i > q_j, swapping the first such moment with a later one of i moves no job's end past the later of the
-two, and that end then belongs to the shorter tail. ``pace.solver.certificate`` gives the matching lower
-bound, so no answer has to be believed.
+q_i > q_j, swap the first such moment with a later one of i. No job then ends after the later of the two ends,
+and that end now belongs to the shorter tail. ``pace.solver.certificate`` gives the matching lower bound, so
+every answer can be checked.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from pace.solver.instance import Instance, Solution
 
 
 def solve(instance: Instance) -> Solution:
-    """Solve to optimality by longest tail first, in O(n log n) with at most n - 1 preemptions.
+    """Return an optimal schedule by longest tail first, in O(n log n), with at most n - 1 preemptions.
 
-    In slots (``Instance.in_slots``) the pieces begin and end on whole slots, because releases and
-    processing times do. Equal tails keep the job already running, then take the earlier ready time,
-    then the smaller index: the same instance gives the same pieces everywhere.
+    If ready and processing times are whole slots (``Instance.in_slots``), the pieces start and end on whole
+    slots. Of equal tails, the running job goes on; then the earlier ready time goes first, then the smaller
+    index. So the same instance gives the same pieces on every machine.
     """
     from pace.solver.kernels import jackson as kernel
 
@@ -27,7 +27,7 @@ def solve(instance: Instance) -> Solution:
     starts, ends = np.empty(2 * n), np.empty(2 * n)
     completion = np.empty(n)
     by_ready = np.argsort(instance.ready, kind="stable")
-    # A job that is running was ready no later than one just released, so this order also keeps it running.
+    # A running job was ready no later than a job just released, so this order also lets it go on.
     by_rank = by_ready[np.argsort(-instance.tail[by_ready], kind="stable")]
     pieces, objective = kernel.serve(
         instance.ready,
@@ -46,7 +46,7 @@ def solve(instance: Instance) -> Solution:
 def joined(
     jobs: IntArray, starts: FloatArray, ends: FloatArray, completion: FloatArray, objective: float
 ) -> Solution:
-    """Return a solution whose touching pieces of one job are one piece."""
+    """Return a solution in which adjacent pieces of the same job are merged."""
     if len(jobs) > 1:
         first = np.concatenate(([True], (jobs[1:] != jobs[:-1]) | (starts[1:] != ends[:-1])))
         last = np.concatenate((first[1:], [True]))

@@ -1,10 +1,10 @@
 """Searches for the best setting of a few knobs: Bayesian optimization, a grid, random places, momentum.
 
-A search is a generator: it yields a place in the unit cube, and is sent back what was measured there. So the
-same search tunes a simulated policy and a job that trains. What a place means is for the caller to say.
+A search is a generator: it yields a place in the unit cube and receives what the caller measured there. So
+the same search tunes a simulated policy and a running job. The caller converts places to settings.
 
-As ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process over the logarithms of
-sizes, expected improvement with xi 0.1. A search's cost is the number of places that it tried.
+Bayesian optimization follows ByteScheduler's tuner (Peng et al., SOSP 2019, section 5): a Gaussian process
+over the logarithms of sizes, and expected improvement with xi = 0.1.
 """
 
 import math
@@ -20,19 +20,20 @@ from pace.solver.arrays import FloatArray
 Search = Literal["bayes", "grid", "random", "momentum"]
 SEARCHES: tuple[Search, ...] = get_args(Search)
 
-# ByteScheduler's best credits are 3.5 to 5.8 partitions (its Table 1): where a search for both begins.
+# The credit with which a search for both begins. ByteScheduler's best ones are 3.5 to 5.8 partitions (Table
+# 1).
 CREDIT_IN_PARTITIONS = 4
 EXPLORATION = 0.1
 RANDOM_POINTS = 5
 MOMENTUM = 0.9
-# Around a start, in the unit cube: about a factor of two either way, for all knobs together.
+# The first trials around a given start: all knobs together move by about a factor of two either way.
 NEIGHBORHOOD = (0.0, 0.1, -0.1)
-# What the Gaussian process takes for noise at least, and at most, as a share of the variance of all results.
+# Limits of the noise that the Gaussian process assumes, as a share of the variance of all results.
 LEAST_NOISE, MOST_NOISE = 1e-6, 1.0
 
 
 class Measured(NamedTuple):
-    """What a place costs, and how far a repetition would lie from that; 0 where nothing varies."""
+    """What a place costs, and the standard deviation over repetitions; 0 if the cost does not vary."""
 
     cost: float
     deviation: float = 0.0
@@ -44,16 +45,20 @@ Places = Generator[FloatArray, Measured, None]
 def places(
     search: Search, num_knobs: int, num_trials: int, *, seed: int, first: FloatArray | None = None
 ) -> Places:
-    """Yield at most `num_trials` places, one after the other; the same for the same seed and costs.
+    """Return a search: it yields at most `num_trials` places, the same for the same seed and costs.
 
     Parameters
     ----------
+    search
+        The method.
     num_knobs
         Dimensions of the unit cube.
     num_trials
-        A grid takes the largest that is no larger.
-    first
-        Where Bayesian optimization and momentum begin, if that is known; else at random.
+        Most places to try. A grid uses the largest number of steps with which it has no more places.
+    seed
+        Seed of the random places.
+    first : array of shape (num_knobs,)
+        Where Bayesian optimization and momentum begin (default: a random place).
     """
     random = np.random.default_rng(seed)
     if search == "bayes":
@@ -64,7 +69,7 @@ def places(
 
 
 def run(found: Places, measure: Callable[[FloatArray], Measured]) -> None:
-    """Measure every place of a search."""
+    """Run a search to its end: `measure` returns what each place costs."""
     try:
         place = next(found)
         while True:
@@ -109,20 +114,23 @@ def _bayes(num_knobs: int, num_trials: int, random: np.random.Generator, first: 
         else:
             optimizer.set_gp_params(alpha=_noise(targets, deviations))
             with warnings.catch_warnings():
-                # The process's length scale may meet its limit on a flat objective; any place will do.
+                # On a flat objective the length scale may reach its limit. Any place is then as good.
                 warnings.simplefilter("ignore")
                 suggested = optimizer.suggest()
             place = np.array([float(suggested[name]) for name in names])
         measured = yield place
         scale = scale or measured.cost or 1.0
-        # xi is in the objective's units: relative to the first cost, a tenth means a tenth.
+        # xi has the unit of the objective. Relative to the first cost, 0.1 means 10 %.
         targets.append(-measured.cost / scale)
         deviations.append(measured.deviation / scale)
         optimizer.register(params=dict(zip(names, place.tolist(), strict=True)), target=targets[-1])
 
 
 def _noise(targets: list[float], deviations: list[float]) -> float:
-    """Return the variance of repetitions as a share of that of all results, which the process normalizes."""
+    """Return the variance over repetitions as a share of the variance of all results.
+
+    The Gaussian process normalizes results by the latter.
+    """
     spread = float(np.var(targets))
     if spread == 0:
         return LEAST_NOISE
@@ -136,7 +144,7 @@ def _grid(num_knobs: int, num_trials: int, random: np.random.Generator) -> Place
 
 
 def _grid_sizes(num_knobs: int, num_trials: int) -> list[int]:
-    """Return how many steps each axis has, as equal as they can be."""
+    """Return the number of steps of each axis, as equal as possible."""
     sizes = [max(int(num_trials ** (1 / num_knobs) + 1e-9), 1)] * num_knobs
     for axis in range(num_knobs):
         if np.prod(sizes) // sizes[axis] * (sizes[axis] + 1) <= num_trials:
@@ -156,7 +164,7 @@ def _random(num_knobs: int, num_trials: int, random: np.random.Generator) -> Pla
 def _momentum(
     num_knobs: int, num_trials: int, random: np.random.Generator, first: FloatArray | None
 ) -> Places:
-    """Descend by differences, with momentum (Polyak 1964); again from a random place where it ends."""
+    """Descend along differences with momentum (Polyak 1964); restart from a random place when stuck."""
     left = num_trials
     while left > 0:
         place = random.random(num_knobs) if first is None else first
@@ -178,7 +186,7 @@ def _momentum(
             speed = MOMENTUM * speed - step * slope
             place = np.clip(place + speed, 0, 1)
             if not slope.any():
-                break  # a plateau tells nothing of where to go
+                break  # a plateau shows no direction
 
 
 def _step_sizes() -> Iterator[float]:

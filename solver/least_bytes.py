@@ -1,12 +1,13 @@
-"""Placement of tensors on servers: each goes where the fewest bytes are so far."""
+"""Placement of tensors on servers: each goes to the server with the fewest bytes so far."""
 
 from collections.abc import Sequence
 
 
 def least_bytes_servers(sizes_bytes: Sequence[float], num_servers: int) -> tuple[int, ...]:
-    """Return a server for every tensor, taken in order: the one with the least bytes, on a tie the first.
+    """Return the server of each tensor: in their order, each goes to the server with the fewest bytes so far.
 
-    This is TensorFlow's ``GreedyLoadBalancingStrategy`` with byte sizes; the largest load is at most twice
+    On a tie it goes to the first of them.
+    This is TensorFlow's ``GreedyLoadBalancingStrategy`` with byte sizes. The largest load is at most twice
     the best possible one (Graham 1966).
     """
     load = [0.0] * num_servers

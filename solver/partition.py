@@ -1,7 +1,8 @@
-"""Which neighbors on a chain to fuse: the paper's MaxMinSize and the exact optimum on layered instances.
+"""Which neighbors on a chain to fuse: the PACE paper's MaxMinSize, and the exact optimum on layered chains.
 
-A chain is the gradients in order of ready time; a partition cuts it into runs, one run a group. Dtypes and
-names are unknown here: ``pace.planning.fusion.search`` calls these for each class that may share a buffer.
+A chain is a list of gradients in order of ready time. A partition cuts it into runs; each run is one group.
+Types and names are unknown here: ``pace.planning.fusion.search`` calls these functions once for each class of
+gradients that may share a buffer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,13 +39,13 @@ class Chain:
 
     @property
     def is_layered(self) -> bool:
-        """Whether tails do not decrease along the chain: whoever is ready later is needed earlier."""
+        """Whether tails do not decrease along the chain: a gradient that is ready later is needed earlier."""
         return bool(np.all(np.diff(self.tail) >= 0))
 
     def contracted(self, num_elements: int) -> tuple["Chain", IntArray]:
-        """Return the chain with neighbors put together until `num_elements` are left, and where each begins.
+        """Merge neighbors until `num_elements` are left; return the chain and the first gradient of each.
 
-        Elements are of about equal size, so what is lost by never cutting inside one is small.
+        The merged elements have about equal sizes, so little is lost by never cutting inside one.
         """
         ends = np.cumsum(self.sizes)
         shares = np.arange(1, num_elements) * (ends[-1] / num_elements)
@@ -57,7 +58,7 @@ class Chain:
         ), starts
 
     def fuse(self, cuts: Sequence[int], cost: CostCurve) -> Instance:
-        """Return the instance of the runs that begin at each of `cuts`, the first of them 0."""
+        """Return the instance whose jobs are the runs that begin at each of `cuts`; the first cut is 0."""
         return Instance(
             ready=np.maximum.reduceat(self.ready, cuts),
             processing=cost(np.add.reduceat(self.sizes, cuts)),
@@ -66,10 +67,10 @@ class Chain:
 
 
 def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
-    """Yield, for R = 1, 2, ..., n, the first elements of R runs whose smallest total size is greatest.
+    """Yield, for R = 1, 2, ..., n, the first elements of the R runs whose smallest size is greatest.
 
-    The PACE paper's Algorithm 1 (MaxMinSize), O(n) for each R instead of its direct O(n^3). Among the best
-    partitions the one whose runs end earliest is taken.
+    This is the PACE paper's Algorithm 1 (MaxMinSize), in O(n) for each R instead of O(n^3). Of the best
+    partitions, the one whose runs end earliest is yielded. `sizes` has the shape (n,) and holds bytes.
     """
     from pace.solver.kernels import partition as kernel
 
@@ -93,31 +94,31 @@ def best_layered(
     max_group_bytes: int | None = None,
     tolerance: float = EXACT,
 ) -> tuple[list[int], float]:
-    """Return the first elements of the runs that minimize max(completion + tail), and that minimum.
+    """Cut a layered chain into runs that minimize max(completion + tail). Exact.
 
-    Exact on a layered chain (``Chain.is_layered``): there a contiguous partition is optimal, and the
-    critical sets are suffixes, so a partition costs the maximum over its runs a of
-    r_last(a) + q_last(a) + the all-reduces of a and all later runs.
+    On a layered chain (``Chain.is_layered``) some contiguous partition is optimal, and the critical sets are
+    suffixes. So the objective of a partition is the maximum over its runs a of r_last(a) + q_last(a) + the
+    all-reduces of a and all later runs.
 
     Parameters
     ----------
     chain
         A layered chain.
     cost
-        Any monotone g. For an affine g the optimum is exact in O(n K) for K groups. Otherwise it is found by
-        bisection over the maximum, O(n^2) for each probe.
+        Any monotone g. An affine g takes O(n K) for K groups. For any other g, the objective is found by
+        bisection, in O(n^2) for each probe.
     enough
-        An objective that need not be beaten, in seconds: the compute bound.
+        Stop at this objective in seconds, for example the compute bound.
     max_group_bytes
-        No run of more than one element is larger.
+        Largest size of a run of more than one element.
     tolerance
         Relative width at which the bisection ends.
 
     Returns
     -------
     list of int, float
-        Of the partitions with at most the reached maximum, one with the fewest runs (for an affine g) or
-        the least total duration.
+        The index of each run's first element, and the objective in seconds. Of the partitions with this
+        objective, it is one with the fewest runs (for an affine g) or the least total duration.
     """
     from pace.solver.kernels import partition as kernel
 
@@ -141,7 +142,7 @@ def best_layered(
         for line in lines
     )
     if cost.line is not None:
-        # The second pass adds the same numbers in another order: a limit without slack might be missed.
+        # The second pass adds the same numbers in another order, so it may miss a limit without slack.
         found = fewest_under(max(least, enough) * (1 + EXACT), cost.line)
         assert found, "the optimum of the first pass is feasible"
     else:
@@ -153,11 +154,11 @@ def best_layered(
 
 
 def _bisect(probe: Callable[[float], float], low: float, enough: float, tolerance: float) -> None:
-    """Leave the last probe at the least maximum; `low` is a bound on it, mostly a close one."""
+    """Call `probe` by bisection so that its last call was at the optimum; `low` is a lower bound on it."""
     high = probe(np.inf)
     step = tolerance * high
     while high > enough and high - low > tolerance * high:
-        # The bound is usually all but reached, so the search starts beside it and widens.
+        # The optimum is usually close to the bound, so the search starts there and widens.
         middle = max(min(low + step, (low + high) / 2), enough)
         step *= 8
         reached = probe(middle)
@@ -169,7 +170,7 @@ def _bisect(probe: Callable[[float], float], low: float, enough: float, toleranc
 
 
 def _last_elements(sizes: IntArray, max_group_bytes: int | None) -> IntArray:
-    """Return, for every element, the last one that may share a run that starts with it."""
+    """Return, for each element, the last element that fits into a run that starts with it."""
     n = len(sizes)
     if max_group_bytes is None:
         return np.full(n, n - 1, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The realizable plan: groups cut into segments that each pay g in full and are never recalled.
+"""The realizable plan: groups cut into segments, each of which takes the full g of its bytes.
 
-The oracle preempts for free; a network does not. ``cut_while_sending`` cuts groups where a longer tail would
-wait too long, ``cut_as_solved`` where an oracle preempted; ``send_in_order`` gives segments their times.
-Choosing the fastest of several such plans is left to the caller.
+The oracle preempts at no cost; a network cannot preempt. ``cut_while_sending`` cuts groups where a longer
+tail would wait too long, ``cut_as_solved`` where an oracle preempted. ``send_in_order`` computes the times of
+segments. The caller chooses the fastest of several such plans.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ MAX_SEGMENTS_PER_GROUP = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """Groups as the network sees them.
+    """The buffers of groups.
 
     Attributes
     ----------
     ready, tail : arrays of shape (num_groups,)
         Seconds.
     elements, element_bytes : arrays of shape (num_groups,)
-        How many elements each buffer holds, and the bytes of one.
+        The number of elements in each buffer, and the bytes of one element.
     """
 
     ready: FloatArray
@@ -45,12 +45,13 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """Segments in the order in which they go out.
+    """Segments in the order in which they are sent.
 
     Attributes
     ----------
     groups, elements : integer arrays of shape (num_segments,)
-        The group of each segment and how many of its elements it carries, from where the last one ended.
+        The group of each segment and the number of elements that it carries. It begins where the group's
+        previous segment ended.
     starts, ends : arrays of shape (num_segments,)
         Seconds.
     objective : float
@@ -67,11 +68,15 @@ class Sending:
 def cut_while_sending(
     buffers: Buffers, cost: CostCurve, *, patience_s: float, max_segment_bytes: float = np.inf
 ) -> Sending | None:
-    """Send by longest tail, cutting a group only where a longer tail would wait over `patience_s`.
+    """Send by longest tail; cut a group only where a longer tail would wait longer than `patience_s`.
 
-    Returns None if that takes, besides the segments that `max_segment_bytes` makes necessary, more than
-    `MAX_SEGMENTS_PER_GROUP` segments a group on average: never with infinite patience. A heuristic: feasible
-    always, optimal when cuts are free.
+    A heuristic: always feasible, and optimal if cuts cost nothing.
+
+    Returns
+    -------
+    Sending or None
+        None if, besides the segments that `max_segment_bytes` requires, more than `MAX_SEGMENTS_PER_GROUP`
+        segments a group are needed on average. With infinite patience this never happens.
     """
     from pace.solver.kernels import sending as kernel
 
@@ -104,7 +109,7 @@ def cut_while_sending(
 
 
 def necessary_segments(buffers: Buffers, max_segment_bytes: float) -> int:
-    """Return the number of segments if groups are cut only into the largest that are allowed."""
+    """Return the number of segments if every segment but the last of a group has the largest allowed size."""
     if np.isinf(max_segment_bytes):
         return int(np.count_nonzero(buffers.elements))
     largest = np.maximum(max_segment_bytes // buffers.element_bytes, 1).astype(np.int64)
@@ -112,7 +117,10 @@ def necessary_segments(buffers: Buffers, max_segment_bytes: float) -> int:
 
 
 def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: CostCurve) -> Sending:
-    """Send given segments one after another, none before its group is ready."""
+    """Send the given segments one after another in this order, none before its group is ready.
+
+    `groups` and `elements` are those of ``Sending``.
+    """
     durations = cost(elements * buffers.element_bytes[groups])
     starts, ends = np.empty(len(groups)), np.empty(len(groups))
     now = 0.0
@@ -126,13 +134,13 @@ def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: 
 
 
 def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntArray]:
-    """Turn an oracle's pieces into byte ranges, in proportion to their time.
+    """Convert an oracle's pieces to numbers of elements, in proportion to their time.
 
     Returns
     -------
-    pieces, elements : integer arrays
-        Indices of the pieces that carry anything, and their numbers of elements. A group with fewer
-        elements than pieces leaves some without; its last piece always carries one.
+    pieces, elements : integer arrays of shape (num_segments,)
+        Indices of the pieces that carry elements, and how many each carries. If a group has fewer elements
+        than pieces, some pieces carry none, but its last piece always carries one.
     """
     lengths = solution.ends - solution.starts
     total = np.zeros(len(buffers.elements))
@@ -143,7 +151,7 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
     final = dict(zip(solution.jobs.tolist(), range(len(lengths)), strict=True))
     for piece, (job, length) in enumerate(zip(solution.jobs.tolist(), lengths.tolist(), strict=True)):
         served[job] += length
-        # Multiplied first: of 49 elements in 49 slots, each slot carries one; 49 * (1 / 49) is less than 1.
+        # Multiply first: of 49 elements in 49 slots, each slot carries one, but 49 * (1 / 49) is less than 1.
         share = int(buffers.elements[job] * served[job] / total[job])
         until = buffers.elements[job] if final[job] == piece else share
         until = min(until, buffers.elements[job] - (final[job] != piece))

@@ -1,4 +1,4 @@
-"""The best groups and their order where nothing is preempted: exact, for few gradients."""
+"""The best groups and their order if groups are sent uncut: exact, for few gradients."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
 
 MOST_GRADIENTS = 12
-# Windows that differ by less, relative to their length, count as equally long.
+# Windows whose lengths differ by a smaller share than this count as equally long.
 PRECISION = 1e-6
 
 
@@ -20,18 +20,27 @@ def best_whole_groups(
     faster_than: float,
     max_group_bytes: int | None = None,
 ) -> list[list[int]] | None:
-    """Return groups in the order in which they are sent whole with the shortest window, or None.
+    """Return the groups, in sending order, whose window is shortest if no group is cut.
 
-    Exact to `PRECISION`: with all groups due by the window's end less their tail, of all ways to send a set
-    of gradients only the one that ends first counts. So each window is tried in O(3^n), and made shorter
-    until there is no way left.
+    Exact up to a share `PRECISION` of the window. In a window of given length, each group must end by the
+    window's end less its tail. So of all ways to send a set of gradients only the one that ends first counts,
+    and a window is checked in O(3^n). Windows are made shorter until none is feasible.
 
     Parameters
     ----------
-    ready, tail, sizes, dtypes : arrays of shape (num_gradients,)
-        Of at most `MOST_GRADIENTS` gradients with bytes.
+    ready, tail : arrays of shape (num_gradients,)
+        Seconds; of at most `MOST_GRADIENTS` gradients.
+    sizes, dtypes : arrays of shape (num_gradients,)
+        Bytes, greater than zero, and the number of each gradient's type. Only one type shares a group.
     faster_than
-        None is returned unless the window is shorter than this.
+        A window in seconds that the result must beat.
+    max_group_bytes
+        Largest size of a group of several gradients.
+
+    Returns
+    -------
+    list of list of int, or None
+        The gradients of each group; None if no window is shorter than `faster_than`.
     """
     from pace.solver.kernels import whole_groups as kernel
 

@@ -1,7 +1,7 @@
-"""The two-link problem F2 | r_j, q_j | max(D_j + q_j): up one link, then down another, then a tail.
+"""The two-link problem F2 | r_j, q_j | max(D_j + q_j): jobs are pushed over one link and pulled over another.
 
-A job is a tensor or a partition: ready time r, push time u on the uplink, pull time d on the downlink, tail
-q. A pull starts when its push has ended. Times are in seconds.
+A job is a tensor or a part of one. It has a ready time r, a push time u on the uplink, a pull time d on the
+downlink and a tail q. Its pull starts when its push has ended, at the earliest. Times are in seconds.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class TwoLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoLinkSolution:
-    """When every job has each link for itself; none is preempted.
+    """A schedule without preemption, in which each link carries one job at a time.
 
     Attributes
     ----------
     push_order, pull_order : integer arrays of shape (num_jobs,)
         The jobs in the order in which each link serves them.
     push_starts, push_ends, pull_starts, pull_ends : arrays of shape (num_jobs,)
-        Seconds, by job.
+        When each job's push and pull start and end, in seconds.
     objective : float
         max(pull end + tail); 0 without jobs.
     """
@@ -56,7 +56,7 @@ class TwoLinkSolution:
 def timed(
     instance: TwoLinks, push_starts: FloatArray, pull_starts: FloatArray, *, by: tuple[IntArray, IntArray]
 ) -> TwoLinkSolution:
-    """Return the solution with these starts; `by` gives both orders."""
+    """Return the solution with these starts, in seconds by job; `by` holds the orders of pushes and pulls."""
     pull_ends = pull_starts + instance.pull
     return TwoLinkSolution(
         push_order=by[0],

@@ -1,10 +1,11 @@
-"""When planned partitions go up and come down, with workers that are equal and in lock step.
+"""When planned parts are pushed and pulled by equal workers in lock step.
 
-Then one worker stands for all. It has one connection to each server, which carries one message at a time;
-messages under way share the worker's link evenly, up to what a server's link leaves each worker. Where
-workers' hosts are the servers, messages share the links between hosts max-min fairly, and a part has arrived
-when its last copy has: exact for two workers, close for more. A partition can be pulled `latency_s` after
-its push has ended, when the same push of all other workers has ended too.
+All workers do the same at the same time, so one is computed for all. It has one connection to each server,
+and each connection carries one message at a time. Messages under way share the worker's link evenly, up to
+each worker's share of a server's link. If the workers' hosts are the servers, messages share the links between
+hosts max-min fairly, and a part has arrived when its last copy has: exact for two workers, close for more. A
+part can be pulled `latency_s` after its push has ended: by then the same push of all other workers has ended
+too.
 """
 
 from dataclasses import dataclass
@@ -16,24 +17,25 @@ from pace.solver.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLinks:
-    """What one worker's messages share.
+    """The links that one worker's messages share.
 
     Attributes
     ----------
     num_servers
-        Connections, each with one message at a time in each direction.
+        Number of connections; each carries one message at a time in each direction.
     bytes_per_s
-        Of the worker's link, in each direction.
+        Rate of the worker's link, in each direction.
     connection_bytes_per_s
-        Most that one connection carries in one direction.
+        Highest rate of one connection in one direction.
     overhead_bytes
-        Added to every message: the link time that it loses.
+        Bytes added to every message, for the link time that each message loses.
     latency_s
-        From the end of a push to the start of its pull.
+        Time from the end of a push to the earliest start of its pull.
     colocated_workers
-        How many workers share their hosts and links with the servers, so that pushes and pulls meet on a
-        link; 0 where servers have hosts of their own. `bytes_per_s` is then what a worker sends and receives
-        together if all hosts are busy, and a host's link carries ``(workers - 1) * connection_bytes_per_s``.
+        Number of workers that share their hosts and links with the servers, so that pushes and pulls share
+        links; 0 if servers have hosts of their own. `bytes_per_s` is then the rate at which a worker sends and
+        receives together if all hosts are busy, and the rate of a host's link is
+        ``(workers - 1) * connection_bytes_per_s``.
     """
 
     num_servers: int
@@ -51,7 +53,7 @@ class SharedLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockstepTimes:
-    """Arrays of shape (num_parts,) in seconds: when every part's push and pull start and end."""
+    """When each part's push and pull start and end: arrays of shape (num_parts,), in seconds."""
 
     push_starts: FloatArray
     push_ends: FloatArray
@@ -68,17 +70,17 @@ def send_in_lockstep(
     pull_sizes: FloatArray | IntArray | None = None,
     in_order: bool = False,
 ) -> LockstepTimes:
-    """Send parts, listed in the planned order, over the links; O(parts * servers).
+    """Return when each part is pushed and pulled, in O(parts * servers). Parts are listed in planned order.
 
     Parameters
     ----------
     ready, sizes, server : arrays of shape (num_parts,)
-        When each part may be pushed, its bytes and its server. Of the parts that wait for a connection the
-        one listed first goes first.
+        When each part may be pushed (seconds), its bytes and the number of its server. Of the parts that wait
+        for a connection, the one listed first goes first.
     pull_sizes : array of shape (num_parts,)
-        Bytes that come back; those that went, if left out.
+        Bytes of each pull (default: `sizes`).
     in_order
-        Whether a connection waits for the part that is planned next; else it never idles ("overtake").
+        Whether a connection waits for the part planned next. Otherwise it takes any part that is ready.
     """
     from pace.solver.kernels import lockstep as kernel
 

@@ -1,8 +1,8 @@
 """Orders on two links: longest tail first, Johnson's, first in first out, and a search by insertion.
 
-With d = kappa u for all jobs longest tail first is optimal in the fluid limit (``fluid``). With unequal
-ratios it is not: Johnson's order is optimal without ready times and tails, and the search by insertion
-comes within 0.3 % of the optimum on average on instances small enough to know it.
+If pull time / push time is the same for all jobs, longest tail first is optimal in the limit of small parts
+(``fluid``). Otherwise it is not. Johnson's order is optimal without ready times and tails. The search by
+insertion is 0.3 % above the optimum on average, on instances small enough to know the optimum.
 """
 
 import numpy as np
@@ -12,9 +12,11 @@ from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution, timed
 
 
 def johnson_order(push: FloatArray, pull: FloatArray) -> IntArray:
-    """Return Johnson's order (1954): optimal for the makespan of two machines in a row. O(n log n).
+    """Return the jobs in Johnson's order (1954), in O(n log n).
 
-    Jobs with push < pull first, by increasing push; then the others, by decreasing pull. Ties by index.
+    It minimizes the makespan on two machines in a row.
+    Jobs with push < pull come first, by increasing push; then the others, by decreasing pull. Ties are broken
+    by index. `push` and `pull` have the shape (num_jobs,).
     """
     shorter_up = push < pull
     first = np.flatnonzero(shorter_up)
@@ -30,9 +32,9 @@ def longest_tail_order(instance: TwoLinks) -> IntArray:
 
 
 def serve_by_rank(instance: TwoLinks, by_rank: IntArray) -> TwoLinkSolution:
-    """Serve both links by one ranking, never idling: a free link takes the released job of lowest rank.
+    """Schedule both links by one ranking: a free link takes the released job that is first in `by_rank`.
 
-    Nothing is preempted. O(n log n).
+    No link idles while a job is released, and no job is preempted. O(n log n).
     """
     from pace.solver.kernels import two_links as kernel
 
@@ -47,7 +49,7 @@ def serve_by_rank(instance: TwoLinks, by_rank: IntArray) -> TwoLinkSolution:
 
 
 def longest_tail_first(instance: TwoLinks) -> TwoLinkSolution:
-    """Serve both links by longest tail, without preemption.
+    """Schedule both links by longest tail, without preemption, in O(n log n).
 
     Guarantee: with pull = push the objective is at most C* + 2 p_max, and at most twice the optimum.
     """
@@ -55,7 +57,7 @@ def longest_tail_first(instance: TwoLinks) -> TwoLinkSolution:
 
 
 def serve_in_order(instance: TwoLinks, order: IntArray) -> TwoLinkSolution:
-    """Serve both links strictly in one order, waiting for whoever is next."""
+    """Schedule both links strictly in one order: a link waits for the next job even if others could go."""
     push_starts, pull_starts = np.empty(len(instance)), np.empty(len(instance))
     free_up = free_down = 0.0
     for job in order.tolist():
@@ -67,16 +69,16 @@ def serve_in_order(instance: TwoLinks, order: IntArray) -> TwoLinkSolution:
 
 
 def insertion_search(instance: TwoLinks, *, enough: float = 0.0) -> TwoLinkSolution:
-    """Search for one order of both links: insert job by job, then move jobs until no move helps.
+    """Search for one order for both links: insert job by job, then move single jobs until no move helps.
 
-    Starts from longest tail first, Johnson's order, ready times and the order of their own insertion; keeps
-    the best, and longest tail first without idling where that is better. A heuristic, O(n^3) a round of
-    moves.
+    It starts from the orders by tail, by Johnson and by ready time, and from the order in which the jobs are
+    best inserted. The result is the best schedule found; longest tail first without idling is also
+    considered. A heuristic without a guarantee; each round of moves takes O(n^3).
 
     Parameters
     ----------
     enough
-        An objective, such as a certificate's, at which to stop.
+        Stop at a schedule with this objective, in seconds, for example a proven lower bound.
     """
     from pace.solver.kernels import two_links as kernel
 

@@ -1,4 +1,4 @@
-"""The best order of whole groups on parameter servers: all orders are tried, for few gradients."""
+"""The best order of uncut groups on parameter servers, for few gradients: all orders are tried."""
 
 import numpy as np
 
@@ -25,19 +25,31 @@ def best_whole_order(
     faster_than: float,
     max_group_bytes: int | None = None,
 ) -> list[list[int]] | None:
-    """Return groups in the order in which they are sent whole with the shortest window, or None.
+    """Return the groups, in sending order, whose window is shortest if no group is cut.
 
-    Exact among orders in which each group goes to the server with least bytes so far, and free connections
-    never idle: up to `MOST_GROUPED` gradients over all groups, up to `MOST_ORDERED` with one gradient a
-    group. Beyond, None.
+    Exact among orders in which each group goes to the server with the fewest bytes so far and no connection
+    idles while a group waits for it. With up to `MOST_GROUPED` gradients all groupings are tried, with up to
+    `MOST_ORDERED` only groups of one gradient.
 
     Parameters
     ----------
-    ready, tail, sizes, dtypes, push_bytes, pull_bytes : arrays of shape (num_gradients,)
+    ready, tail : arrays of shape (num_gradients,)
+        Seconds.
+    sizes, push_bytes, pull_bytes : arrays of shape (num_gradients,)
+        Bytes of each gradient in memory, pushed and pulled.
+    dtypes : array of shape (num_gradients,)
+        Number of each gradient's type. Only gradients of one type share a group.
     enough
-        A window, such as a bound, at which to stop.
+        Stop at a window of this length in seconds, for example a proven lower bound.
     faster_than
-        None is returned unless the window is shorter than this.
+        A window in seconds that the result must beat.
+    max_group_bytes
+        Largest size of a group of several gradients.
+
+    Returns
+    -------
+    list of list of int, or None
+        The gradients of each group; None if no window is below `faster_than` or there are too many gradients.
     """
     from pace.solver.kernels import whole_orders as kernel
 

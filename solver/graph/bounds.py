@@ -6,11 +6,11 @@ the compute stream are ops; copies only add to them. Jobs of a wire are collecti
 set of X bytes takes the wire at least latency + X * seconds per byte, where the line lies below the cost of
 every size: costs of buckets add up, and a line that starts at or above zero counts its latency at least once.
 
-Proof. No job of S starts before min r, a machine serves one at a time, and what follows the last one takes
-min q.
+Proof. No job of S starts before min r, a machine serves one job at a time, and at least min q follows the
+last one.
 
-It suffices to look at S(rho, theta) = {r >= rho, q >= theta}, and longest tail first finds the best of them
-(``pace.solver.certificate``): the bound is that of 1 | r, q, pmtn | Cmax.
+It suffices to look at the sets {r >= rho, q >= theta}, and longest tail first finds the best of them
+(``pace.solver.certificate``). The bound is that of 1 | r, q, pmtn | Cmax.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,22 @@ from pace.solver.jackson import solve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineBound:
-    """A set of jobs of one machine and what it proves: the sum of four times.
+    """A set of jobs of one machine and the lower bound that it proves, a sum of four times in seconds.
 
     Attributes
     ----------
     wire
         Number of the wire; None for the compute stream.
     min_head_s, min_tail_s
-        The set is that of all jobs with no smaller head and no smaller tail.
+        Smallest head and smallest tail in the set. The set holds all jobs with no smaller ones.
     total_s
-        What the set takes the machine, on a wire at `lines` without latency.
+        Time that the set takes on the machine; on a wire it is priced by `lines`, without latency.
     latency_s
-        Once for the whole set.
+        Latency, counted once for the whole set.
+    num_jobs
+        Number of jobs in the set.
     lines
-        On a wire: for each key of its collectives the line by which they are priced.
+        On a wire: for each key of its collectives, the line below their cost that prices them.
     """
 
     wire: int | None
@@ -53,7 +55,7 @@ class MachineBound:
 
     @property
     def bound_s(self) -> float:
-        """The bound on the end of every plan."""
+        """The lower bound on the end of every plan, in seconds."""
         return self.min_head_s + self.total_s + self.latency_s + self.min_tail_s
 
 
@@ -72,7 +74,7 @@ def machine_bounds(program: Program) -> tuple[MachineBound, ...]:
 
 
 def longest_path_s(program: Program) -> float:
-    """Return the longest path through the program, with collectives at their own time."""
+    """Return the longest path through the program in seconds; a collective counts with its time alone."""
     head, tail = program.paths
     return float(np.max(head + program.duration + program.alone_s + tail, initial=0.0))
 
@@ -80,11 +82,11 @@ def longest_path_s(program: Program) -> float:
 def _wire_bound(
     program: Program, wire: int, jobs: IntArray, head: FloatArray, tail: FloatArray
 ) -> MachineBound:
-    """Price each key by one of the lines below its cost; every choice is valid, the best is searched for."""
+    """Return the best bound over the choices of a line below the cost of each key; each choice is valid."""
     keys = np.unique(program.key[jobs]).tolist()
     sizes = program.input_bytes[jobs].astype(np.float64)
     lines = {key: program.costs[key].minorants(float(sizes[program.key[jobs] == key].sum())) for key in keys}
-    # By their bytes alone the steepest lines win; where latency rules, the flattest.
+    # Where bytes dominate, the steepest lines give the best bound; where latency dominates, the flattest.
     chosen = {key: max(lines[key], key=lambda line: line.seconds_per_byte) for key in keys}
     best: MachineBound | None = None
     improved = True

@@ -1,4 +1,4 @@
-"""A program with buckets in the place of their members, and the arrays that list scheduling takes."""
+"""A program in which one node stands for each bucket, as the arrays that list scheduling takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,21 +11,29 @@ from pace.solver.graph.program import COLLECTIVE, Adjacency, Bucket, Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedProgram:
-    """A program whose buckets are one node each, and so are the waits of each bucket.
+    """A program in which each bucket is one node, and so are the waits of its members.
 
-    A node keeps the number of its first member; numbers of other members are gone. Storages have the
-    numbers of the nodes that allocate them in the program; each bucket's buffers add one.
+    A storage has the number of the node of `program` that allocates it. Each bucket adds one more storage,
+    for its buffers.
 
     Attributes
     ----------
+    program
+        The program before fusion.
     members
-        Of each node, the nodes of the program.
-    seconds
-        On the compute stream: of ops and of copies.
-    transfer
-        Of collectives and buckets.
+        The nodes of `program` that each node stands for.
     place
-        Of each node of the program, its node here.
+        The node that stands for each node of `program`.
+    seconds
+        Time of each op and copy on the compute stream.
+    transfer
+        Time of each collective or bucket on its wire, in seconds.
+    nexts
+        The nodes that depend on each node.
+    uses, fresh
+        The storages that each node uses, and those that it allocates.
+    num_uses
+        How many nodes use each storage.
     """
 
     program: Program
@@ -44,7 +52,7 @@ class FusedProgram:
     kept: BoolArray
 
     def spread(self, order: IntArray) -> IntArray:
-        """Return the nodes of the program in the order of nodes here."""
+        """Return the order of the nodes of `program` that follows from an order of these nodes."""
         lengths = np.diff(self.members.starts)[order]
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         nodes: IntArray = self.members.flat[np.repeat(self.members.starts[order], lengths) + offsets]
@@ -52,7 +60,7 @@ class FusedProgram:
 
 
 def fuse(program: Program, buckets: Sequence[Bucket]) -> FusedProgram:
-    """Put each bucket, and the waits of its members, in the place of one node."""
+    """Replace the members of each bucket by one node, and their waits by another."""
     n = len(program)
     waits = program.wait_of
     leader = np.arange(n)
@@ -79,7 +87,7 @@ def fuse(program: Program, buckets: Sequence[Bucket]) -> FusedProgram:
     readers = np.repeat(np.arange(n), np.diff(program.deps.starts))
     sources = program.deps.flat
     deps = _unique(place[readers], place[sources], len(leaders))
-    # What a collective alone reads is in use until its wait; what a bucket reads, until it is copied.
+    # A single collective uses its input until its wait. A bucket uses it only until it is copied.
     held = (program.kind[readers] == COLLECTIVE) & (bucket_of[readers] < 0)
     users = np.concatenate((place[readers], place[waits[readers[held]]]))
     used = np.concatenate((program.storage[sources], program.storage[sources[held]]))
@@ -114,7 +122,7 @@ def fuse(program: Program, buckets: Sequence[Bucket]) -> FusedProgram:
 
 
 def _unique(nodes: IntArray, items: IntArray, num_nodes: int) -> Adjacency:
-    """Return for each node its items, each once; a node is no item of its own."""
+    """Return the different items of each node, without the node itself."""
     span = int(items.max(initial=0)) + 1
     pairs = np.sort(nodes * span + items)
     pairs = pairs[np.concatenate((np.ones(min(1, len(pairs)), dtype=np.bool_), pairs[1:] != pairs[:-1]))]

@@ -1,4 +1,4 @@
-"""A bound for programs that end in a collective: what could hide it has collectives of its own.
+"""A bound for programs that end in a collective: other collectives need the compute that could hide it.
 
 Theorem. Let j be a collective and C the time of all ops. Give every op that j does not need at most one
 collective of j's wire that needs the op, c(v). For every plan,
@@ -9,12 +9,11 @@ collective of j's wire that needs the op, c(v). For every plan,
 where w is bytes times the seconds per byte of a line below each collective's cost, and latency the least of
 theirs.
 
-Proof. Let E be when j (or the bucket that it is in) starts, and F the ops that have not ended by then; none
-of them is needed by j. At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the
-wire that needs an op of F starts after E too, so the wire needs latency + w(j) + w(those) from E on, and T >=
-E + latency + w(j) + w(those) >= C + latency + w(j) - (p(F) - w(those)). An op of F without c(v) adds p(v) to
-the last term. Of those with c(v) = c, F holds some, and then the term is at most their p less w(c), or none,
-and it is 0.
+Proof. Let E be the start of j (or of its bucket), and F the ops that have not ended by then; j needs none of
+them. At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the wire that needs an
+op of F starts after E too. Let w(F) be their sum. The wire needs latency + w(j) + w(F) from E on, so T >= E +
+latency + w(j) + w(F) >= C + latency + w(j) - (p(F) - w(F)). In the last term, an op of F without c(v) adds
+p(v). The ops of F with c(v) = c add at most the sum of their p(v), less w(c), or 0 if F holds none of them.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,21 @@ from pace.solver.graph.program import COLLECTIVE, OP, Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCollective:
-    """The bound of one collective and the numbers that it is the sum of."""
+    """The bound that one collective gives: compute_s + latency_s + own_s - hidden_s.
+
+    Attributes
+    ----------
+    collective
+        Number of the node.
+    latency_s, own_s
+        Time that the collective takes its wire, by the line below its cost.
+    compute_s
+        Time of all ops.
+    hidden_s
+        The most compute that can run while the collective is on the wire.
+    lines
+        For each key of collectives on this wire, the line below their cost.
+    """
 
     collective: int
     latency_s: float
@@ -39,24 +52,24 @@ class LastCollective:
 
     @property
     def bound_s(self) -> float:
-        """The bound on the end of every plan."""
+        """The lower bound on the end of every plan, in seconds."""
         return self.compute_s + self.latency_s + self.own_s - self.hidden_s
 
 
 def last_collective(program: Program, most: int = 4) -> LastCollective | None:
-    """Return the best bound of the collectives that take longest; None if there are none."""
+    """Return the best bound that the `most` longest collectives give; None without collectives."""
     collectives = program.collectives()
     if not len(collectives):
         return None
     alone = program.alone_s[collectives]
-    # Equally long ones: the last of the program is needed by most.
+    # Of equally long ones, try the last of the program first: it tends to give the best bound.
     longest = collectives[np.lexsort((-collectives, -alone))][:most]
     found = [_bound(program, int(each)) for each in longest]
     return max(found, key=lambda bound: bound.bound_s)
 
 
 def needed_by(program: Program, node: int) -> BoolArray:
-    """Return which nodes a node needs, itself included."""
+    """Return which nodes a node depends on, itself included: an array of shape (num_nodes,)."""
     needed = np.zeros(len(program), dtype=np.bool_)
     needed[node] = True
     for each in range(node, -1, -1):
@@ -93,7 +106,7 @@ def _bound(program: Program, collective: int) -> LastCollective:
     seconds[of_wire] = program.input_bytes[of_wire] * per_byte
     deferrable = (program.kind == OP) & ~needed_by(program, collective)
     hides = first_below(program, wire)
-    # What no collective needs can run behind this one for nothing.
+    # An op that no collective needs can run behind this one at no cost.
     free = float(program.duration[deferrable & (hides < 0)].sum())
     shared = np.zeros(len(program))
     mine = deferrable & (hides >= 0)

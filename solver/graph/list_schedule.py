@@ -1,8 +1,9 @@
 """List scheduling: a plan for given buckets, node by node, on the compute stream and the wires at once.
 
-Heuristic. Whenever the compute stream is free it takes the ready op of highest rank, and each wire that would
-run dry meanwhile the ready collective of highest rank. Memory is counted as it goes. Gathers of parameters
-may be issued at any time, so they are held back until memory has room for them up to their first use.
+A heuristic. Whenever the compute stream is free, it takes the ready op of highest rank. Each wire that would
+idle while this op runs first gets the ready collective of highest rank. Memory is counted at each step.
+Gathers of parameters may be issued at any time, so each waits until memory has room for it up to its first
+use.
 """
 
 from collections.abc import Sequence
@@ -21,27 +22,26 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRules:
-    """What list scheduling may do.
+    """Settings of list scheduling.
 
     Attributes
     ----------
     window
-        How many places before an op that has not run yet others may run; 0 keeps the program order.
+        How many places an op may run ahead of the first op that has not run; 0 keeps the program order.
     by_tail
-        Whether the op with the longest tail goes first, or the earliest of the program.
+        Whether the op with the longest tail goes first. Otherwise the one that is first in the program.
     most_ahead_bytes
-        Most bytes of gathers that are issued before their places.
+        Most bytes of gathers issued before their places in the program.
     """
 
     window: int = 0
     by_tail: bool = False
     most_ahead_bytes: int = UNLIMITED
-    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """A plan, the end of its last node, its peak of memory and where that is, and how it was made."""
+    """A plan with its end (seconds), its peak memory (bytes), the node where the peak is, and its method."""
 
     plan: ProgramPlan
     end_s: float
@@ -60,7 +60,7 @@ class ListScheduler:
 
     @cached_property
     def base_memory(self) -> IntArray:
-        """Memory in use at each node in program order, without buckets."""
+        """Bytes in use at each node in program order, without buckets: an array of shape (num_nodes,)."""
         fused = fuse(self.program, ())
         nodes = np.arange(len(self.program))
         change = np.zeros(len(nodes) + 1, dtype=np.int64)
@@ -100,12 +100,12 @@ class ListScheduler:
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
-        """Collectives that may be issued at any time: what they read, if anything, serves them alone."""
+        """Collectives that may be issued at any time, because the ops that they need serve only them."""
         return tuple(np.flatnonzero(self._is_gather).tolist())
 
     @cached_property
     def first_use(self) -> IntArray:
-        """Place of the first node that uses a collective's output; beyond the program if none does."""
+        """Place of the first node that uses each collective's output; the program's length if none does."""
         users = self.program.users
         uses = np.full(len(self.program), len(self.program))
         waits = self.program.wait_of
@@ -117,14 +117,14 @@ class ListScheduler:
 
     @cached_property
     def served(self) -> IntArray:
-        """For ops that serve one gather alone, that gather; else -1."""
+        """For each op that serves only one gather, that gather; -1 for other nodes."""
         owner = self._owner
         nodes = np.arange(len(self.program))
         return np.where((owner >= 0) & (owner != nodes) & self._is_gather[np.maximum(owner, 0)], owner, -1)
 
     @cached_property
     def _owner(self) -> IntArray:
-        """For collectives that return more than they read, and ops that only one needs, that collective."""
+        """Each node's owner, a collective that returns more than it reads and alone needs the node, or -1."""
         program = self.program
         sources = np.array(self.sources, dtype=np.int64)
         growing = sources[program.output_bytes[sources] > program.input_bytes[sources]]
@@ -141,7 +141,7 @@ class ListScheduler:
     def _is_gather(self) -> BoolArray:
         owner = self._owner
         gathers: BoolArray = owner == np.arange(len(owner))
-        # One that reads what others read too has to wait for it.
+        # A collective whose input others read too must wait for that input.
         readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
         shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
         gathers[owner[readers[shared]]] = False
@@ -149,18 +149,18 @@ class ListScheduler:
 
     @cached_property
     def _time_left(self) -> FloatArray:
-        """Seconds of compute from each place to the end of the program."""
+        """Seconds of compute from each node to the end of the program, in program order."""
         return np.append(np.cumsum(self.program.duration[::-1])[::-1], 0.0)
 
     @cached_property
     def _places(self) -> IntArray:
-        """Where each node belongs: gathers where they are first used, others where they are."""
+        """The place at which each node is due: of its first use for gathers, its own for others."""
         n = len(self.program)
         return np.where(self._is_gather, np.minimum(self.first_use, n - 1), np.arange(n))
 
     @cached_property
     def _program_rank(self) -> FloatArray:
-        """Ops by their places; collectives by the compute that follows their first use."""
+        """Rank in program order: ops by their places, collectives by the compute after their first use."""
         n = len(self.program)
         uses = np.where(self.program.kind == COLLECTIVE, self.first_use, n)
         collectives = self._time_left[uses]
@@ -178,7 +178,7 @@ class ListScheduler:
         )
 
     def plan(self, buckets: Sequence[Bucket], rules: ListRules) -> PricedPlan:
-        """Return a plan with these buckets; its peak may be above the budget."""
+        """Return a plan with these buckets; its peak memory may exceed the budget."""
         from pace.solver.graph.kernels.list_schedule import list_schedule
 
         program = self.program
@@ -222,7 +222,6 @@ class ListScheduler:
             ahead,
             queues.starts,
             queues.flat,
-            self._time_left,
             fused.uses.starts,
             fused.uses.flat,
             fused.fresh.starts,
@@ -234,7 +233,6 @@ class ListScheduler:
             program.resident_bytes,
             self.budget_bytes,
             rules.most_ahead_bytes,
-            rules.patient,
             rules.window,
             order,
         )

@@ -4,9 +4,8 @@ Time. Nodes run in program order. An op takes its duration on the compute stream
 none: it starts when it is issued and its wire is free, so a wire is first in, first out. A wait blocks
 compute until its collective ends.
 
-Memory. It follows program order as well, because an allocator does: an output is allocated when its node
-runs and freed when the last node that uses its storage has run. What a collective reads is in use until its
-wait.
+Memory. It follows program order too, as an allocator does: an output is allocated when its node runs, and
+freed when the last node that uses its storage has run. The input of a collective is in use until its wait.
 
 Buckets. Collectives of one key may be fused. The bucket is issued once, after its members' inputs are
 copied into a buffer, and its first wait copies the outputs out. Both copies run on the compute stream, and
@@ -30,14 +29,14 @@ Bucket = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjacency:
-    """Lists of numbers, one behind the other: those of node i are ``flat[starts[i]:starts[i + 1]]``."""
+    """A list of numbers for each node, all in one array: node i has ``flat[starts[i]:starts[i + 1]]``."""
 
     starts: IntArray
     flat: IntArray
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> "Adjacency":
-        """Return lists as two arrays."""
+        """Convert one list for each node."""
         starts = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(each) for each in lists], out=starts[1:])
         flat = np.fromiter((item for each in lists for item in each), dtype=np.int64, count=int(starts[-1]))
@@ -61,26 +60,32 @@ class Program:
 
     Attributes
     ----------
-    kind
+    kind : array of shape (num_nodes,), as all arrays here
         OP, COLLECTIVE or WAIT.
-    duration : array, seconds
-        Of ops on the compute stream; 0 for collectives and waits.
-    deps : Adjacency
-        Nodes whose outputs a node reads; a wait's one dep is its collective.
+    duration
+        Seconds that an op takes on the compute stream; 0 for collectives and waits.
+    deps
+        Nodes whose outputs each node reads. A wait depends on its collective only.
     wire, key
-        Of collectives, else -1. Collectives of one key may share a bucket; ``costs[key]`` prices them.
+        Wire and key of each collective; -1 for other nodes. Collectives of one key may share a bucket, and
+        ``costs[key]`` gives their durations.
     input_bytes, output_bytes
-        Of collectives, else 0. The cost of a bucket is that of the sum of its members' `input_bytes`.
+        Bytes that each collective reads and returns; 0 for other nodes. The cost of a bucket is that of the
+        sum of its members' `input_bytes`.
     storage
-        The node that allocated what a node returns; the node itself where it is no view.
+        The node that allocated each node's output: the node itself unless the output is a view.
     size_bytes
-        What a node allocates; 0 for views.
+        Bytes that each node allocates; 0 if its output is a view.
     kept
-        Whether a storage is never freed, because the program returns it.
+        Whether each storage is never freed, because the program returns it.
+    costs
+        The cost of each key.
+    num_wires
+        Number of wires.
     copy_bytes_per_s
-        Rate of the device's memory; a copy reads and writes.
+        Rate of the device's memory. A copy reads and writes each byte.
     resident_bytes
-        Allocated before the first node and never freed.
+        Bytes allocated before the first node and never freed.
     """
 
     kind: IntArray
@@ -107,7 +112,7 @@ class Program:
 
     @cached_property
     def wait_of(self) -> IntArray:
-        """For each collective the number of its wait, else -1."""
+        """The number of each collective's wait; -1 for other nodes."""
         waits = np.full(len(self), -1)
         for wait in np.flatnonzero(self.kind == WAIT).tolist():
             waits[self.deps[wait][0]] = wait
@@ -115,7 +120,7 @@ class Program:
 
     @cached_property
     def alone_s(self) -> FloatArray:
-        """How long each collective takes its wire on its own; 0 for other nodes."""
+        """Seconds that each collective takes its wire outside any bucket; 0 for other nodes."""
         seconds = np.zeros(len(self))
         for key, cost in enumerate(self.costs):
             members = np.flatnonzero(self.key == key)
@@ -124,16 +129,16 @@ class Program:
 
     @cached_property
     def users(self) -> Adjacency:
-        """For each node those that read it, in program order."""
+        """The nodes that read each node's output, in program order."""
         return self.deps.reversed(len(self))
 
     @cached_property
     def paths(self) -> tuple[FloatArray, FloatArray]:
         """Each node's head and tail: the longest paths to its start and from its end, in seconds.
 
-        Ops count with their durations and collectives with their time alone: in a bucket they take no less.
-        So no plan, whatever its order and buckets, starts a node before its head or ends within less than its
-        tail of it.
+        Ops count with their durations and collectives with their time outside any bucket, as a bucket takes
+        no less. So in every plan, with any order and any buckets, no node starts before its head, and the
+        plan lasts at least the tail after the node's end.
         """
         weights = (self.duration + self.alone_s).tolist()
         starts, flat = self.deps.starts.tolist(), self.deps.flat.tolist()
@@ -151,16 +156,16 @@ class Program:
         return np.array(heads), np.array(tails)
 
     def transfer_s(self, bucket: Sequence[int]) -> float:
-        """Return how long a bucket, or a collective alone, takes its wire."""
+        """Return how long a bucket, or a single collective, takes its wire, in seconds."""
         key = self.key[bucket[0]]
         return float(self.costs[key](float(self.input_bytes[list(bucket)].sum())))
 
     def copy_in_s(self, bucket: Sequence[int]) -> float:
-        """Return how long copying into a bucket's buffer takes; nothing for a collective alone."""
+        """Return the seconds of copying into a bucket's buffer; 0 for a single collective."""
         return self._copy_s(self.input_bytes, bucket)
 
     def copy_out_s(self, bucket: Sequence[int]) -> float:
-        """Return how long copying out of a bucket's buffer takes; nothing for a collective alone."""
+        """Return the seconds of copying out of a bucket's buffer; 0 for a single collective."""
         return self._copy_s(self.output_bytes, bucket)
 
     def _copy_s(self, sizes: IntArray, bucket: Sequence[int]) -> float:
@@ -171,9 +176,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan:
-    """An order of all nodes, and the buckets of two collectives or more.
+    """An order of all nodes, and the buckets of two or more collectives.
 
-    Members of a bucket follow one another in the order, and so do their waits.
+    The members of a bucket are next to one another in the order, and so are their waits.
     """
 
     order: IntArray

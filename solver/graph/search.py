@@ -1,9 +1,9 @@
-"""The planner for graphs: buckets, order of compute and how far gathers run ahead, searched for together.
+"""The planner for graphs: it searches for buckets, the order of compute and how far gathers run ahead.
 
-Every candidate is a complete plan, priced to the node with its memory. The search moves one knob at a time
-and keeps what is better: first less memory above the budget, then the earlier end. A heuristic with a proven
-bound beside it; it always has the program as it is among its candidates, so its plan is never slower than
-that.
+Every candidate is a complete plan with its time and memory. The search changes one setting at a time and
+keeps the better plan: first the one with less memory above the budget, then the one that ends earlier. This
+is a heuristic; ``pace.solver.graph.bounds`` tells how far from optimal its plan may be. The unchanged program
+is one of the candidates, so the plan is never slower than that.
 """
 
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ from pace.solver.graph.program import Bucket, Program
 
 LARGEST_STEP = 4
 MEMORY_WEIGHT = 1e-3
-"""How much slower, as a share, a plan may be for half the memory."""
+"""By what share of its time a plan may be slower if it needs half the memory."""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 WINDOWS = (0, 64, 256, 512, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """The rules of list scheduling, and for each class of collectives the most bytes of a bucket."""
+    """The rules of list scheduling, and the largest bucket of each class of collectives, in bytes."""
 
     rules: ListRules = field(default_factory=ListRules)
     most_bytes: tuple[int, ...] = ()
 
 
 def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
-    """Return the best plan found within so many trials; above the budget only if all of them are."""
+    """Return the best plan found in at most `calls` trials; it exceeds the budget only if all of them do."""
     return PlanSearch(program, budget_bytes, calls).run()
 
 
 @dataclass(slots=True)
 class PlanSearch:
-    """Plans of a program under a memory budget, the best so far, and how many more may be tried."""
+    """A search for plans of a program under a memory budget; `calls` is how many more may be tried."""
 
     program: Program
     budget_bytes: int
@@ -55,7 +55,7 @@ class PlanSearch:
         self.knobs = PlanChoice(most_bytes=(0,) * len(self.classes))
 
     def run(self) -> PricedPlan:
-        """Search until no knob helps or the calls are spent."""
+        """Search until no change helps or no calls are left; return the best plan."""
         self.best = self.as_it_is
         self._try(self.knobs)
         improved = True
@@ -84,7 +84,7 @@ class PlanSearch:
         return False
 
     def _cost(self, outcome: PricedPlan) -> tuple[int, float]:
-        """Return what is over budget, and the end, a little later for more memory."""
+        """Return the bytes above the budget, and the end with a small penalty for memory."""
         share = outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
         return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + MEMORY_WEIGHT * share)
 
@@ -124,9 +124,9 @@ class PlanSearch:
 
 
 def fusible(scheduler: ListScheduler) -> Iterator[tuple[int, ...]]:
-    """Yield the classes of collectives that may always share buckets: of one key, sources or sinks.
+    """Yield the classes of collectives that may always share buckets: the sources or the sinks of one key.
 
-    Sources come in order of first use, sinks in order of readiness.
+    Sources are in order of first use, sinks in program order.
     """
     program = scheduler.program
     sources = [node for node in scheduler.sources if node not in scheduler.sinks or node in scheduler.gathers]
@@ -140,7 +140,7 @@ def fusible(scheduler: ListScheduler) -> Iterator[tuple[int, ...]]:
 
 
 def cut(program: Program, members: tuple[int, ...], most_bytes: int) -> Iterator[Bucket]:
-    """Yield buckets of neighbors that have no more bytes together; what is larger stays alone."""
+    """Yield buckets of neighbors of at most `most_bytes` together; larger collectives stay alone."""
     bucket: list[int] = []
     total = 0
     for member in members:

@@ -14,12 +14,12 @@ class Timeline:
 
     Attributes
     ----------
-    start, end : arrays, seconds
-        Of ops on the compute stream, of collectives on their wires, and of waits.
+    start, end : arrays of shape (num_nodes,)
+        When each op, collective or wait starts and ends, in seconds.
     end_s
         When the last op or collective ends.
     compute_s
-        Of ops and copies.
+        Total time of ops and copies.
     """
 
     start: FloatArray
@@ -29,7 +29,7 @@ class Timeline:
 
 
 def run(program: Program, plan: ProgramPlan) -> Timeline:
-    """Run a plan node by node."""
+    """Compute the times of a plan, node by node."""
     bucket_of = {member: bucket for bucket in plan.buckets for member in bucket}
     start, end = np.zeros(len(program)), np.zeros(len(program))
     free_at = [0.0] * program.num_wires

@@ -17,10 +17,10 @@ def earliest_ends(
     slope: float,
     start_of: IntArray,
 ) -> float:
-    """Return the earliest end of the whole chain; write to `start_of` where the run that ends at i begins.
+    """Return the earliest end of the chain; write the start of the run that ends at i to ``start_of[i]``.
 
-    An earlier end of what comes before never hurts what follows, so one number for each prefix is enough. A
-    run that begins later is shorter, so the scan stops where its duration alone is too long.
+    If a prefix ends earlier, what follows never ends later, so one number for each prefix is enough. A run
+    that begins earlier is longer, so the scan stops where its duration alone is too long.
     """
     n = len(ready)
     end = np.zeros(n + 1)

@@ -1,4 +1,4 @@
-"""Longest tail first, compiled: the heap holds ranks, so that ties are broken before the loop starts."""
+"""Longest tail first, compiled. The heap holds ranks, in which ties are already broken."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from pace.solver.compiled import compiled
 
 @compiled
 def push(heap: IntArray, size: int, rank: int) -> None:
-    """Put `rank` into the binary heap of `size` elements."""
+    """Add `rank` to the binary heap of `size` elements."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -49,9 +49,9 @@ def admit(
     heap: IntArray,
     size: int,
 ) -> tuple[int, int]:
-    """Put the jobs that are released by `now` and have something left into the heap.
+    """Add the jobs that are released by `now` and not finished to the heap.
 
-    Returns the place in `by_ready` of the first job that is not released, and the size of the heap.
+    Returns the place in `by_ready` of the first job that is not released yet, and the size of the heap.
     """
     while upcoming < len(by_ready) and ready[by_ready[upcoming]] <= now:
         job = by_ready[upcoming]
@@ -76,8 +76,8 @@ def serve(
 ) -> tuple[int, float]:
     """Serve the released job of lowest rank at every moment.
 
-    Writes the pieces to `jobs`, `starts`, `ends` (room for 2 n each) and the completion times.
-    Returns the number of pieces and the objective.
+    Writes the pieces to `jobs`, `starts` and `ends` (which need room for 2 n pieces), and each job's end to
+    `completion`. Returns the number of pieces and the objective.
     """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)

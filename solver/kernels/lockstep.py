@@ -6,8 +6,8 @@ from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import drop_first, push
 
-# Of two messages that end within so small a part of their time of one another, rounding alone says which is
-# first.
+# Two messages whose ends differ by a smaller share of their time than this end together: the difference is
+# rounding.
 TOGETHER = 1e-12
 
 
@@ -21,7 +21,7 @@ def start_next(
     in_order: bool,
     place_on_server: IntArray,
 ) -> int:
-    """Take the waiting message of lowest rank, or return -1; in order, only the one planned next."""
+    """Remove and return the next waiting message of a server, by rank or the one planned next; else -1."""
     if num_waiting[server] == 0:
         return -1
     job = int(by_rank[waiting[server, 0]])
@@ -93,10 +93,11 @@ def send_in_lockstep(
     in_order: bool,
     times: FloatArray,
 ) -> None:
-    """Send every message over its server's connection, one at a time there, active ones sharing links.
+    """Send every message over its server's connection, one at a time; active messages share links.
 
-    With `colocated_workers`, these are the links between the workers' hosts, which are servers too.
-    Writes push start, push end, pull start and pull end of every job to the four rows of `times`.
+    With `colocated_workers`, these are the links between the workers' hosts, which are also the servers.
+    Writes the start and end of each message's push, and of its pull, to the four rows of `times`. The other
+    arrays have the shape (num_parts,); rates are in the unit of the work per second.
     """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)
@@ -174,7 +175,7 @@ def send_in_lockstep(
             if going_down[number] >= 0:
                 step = min(step, left_down[number] / rates_down[number])
         following = now + step
-        # What is released, or has been summed, before the next message ends changes who shares the link.
+        # A message that may start before the next one ends changes the shares of the link.
         ends = True
         if upcoming < n and ready[by_ready[upcoming]] < following:
             following = ready[by_ready[upcoming]]

@@ -5,7 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 
-_SAME = 1.0 + 1e-12  # two fair shares that differ by rounding only are one
+_SAME = 1.0 + 1e-12  # fair shares within this factor are equal: they differ by rounding only
 
 
 @compiled
@@ -22,9 +22,9 @@ def share(
 ) -> None:
     """Write the rates of the first `count` connections to `rate`; `left`, `users` and `load` are scratch.
 
-    Connection c crosses the links ``first[c]`` and ``second[c]``, and shares them by its weight. Each round
-    finds the smallest share for a unit of weight on any link and freezes the connections of every link that
-    has it, so there are at most as many rounds as links.
+    Connection c crosses the links ``first[c]`` and ``second[c]``, and shares them by its weight. `limit` is
+    the rate of each link. Each round finds the smallest rate for a unit of weight on any link, and fixes the
+    rates of all connections of the links that have it. So there are at most as many rounds as links.
     """
     for link in range(len(limit)):
         left[link] = limit[link]

@@ -1,4 +1,4 @@
-"""Partitions of a chain into runs, compiled: exact DPs whose crossing points move one way."""
+"""Partitions of a chain into runs, compiled: exact dynamic programs whose crossing points move one way."""
 
 import numpy as np
 
@@ -25,8 +25,8 @@ def price(size: float, sizes: FloatArray, durations: FloatArray, slope: float) -
 def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
     """Fill f_m from f_{m-1}: f_m(i) = max over j of min(S(i..j), f_{m-1}(j + 1)).
 
-    `ends[i]` is the size of the first i elements. S rises with j and f_{m-1}(j + 1) falls, and the
-    place where they cross moves left as i does, so the whole row takes O(n).
+    `ends[i]` is the size of the first i elements. S rises with j, f_{m-1}(j + 1) falls, and the place where
+    they cross moves left with i. So the whole row takes O(n).
     """
     n = len(ends) - 1
     j = n - 1
@@ -42,7 +42,7 @@ def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
 
 @compiled
 def cut_at_least(ends: IntArray, smallest: int, cuts: IntArray) -> None:
-    """End every run as soon as it holds `smallest`, until there are as many runs as `cuts` has room for."""
+    """End each run as soon as its size is at least `smallest`; write the starts of runs to all of `cuts`."""
     cuts[0] = 0
     at = 0
     for group in range(1, len(cuts)):
@@ -60,10 +60,10 @@ def fewest_groups_under(
     slope: float,
     until: IntArray,
 ) -> bool:
-    """Partition the chain so that no group's bound exceeds `limit`; write each run's last element to `until`.
+    """Partition the chain so that no group's bound exceeds `limit`; return whether that is possible.
 
-    Fewer groups after a run leave it more time, so the fewest are best, and they fall as the run grows:
-    the longest feasible run is the one to take.
+    Writes the last element of each run to `until`. Fewer groups after a run leave it more time, and a longer
+    run leaves fewer groups after it, so the longest feasible run is taken.
     """
     n = len(last)
     groups = np.zeros(n + 1, dtype=np.int64)
@@ -88,10 +88,10 @@ def best_affine(
 ) -> float:
     """Return the least max over runs a of r_last(a) + q_last(a) + sum of p over a and later runs.
 
-    F_k(i), the optimum for elements i.. with at most k groups, is the minimum over j of
-    max(e_j + k latency + slope W_i, F_{k-1}(j + 1)): one term rises with j, the other falls, and the
-    crossing moves left as i does. Ends at the first k whose optimum is at most `enough`, or when k calls
-    alone exceed the best.
+    F_k(i), the optimum for elements i.. with at most k groups, is the minimum over j of max(e_j + k latency +
+    slope W_i, F_{k-1}(j + 1)). One term rises with j, the other falls, and their crossing moves left with i.
+    The loop ends at the first k whose optimum is at most `enough`, or when the latency of k calls alone
+    exceeds the best objective.
     """
     n = len(last)
     total = ends[n]
@@ -130,10 +130,10 @@ def least_total_under(
     slope: float,
     until: IntArray,
 ) -> float:
-    """Do what `fewest_groups_under` does for any monotone g; return the objective reached, or inf.
+    """Do the same as `fewest_groups_under` for any monotone g; return the objective, or inf if there is none.
 
-    Less total duration from a run on leaves every earlier run more time, so the least total under the limit
-    is all that has to be kept for each start.
+    A smaller total duration from a run on leaves every earlier run more time. So only the least total under
+    the limit is kept for each start.
     """
     n = len(last)
     total = np.full(n + 1, np.inf)

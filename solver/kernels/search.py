@@ -1,4 +1,4 @@
-"""Local search over partitions of gradients into groups, compiled; each step is priced by the oracle."""
+"""Local search over partitions of gradients into groups, compiled; the oracle evaluates each step."""
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ def evaluate(
     max_group_bytes: float,
     critical: IntArray,
 ) -> float:
-    """Price a partition; inf if a group of several gradients is too large. Marks critical gradients."""
+    """Return a partition's objective (inf if a group of several is too large); mark critical gradients."""
     n = len(group_of)
     place = np.full(n, -1, dtype=np.int64)
     group_ready, group_tail, group_bytes = np.zeros(n), np.zeros(n), np.zeros(n)
@@ -96,7 +96,7 @@ def evaluate(
 
 @compiled
 def free_group(group_of: IntArray) -> int:
-    """Return a group number that no gradient has."""
+    """Return an unused group number."""
     n = len(group_of)
     used = np.zeros(n + 1, dtype=np.bool_)
     for i in range(n):
@@ -111,7 +111,7 @@ def free_group(group_of: IntArray) -> int:
 def change(
     group_of: IntArray, dtypes: IntArray, orders: IntArray, places: IntArray, i: int, state: RandomState
 ) -> bool:
-    """Apply a random move around gradient `i`: move, merge, swap or split; False if it is none."""
+    """Change groups around gradient `i` at random: move, merge, swap or split. Return whether any changed."""
     n = len(group_of)
     axis = draw(state, 2)
     kind = draw(state, 6)
@@ -167,10 +167,10 @@ def improve(
     budget: int,
     seed: int,
 ) -> tuple[float, int]:
-    """Improve `group_of` in place by `budget` oracle calls at most; return objective and calls made.
+    """Improve `group_of` in place by at most `budget` oracle calls; return the objective and the calls made.
 
-    Moves start at gradients of the critical set, because no other change can lower the objective. A move
-    that keeps the objective is taken too, so that several critical sets can be mended one after another.
+    Moves start at gradients of the critical set, because no other change can lower the objective. A move that
+    keeps the objective is accepted too, so that several critical sets can be improved one after another.
     """
     n = len(group_of)
     state = np.array([seed], dtype=np.uint64)

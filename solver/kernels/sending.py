@@ -1,4 +1,4 @@
-"""How segments really go out, compiled: each pays g in full and none is recalled."""
+"""How segments are really sent, compiled: each takes the full g of its bytes, without preemption."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from pace.solver.kernels.partition import price
 
 @compiled
 def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope: float) -> float:
-    """Return the largest size whose g is at most `duration`; 0 if none, inf if all."""
+    """Return the largest size in bytes whose g is at most `duration`; 0 if there is none, inf if all are."""
     last = len(sizes) - 1
     if duration >= durations[last]:
         return float(sizes[last] + (duration - durations[last]) / slope) if slope > 0.0 else np.inf
@@ -39,14 +39,14 @@ def cut_while_sending(
     starts: FloatArray,
     ends: FloatArray,
 ) -> tuple[int, float]:
-    """Send groups by longest tail, cutting one only where a longer tail would wait over `patience` seconds.
+    """Send groups by longest tail; cut one only where a longer tail would wait over `patience` seconds.
 
-    Because releases are known, a cut is placed so that the segment ends when the longer tail is released.
-    Where the time until then is too short for a segment of any use, the network idles instead, if it is
-    too short for a single element or costs the group no more than `patience`.
+    Releases are known, so a segment is cut to end when the longer tail is released. If the time until then is
+    too short for a useful segment, the network idles, provided that not even one element fits or that idling
+    delays the group by at most `patience`.
 
-    Writes each segment's group, number of elements and times; returns the number of segments, -1 if there is
-    no room for them, and max(end + tail).
+    Writes each segment's group, number of elements, start and end. Returns the number of segments (-1 if the
+    arrays have no room for them) and max(end + tail).
     """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)
@@ -60,7 +60,7 @@ def cut_while_sending(
     for place in range(n):
         job = by_rank[place]
         rank[job] = place
-        if left[job] == 0:  # nothing to send: arrives as soon as it is released
+        if left[job] == 0:  # nothing to send: done as soon as it is released
             objective = max(objective, ready[job] + tail[job])
     while True:
         upcoming, size = admit(now, ready, left, rank, by_ready, upcoming, heap, size)
@@ -85,7 +85,7 @@ def cut_while_sending(
         if following < n and ready[by_ready[following]] < end - patience:
             release = ready[by_ready[following]]
             fitting = most_within(release - now, knot_sizes, knot_durations, slope) / element_bytes[job]
-            # A cut costs about one more latency: a segment that carries less than that is of no use.
+            # A cut costs about one more latency, so a segment whose bytes take less than that is useless.
             if fitting >= 1.0 and release - now > 2.0 * knot_durations[0]:
                 count = min(count, int(fitting))
                 end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)

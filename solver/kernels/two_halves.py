@@ -1,4 +1,4 @@
-"""How the calls of two halves really go out, compiled: each pays its cost in full and none is recalled."""
+"""How reduce-scatters and all-gathers are really sent, compiled: in segments, without preemption."""
 
 import numpy as np
 
@@ -33,15 +33,15 @@ def send_chained(
     starts: FloatArray,
     ends: FloatArray,
 ) -> tuple[int, float]:
-    """Send by longest tail, a gather as soon as the last reduce-scatter that it needs has ended.
+    """Send by longest tail; a gather is released when the last reduce-scatter that it needs has ended.
 
-    Jobs are the n reduce-scatters, then the gathers. The gathers that need reduce-scatter i are
-    ``after[first_after[i]:first_after[i + 1]]``, numbered from n; `missing` counts for every gather what it
-    needs and is used up. A job is cut as in ``kernels.sending.cut_while_sending``: only reduce-scatters are
-    released in the middle of a segment.
+    The jobs are the n reduce-scatters, then the gathers. The gathers that need reduce-scatter i are
+    ``after[first_after[i]:first_after[i + 1]]``, numbered from n. `missing` holds the number of
+    reduce-scatters that each gather needs; it is overwritten. Jobs are cut as in
+    ``kernels.sending.cut_while_sending``. Only reduce-scatters can be released during a segment.
 
-    Writes each segment's job, number of elements and times; returns the number of segments, -1 if there is
-    no room for them, and max(end + tail) over the gathers.
+    Writes each segment's job, number of elements, start and end. Returns the number of segments (-1 if the
+    arrays have no room for them) and max(end + tail) over the gathers.
     """
     n = len(ready)
     rank = np.empty(len(by_rank), dtype=np.int64)
@@ -79,7 +79,7 @@ def send_chained(
         if following < n and ready[by_ready[following]] < end - patience:
             release = ready[by_ready[following]]
             fitting = most_within(release - now, sizes, durations, slope) / element_bytes[job]
-            # A cut costs about one more latency: a segment that carries less than that is of no use.
+            # A cut costs about one more latency, so a segment whose bytes take less than that is useless.
             if fitting >= 1.0 and release - now > 2.0 * durations[0]:
                 count = min(count, int(fitting))
                 end = now + price(count * element_bytes[job], sizes, durations, slope)

@@ -11,7 +11,10 @@ from pace.solver.kernels.jackson import drop_first, push
 def serve_by_rank(
     ready: FloatArray, processing: FloatArray, by_ready: IntArray, by_rank: IntArray, starts: FloatArray
 ) -> None:
-    """Serve jobs on one machine: whenever it is free, the released job of lowest rank, to its end."""
+    """Serve jobs on one machine without preemption: a free machine takes the released job of lowest rank.
+
+    Writes the start of each job, in seconds, to `starts`.
+    """
     n = len(ready)
     rank = np.empty(n, dtype=np.int64)
     for place in range(n):
@@ -38,7 +41,7 @@ def serve_by_rank(
 def objective_in_order(
     ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, order: IntArray
 ) -> float:
-    """Return max(pull end + tail) when both links keep one order and wait for whoever is next."""
+    """Return max(pull end + tail) when both links serve jobs strictly in one order."""
     free_up = 0.0
     free_down = 0.0
     objective = 0.0
@@ -54,7 +57,10 @@ def objective_in_order(
 def reinsert(
     ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, order: IntArray, enough: float
 ) -> float:
-    """Move one job at a time to its best place until no move helps or `enough` is reached; O(n^3) a round."""
+    """Move one job at a time to its best place until no move helps or the objective is at most `enough`.
+
+    Changes `order` in place and returns its objective. Each round takes O(n^3).
+    """
     n = len(order)
     best = objective_in_order(ready, up, down, tail, order)
     trial = np.empty(n, dtype=np.int64)
@@ -101,7 +107,7 @@ def reinsert(
 def insert_one_by_one(
     ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, seed: IntArray, order: IntArray
 ) -> None:
-    """Build an order by putting each job of `seed` where the objective of those placed so far is least."""
+    """Build `order`: insert each job of `seed` where the objective of the jobs inserted so far is least."""
     n = len(seed)
     trial = np.empty(n, dtype=np.int64)
     for count in range(n):

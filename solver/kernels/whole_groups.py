@@ -1,4 +1,4 @@
-"""Groups sent whole, one after another: when each set of gradients can be sent at the earliest, compiled."""
+"""Groups sent uncut, one after another: the earliest end of each set of gradients, compiled."""
 
 import numpy as np
 
@@ -21,10 +21,10 @@ def earliest_ends(
     ends: FloatArray,
     last: IntArray,
 ) -> None:
-    """Write for every set of gradients when it can be sent at the earliest, and its last group; O(3^n).
+    """Write the earliest end of each set of gradients to `ends` and its last group to `last`, in O(3^n).
 
-    Every group must end by `window` less its tail; sets that cannot get `ends` of infinity. Bit i of a set is
-    gradient i.
+    Bit i of a set is gradient i. Every group must end by `window` less its tail. A set for which this is
+    impossible has an end of infinity. `cap` is the largest size of a group of several gradients.
     """
     full = len(ends)
     of_ready, of_tail, takes = np.zeros(full), np.zeros(full), np.full(full, np.inf)

@@ -1,4 +1,4 @@
-"""All orders of groups on parameter servers, none of which is cut, compiled."""
+"""The best order of uncut groups on parameter servers, by trying all orders, compiled."""
 
 import numpy as np
 
@@ -25,9 +25,10 @@ def best_whole_order(
     window: float,
     best: IntArray,
 ) -> int:
-    """Write the groups of the fastest order to `best`; return how many, or 0 if none is below `window`.
+    """Write the groups of the fastest order to `best`; return their number, 0 if none is below `window`.
 
-    Bit i of a group is gradient i, and ``allowed[group]`` says whether it may be sent. Stops at `enough`.
+    Bit i of a group is gradient i, and ``allowed[group]`` tells whether it may be sent. Stops at a window of
+    at most `enough`.
     """
     full = len(allowed) - 1
     count = len(ready)
@@ -41,7 +42,8 @@ def best_whole_order(
                 of_size[group] += sizes[i]
                 up[group] += push_bytes[i]
                 down[group] += pull_bytes[i]
-    # Place k takes the subsets of what the places before it have left, from the largest to the empty one.
+    # Place k of the order takes each subset of the gradients that are left, from the largest to the empty
+    # one.
     chosen, left = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
     server, load = np.zeros(count, dtype=np.int64), np.zeros(num_servers, dtype=np.int64)
     by_rank, times = np.arange(count), np.zeros((4, count))

@@ -1,14 +1,14 @@
 """The PACE paper's oracle: a linear program over slots whose vertices are integer.
 
-x[i, t] = 1 when slot t serves job i. Each job gets its p slots (3), a slot serves at most one job (6),
-none before r (7): a transportation polytope, whose matrix is totally unimodular (Theorem 2), so that the
-LP's optimal vertices are schedules.
+x[i, t] = 1 when slot t serves job i. Each job gets its p slots (3), a slot serves at most one job (6), and no
+job is served before r (7). This is a transportation polytope. Its matrix is totally unimodular (Theorem 2),
+so the LP's optimal vertices are schedules.
 
-The paper prices x[i, t] at (T N)^(t + q_i), which doubles cannot hold. Here the price is t * w_i with w_i
-the rank of q_i among the distinct tails, from 1. Take slots t1 < t2 and jobs i, j released by t1 with
-q_i > q_j: serving i first costs (t2 - t1)(w_i - w_j) > 0 less, and moving any slot's work to an earlier free
-slot costs less too. So every optimum serves the longest tail in every slot, which is the lexicographically
-least and hence minimizes the maximum of t + q. Prices are integers, so no tolerance can confuse two tails.
+The paper prices x[i, t] at (T N)^(t + q_i), which is beyond the range of doubles. Here the price is t * w_i,
+where w_i is the rank of q_i among the distinct tails, from 1. Take slots t1 < t2 and jobs i, j released by t1
+with q_i > q_j. Serving i first costs (t2 - t1)(w_i - w_j) > 0 less, and moving any slot's work to an earlier
+free slot costs less too. So every optimum serves the longest tail in every slot, and longest tail first
+minimizes the maximum of t + q (``pace.solver.jackson``). Prices are integers, so rounding confuses no tails.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ MAX_VARIABLES = 4_000_000
 
 
 class TooLarge(ValueError):
-    """The program would have more variables than its limit."""
+    """The linear program would have more variables than its limit."""
 
     def __init__(self, variables: int, limit: int) -> None:
         self.variables = variables
@@ -35,23 +35,23 @@ class TooLarge(ValueError):
 
 
 class NoOptimum(RuntimeError):
-    """The LP solver ended without an optimal vertex; the message names it and says how it ended."""
+    """The LP solver ended without an optimal vertex; the message names the solver and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotProgram:
-    """The linear program of a slotted instance: one variable x for each job and slot that may serve it.
+    """The linear program of a slotted instance: one variable x for each job and each slot that may serve it.
 
     Attributes
     ----------
     jobs, slots : integer arrays of shape (num_variables,)
-        Which job, counted among those with something to process, and which slot each variable stands for.
+        The job and the slot of each variable. Only jobs with a processing time are counted.
     prices : array of shape (num_variables,)
-        What the variable costs: whole numbers.
+        The price of each variable, a whole number.
     processing : array of shape (num_jobs,)
-        How many slots each job gets.
+        Number of slots that each job needs.
     num_slots
-        How many slots there are.
+        Number of slots.
     """
 
     jobs: IntArray
@@ -65,7 +65,7 @@ ProgramSolver = Callable[[SlotProgram], FloatArray]
 
 
 def num_slots(instance: Instance) -> int:
-    """Return the slot by which any schedule without needless idling has served every job."""
+    """Return the number of slots within which a schedule without needless idling serves all jobs."""
     now = 0.0
     for job in np.argsort(instance.ready, kind="stable"):
         if instance.processing[job] > 0:
@@ -74,14 +74,20 @@ def num_slots(instance: Instance) -> int:
 
 
 def num_variables(instance: Instance) -> int:
-    """Return how many variables the program has: slots from each job's release on."""
+    """Return the number of variables: over all jobs, the slots from the job's release on."""
     horizon = num_slots(instance)
     served = instance.processing > 0
     return int(np.sum(horizon - instance.ready[served]))
 
 
 def solve_with_highs(program: SlotProgram) -> FloatArray:
-    """Return the x of an optimal vertex, by the dual simplex of SciPy's HiGHS."""
+    """Return the x of an optimal vertex, found by the dual simplex of SciPy's HiGHS.
+
+    Raises
+    ------
+    NoOptimum
+        If HiGHS fails.
+    """
     columns = np.arange(len(program.slots))
     ones = np.ones(len(columns))
     jobs = (len(program.processing), len(columns))
@@ -106,15 +112,15 @@ def solve(
 ) -> Solution:
     """Solve a slotted instance by its linear program.
 
-    Jobs with equal tails may trade slots at no cost; they are put in order of (ready, index) in the slots
-    that the program gives them together, which makes the pieces those of ``jackson.solve``.
+    Jobs with equal tails can trade slots at no cost. They are served by ready time, then by index, in the
+    slots that the program gives them together. So the pieces are those of ``jackson.solve``.
 
     Raises
     ------
     TooLarge
-        Beyond `max_variables`.
+        If the program has more than `max_variables` variables.
     NoOptimum
-        If the solver fails, or ends where slots are shared.
+        If the solver fails, or returns a point at which jobs share a slot.
     """
     variables = num_variables(instance)
     if variables > max_variables:
@@ -127,7 +133,7 @@ def solve(
         x = solver(program)
         chosen = x > 0.5
         if not np.allclose(x, chosen, atol=1e-6):
-            raise NoOptimum("the optimum is no vertex: jobs share a slot")
+            raise NoOptimum("the optimum is not a vertex: jobs share a slot; use another LP solver")
         order = np.argsort(program.slots[chosen], kind="stable")
         slots, owners = program.slots[chosen][order], served[program.jobs[chosen]][order]
     return _assemble(instance, slots, owners)

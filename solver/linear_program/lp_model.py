@@ -1,9 +1,9 @@
 """The PACE paper's linear program written out with named variables, for audit.
 
-Equations (3), (6), (7) and the lambda-representation (12)-(14): the convex price of each x[i, t] is laid
-out over its two breakpoints 0 and 1, with x = 0 * lambda_0 + 1 * lambda_1 and lambda_0 + lambda_1 = 1. Prices
-are those of ``pace.solver.linear_program.lp``. Much slower than that sparse model, and meant to be read, or
-solved by any solver that reads .lp or .mps.
+It has equations (3), (6), (7) and the lambda-representation (12)-(14): the convex price of each x[i, t] is
+expressed over its two breakpoints 0 and 1, with x = 0 * lambda_0 + 1 * lambda_1 and lambda_0 + lambda_1 = 1.
+Prices are those of ``pace.solver.linear_program.lp``. It is much slower than that sparse model. It is meant
+for reading, and for other solvers that read .lp or .mps files.
 """
 
 from pathlib import Path
@@ -21,14 +21,14 @@ SUFFIXES = (".lp", ".mps")
 def build(instance: Instance) -> pulp.LpProblem:
     """Return the program of a slotted instance.
 
-    Variables are ``x_i_t`` (slot t serves job i) and ``lambda_i_t_0``, ``lambda_i_t_1``; constraints are
+    Variables are ``x_i_t`` (slot t serves job i) and ``lambda_i_t_0``, ``lambda_i_t_1``. Constraints are
     ``serve_i`` (3), ``slot_t`` (6), ``value_i_t`` (13) and ``weight_i_t`` (14). Slots before a job's release
     have no variables, which is (7).
 
     Raises
     ------
     TooLarge
-        Beyond `MAX_VARIABLES` of these x.
+        If there are more than `MAX_VARIABLES` variables ``x_i_t``.
     """
     variables = num_variables(instance)
     if variables > MAX_VARIABLES:
@@ -64,7 +64,7 @@ def build(instance: Instance) -> pulp.LpProblem:
 
 
 def write(instance: Instance, path: Path) -> None:
-    """Write the program as .lp or .mps, by the ending of `path`, which is one of `SUFFIXES`."""
+    """Write the program in the format that the ending of `path` names, one of `SUFFIXES`."""
     problem = build(instance)
     if path.suffix == ".lp":
         problem.writeLP(str(path))

@@ -1,8 +1,7 @@
-"""The slotted linear program handed to PuLP, which hands it to CBC or to any other solver that it has.
+"""Solves the slotted linear program by PuLP, with CBC or any other solver that PuLP finds.
 
-PuLP writes the program to a file and starts the solver's program, so one solution takes longer than with
-SciPy's HiGHS. The form with the paper's names and its lambda-representation, for reading, is in
-``pace.solver.linear_program.lp_model``.
+PuLP writes the program to a file and starts the solver as a process, so this takes longer than SciPy's HiGHS.
+``pace.solver.linear_program.lp_model`` has the form with the paper's names, for reading.
 """
 
 import warnings
@@ -17,14 +16,14 @@ from pace.solver.instance import Instance, Solution
 from pace.solver.linear_program.lp import NoOptimum, SlotProgram
 from pace.solver.linear_program.lp import solve as solve_program
 
-# Each is an object of Python, and a line of the file.
+# Each variable is a Python object and a line of the file.
 MAX_VARIABLES = 500_000
-# An installed CBC first; then the one that PuLP 3 brings along.
+# An installed CBC first, then the one that PuLP 3 includes.
 CBC = ("COIN_CMD", "PULP_CBC_CMD")
 
 
 class NoSuchSolver(LookupError):
-    """PuLP has no solver of this name, or cannot run it on this machine."""
+    """PuLP cannot run a solver of this name on this machine; the message lists those that it can run."""
 
 
 def available() -> list[str]:
@@ -34,12 +33,12 @@ def available() -> list[str]:
 
 
 def oracle(name: str | None = None) -> Callable[[Instance], Solution]:
-    """Return what solves slotted instances by the solver with this name in PuLP; None for CBC.
+    """Return a function that solves slotted instances with the PuLP solver of this name (default: CBC).
 
     Raises
     ------
     NoSuchSolver
-        If PuLP cannot run it here.
+        If PuLP cannot run it on this machine.
     """
     usable = available()
     found = next((each for each in (CBC if name is None else (name,)) if each in usable), None)
@@ -82,7 +81,7 @@ def _solve(program: SlotProgram, name: str) -> FloatArray:
 
 @contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """PuLP 3 warns that PuLP 4 will no longer bring CBC along: whoever asks for a schedule need not know."""
+    """Hide PuLP 3's warning that PuLP 4 will not include CBC: it does not concern a user of PACE."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

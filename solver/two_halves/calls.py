@@ -1,4 +1,4 @@
-"""The calls of one half: which run of gradients each carries, and when it may go or must be done."""
+"""The calls of one half (all reduce-scatters, or all all-gathers): their gradients, times and sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from pace.solver.cost import CostCurve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """The calls of one half of all exchanges.
+    """The calls of one half of the exchange.
 
     Attributes
     ----------
     members
-        For every call, the gradients that it carries.
+        The gradients that each call carries.
     times : array of shape (num_calls,)
-        Reduce-scatters: ready time, the latest of the members'. All-gathers: tail, the longest of theirs.
+        Seconds. Of a reduce-scatter: the latest ready time of its members. Of an all-gather: their longest
+        tail.
     sizes : integer array of shape (num_calls,)
         Bytes.
     """
@@ -32,7 +33,7 @@ class Half:
 
     @classmethod
     def of(cls, members: Sequence[Sequence[int]], times: FloatArray, sizes: IntArray) -> "Half":
-        """Build from each gradient's time and bytes."""
+        """Build from the time (seconds) and size (bytes) of each gradient."""
         groups = tuple(tuple(int(number) for number in group) for group in members)
         return cls(
             members=groups,
@@ -41,15 +42,12 @@ class Half:
         )
 
     def durations(self, cost: CostCurve) -> FloatArray:
-        """Return what each call takes, in seconds."""
+        """Return the duration of each call in seconds."""
         return cost(self.sizes)
 
 
 def dependencies(scattered: Half, gathered: Half) -> IntArray:
-    """Return the pairs (reduce-scatter, all-gather) that share a gradient, each once; shape (num_pairs, 2).
-
-    The gather needs what the reduce-scatter sums.
-    """
+    """Return the different pairs (reduce-scatter, all-gather) that share a gradient; shape (num_pairs, 2)."""
     call_of = {gradient: number for number, group in enumerate(scattered.members) for gradient in group}
     pairs = {
         (call_of[gradient], number)

@@ -1,4 +1,4 @@
-"""Two halves without a norm: chains of a reduce-scatter, an update and an all-gather on one machine.
+"""Reduce-scatters and all-gathers without a norm: chains of a reduce-scatter, an update and an all-gather.
 
 Theorem. Let gather j need the reduce-scatters P(j) and the update of its own shard, u_j. Give it the head
 r_j = max over i in P(j) of (r_i + a_i + u_j), and reduce-scatter i the tail
@@ -6,11 +6,11 @@ q_i = max over the gathers j that need it of (u_j + b_j + q_j). Then the one-mac
 independent jobs, 1 | r, q, pmtn | Cmax, bounds every plan of these calls from below, and for u = 0 longest
 tail first attains that bound without ever breaking a chain.
 
-Proof. In every plan j starts no earlier than the new r_j, and after i ends at least the new q_i follows, so
-heads and tails only state what is so in any case: the bound. Whenever j is released, so is every i in P(j),
-because r_i <= r_j; and q_i >= b_j + q_j > q_j where the gather takes any time. So as long as one of them has
-anything left it is served before j: the optimal schedule of the independent jobs is a plan. It does not
-matter which gradients share calls: the two halves may be put together differently.
+Proof. In every plan, j starts no earlier than the new r_j, and at least the new q_i follows the end of i. So
+the heads and tails hold in every plan, which gives the bound. Whenever j is released, so is every i in P(j),
+because r_i <= r_j, and q_i >= b_j + q_j > q_j if the gather takes any time. So every i in P(j) is completed
+before j is served, and the optimal schedule of the independent jobs is a plan. The proof does not depend on
+which gradients share calls: the two halves may be grouped differently.
 
 The oracle (``pace.solver.jackson``) and its certificate therefore hold on the calls of both halves. If
 updates take time, the bound still holds, but the plan must be simulated.
@@ -34,15 +34,17 @@ def chained_instance(
 ) -> Instance:
     """Return the calls as independent jobs: first all reduce-scatters, then all gathers.
 
+    ``jackson.solve`` breaks ties by index, so a reduce-scatter comes before a gather that needs it even if
+    neither takes any time.
+
     Parameters
     ----------
+    scattered, gathered
+        The calls of both halves.
+    reduce_scatter, all_gather
+        The costs of both kinds of calls.
     update_s : array of shape (num_gathers,)
-        How long the update of each gather's shard takes; nothing if left out.
-
-    Notes
-    -----
-    Ties are broken by index (``jackson.solve``), so a reduce-scatter goes before a gather that needs it even
-    where neither takes any time.
+        Seconds that the update of each gather's shard takes (default: 0).
     """
     first = scattered.durations(reduce_scatter)
     second = gathered.durations(all_gather)

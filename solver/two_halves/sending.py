@@ -1,7 +1,7 @@
-"""What goes out in two halves: segments of reduce-scatters and gathers, their times, and the window.
+"""The realizable plan of reduce-scatters and all-gathers: their segments, and the times of these.
 
-A segment is a range of the columns of a call's buffer: with W ranks every buffer has W rows, one for each
-rank's shard, and a call carries whole columns. Updates take no time here.
+With W ranks every buffer has W rows, one for each rank's shard. A segment is a range of the columns of a
+call's buffer. Updates take no time here.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ MAX_SEGMENTS_PER_CALL = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalvesSending:
-    """Segments in the order in which they go out.
+    """Segments in the order in which they are sent.
 
     Attributes
     ----------
     calls, columns : integer arrays of shape (num_segments,)
-        The call of each segment, gathers numbered behind the reduce-scatters, and how many columns of its
-        buffer it carries, from where the last one ended.
+        The call of each segment and the number of columns that it carries. Gathers are numbered after the
+        reduce-scatters. A segment begins where the call's previous one ended.
     starts, ends : arrays of shape (num_segments,)
         Seconds.
     norm_start_s, norm_end_s
-        When ranks exchange their norms; None without a norm.
+        When the ranks start and end the exchange of their norms; None without a norm.
     objective
-        max(end + tail) over the gathers; 0 without any.
+        max(end + tail) over the gathers, in seconds; 0 without gathers.
     """
 
     calls: IntArray
@@ -53,11 +53,21 @@ def send_chained(
     patience_s: float,
     max_segment_bytes: float = np.inf,
 ) -> HalvesSending | None:
-    """Send without a norm: longest tail first, cutting only where a longer tail would wait over `patience_s`.
+    """Send without a norm: longest tail first, cut only where a longer tail would wait over `patience_s`.
 
-    `columns` and `column_bytes` are those of every call, gathers behind reduce-scatters. Returns None if that
-    takes too many segments: never with infinite patience. A heuristic: feasible always, optimal for these
-    calls when cuts are free (``pace.solver.two_halves.chains``).
+    A heuristic: always feasible, and optimal for these calls if cuts cost nothing
+    (``pace.solver.two_halves.chains``).
+
+    Parameters
+    ----------
+    columns, column_bytes : arrays of shape (num_calls,)
+        The number of columns of each call's buffer and the bytes of one column; gathers after
+        reduce-scatters.
+
+    Returns
+    -------
+    HalvesSending or None
+        None if too many segments are needed. With infinite patience this never happens.
     """
     from pace.solver.kernels import two_halves as kernel
 
@@ -115,9 +125,10 @@ def send_behind_norm(
     norm_s: float,
     max_segment_bytes: float = np.inf,
 ) -> HalvesSending:
-    """Send with a norm: reduce-scatters first in, first out, the norm, gathers by longest tail.
+    """Send with a norm: reduce-scatters first in, first out, then the norm, then gathers by longest tail.
 
-    Optimal for these calls (``pace.solver.two_halves.behind_norm``) where `max_segment_bytes` cuts none.
+    Optimal for these calls if `max_segment_bytes` cuts none of them (``pace.solver.two_halves.behind_norm``).
+    Parameters are those of ``send_chained``; `norm_s` is how long the exchange of norms takes.
     """
     n = len(scattered)
     calls: list[int] = []
@@ -165,7 +176,7 @@ def send_behind_norm(
 
 
 def necessary_segments(columns: IntArray, column_bytes: IntArray, max_segment_bytes: float) -> int:
-    """Return the number of segments if calls are cut only into the largest that are allowed."""
+    """Return the number of segments if every segment but the last of a call has the largest allowed size."""
     if np.isinf(max_segment_bytes):
         return int(np.count_nonzero(columns))
     largest = np.maximum(max_segment_bytes // column_bytes, 1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""From a profile to its schedule: fusion search, oracle, segments, proofs."""
+"""From a profile to its schedule of all-reduces: fusion search, oracle, segments, proofs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,31 +22,31 @@ from pace.solver.compute_clock import ComputeClock
 from pace.solver.instance import Instance
 from pace.version import __version__
 
-# Two segments under way would share the network. (A runtime may hand one over just before the other ends.)
+# Two segments in flight would share the network. (A runtime may hand over the next just before one ends.)
 ONE_AT_A_TIME = 1
 
 
 def optimize_allreduce(profile: Profile, options: Options | None = None) -> Schedule:
-    """Return the schedule of whole all-reduces that minimizes the predicted iteration time of a profile.
+    """Return the schedule of all-reduces that minimizes the predicted iteration time of a profile.
 
-    Same profile and options, same schedule to the byte, but for the seconds that linear programs took. The
-    schedule carries the proof that no preemptive schedule of its groups is faster, and a lower bound against
-    every fusion (docs/solver.md). Where updates wait for a global norm, the forward pass waits for the last
-    all-reduce, and a sharded schedule is faster.
+    The same profile and options give the same schedule, byte for byte, except for the recorded seconds of
+    linear programs. The schedule contains the proof that no preemptive schedule of its groups is faster, and
+    a lower bound that holds for every fusion (docs/solver.md). If updates wait for a global norm, the forward
+    pass waits for the last all-reduce; then a sharded schedule is faster.
 
     Raises
     ------
     InvalidOptions
-        If options do not fit one another or the profile; the message says what would.
+        If the options do not fit one another or the profile; the message says which would.
     SolverFailed
-        If the oracle gives no answer.
+        If the oracle finds no solution.
     """
     options = options or Options()
     return _document(profile, options, _search(profile, options))
 
 
 def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
-    """Return the plan that ``optimize_allreduce`` documents, without its proofs: for pricing thousands.
+    """Return the plan of ``optimize_allreduce`` without its proofs, for callers that need thousands of plans.
 
     Raises
     ------
@@ -86,31 +86,31 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions(f'lp_solver "{options.lp_solver}" goes with oracle "lp"')
     if options.framework is not None:
         if options.slot_s is not None:
-            raise InvalidOptions(f'framework "{options.framework}" sends whole groups: leave slot_s out')
+            raise InvalidOptions(f'framework "{options.framework}" does not cut groups: leave slot_s out')
         if options.fusion == "paper":
             raise InvalidOptions(
-                f'fusion "paper" prices preemption, framework "{options.framework}" has none: '
+                f'fusion "paper" assumes preemption, but framework "{options.framework}" does not preempt: '
                 'use fusion "optimal"'
             )
         if options.max_segment_bytes is not None:
             raise InvalidOptions(
-                f'framework "{options.framework}" sends whole groups: leave max_segment_bytes out'
+                f'framework "{options.framework}" does not cut groups: leave max_segment_bytes out'
             )
     if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
         raise InvalidOptions(
-            "a slotted plan is the oracle's: leave max_segment_bytes and scenarios out, or slot_s"
+            "max_segment_bytes and scenarios do not go with slot_s: leave them out, or leave slot_s out"
         )
     if options.scenarios == 0 and options.jitter > 0:
-        raise InvalidOptions("jitter is used with scenarios: give how many, 50 for example")
+        raise InvalidOptions("jitter needs scenarios: give their number, for example 50")
 
 
 def write_lp(schedule: Schedule, path: Path) -> None:
-    """Write the paper's linear program (3)-(14) for a slotted schedule's groups as .lp or .mps, for audit.
+    """Write the PACE paper's linear program, (3)-(14), for a slotted schedule's groups as .lp or .mps.
 
     Raises
     ------
     InvalidOptions
-        Without slots, with too many, or if `path` ends in neither.
+        If the schedule has no slots or too many, or `path` ends in neither .lp nor .mps.
     """
     from pace.solver.linear_program import lp_model
 
@@ -135,7 +135,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     solution = found.oracle.solve(instance)
     proof = certificate.certify(instance, solution)
     slowdown = problem.slowdown
-    # All that the oracle's plan sends stretches compute, in whichever order.
+    # The oracle's plan slows compute by all that it sends, in any order.
     carried = float(np.sum(instance.processing)) * unit
     ideal = max(problem.compute_s, solution.objective * unit) + problem.stretch_s(carried)
     outside = carried - proof.total_processing * unit if slowdown != 1 else 0.0
@@ -228,9 +228,9 @@ def _segments(plan: RealizedPlan, slowdown: float) -> tuple[Segment, ...]:
 
 
 def warm_up() -> None:
-    """Compile every hot loop that ``optimize_allreduce`` may call, so that no request waits for a compiler.
+    """Compile every hot loop that ``optimize_allreduce`` may call, so that no request waits for the compiler.
 
-    Takes some seconds on a machine's first run and a fraction of one when the compiled code is cached.
+    This takes some seconds on a machine's first run, and less than a second once the compiled code is cached.
     """
     ops = [Op(name=f"bwd/{layer}", duration_s=1.0) for layer in range(4)]
     ops += [

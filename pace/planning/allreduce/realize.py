@@ -25,23 +25,31 @@ from pace.solver.sending import (
 )
 from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 
-# A cut that spares a longer tail a wait of less than so many latencies is not considered, in several sizes.
+# A group is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
-# Plans whose windows differ by less count as equally fast; a slower network then tells them apart.
+# Plans whose windows differ by less count as equally fast. The one that is faster on a slower network wins.
 TIE = 1e-4
 SLOWER_NETWORK = 1.1
-# Whole numbers of slots, and fractions of one, are still told apart in doubles.
+# Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
-# Each is a line of the document and a call of the network library.
+# Each segment is an entry of the document and a call of the network library.
 MAX_SEGMENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealizedPlan:
-    """What goes out: groups, their buffers, and the segments in order; slots only where there are any.
+    """Groups, their buffers, and the segments in sending order.
 
-    Times are those of the compute clock (``pace.solver.compute_clock``), but for `risk_s`. `note` says what
-    is known of it beside how its groups were found.
+    Times are on the compute clock (``pace.solver.compute_clock``), except `risk_s`.
+
+    Attributes
+    ----------
+    start_slots, num_slots : arrays of shape (num_segments,)
+        First slot and number of slots of each segment; None without slots.
+    risk_s
+        Mean or 95th percentile of the window over the scenarios, in seconds; None without scenarios.
+    note
+        What is known of the plan, in words, in addition to how its groups were found.
     """
 
     partition: Partition
@@ -56,12 +64,14 @@ class RealizedPlan:
 def fastest_plan(
     profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle
 ) -> RealizedPlan:
-    """Return the fastest plan of the groups that a search found; with ``options.slot_s``, the oracle's own.
+    """Return the fastest plan of the groups that a search found; with ``options.slot_s``, the oracle's plan.
 
     Raises
     ------
-    InvalidOptions, SolverFailed
-        If slots are too small, or the oracle gives no answer.
+    InvalidOptions
+        If slots or segments are too small.
+    SolverFailed
+        If the oracle finds no solution.
     """
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion.partitions[0], options, oracle)
@@ -96,7 +106,7 @@ def fastest_plan(
 def _with_whole_groups(
     problem: FusionProblem, plans: list[RealizedPlan], options: Options
 ) -> tuple[list[RealizedPlan], str]:
-    """Add the fastest plan that cuts no group, where there are few gradients; say what is known then."""
+    """For few gradients, add the fastest plan that cuts no group; return the plans and what this proves."""
     sent = problem.sent_by_ready()
     if (
         options.fusion != "optimal"
@@ -134,25 +144,25 @@ def _window(problem: FusionProblem, plan: RealizedPlan) -> float:
 
 
 def stretch_s(problem: FusionProblem, sending: Sending) -> float:
-    """Return how much longer a window takes than on the compute clock, with these segments."""
+    """Return by how many seconds these segments lengthen a window, compared with the compute clock."""
     return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
 
 
 def window_when_slower(problem: FusionProblem, plan: RealizedPlan) -> float:
-    """Price a plan, in its order, on a network on which everything takes a tenth longer."""
+    """Return the window of a plan, in its order, on a network on which every transfer takes 10 % longer."""
     sending, buffers = plan.sending, plan.buffers
     durations = (sending.ends - sending.starts) * SLOWER_NETWORK
     ends = np.cumsum(durations)
-    # A segment ends as late as the latest start of a run without a pause makes it.
+    # A segment's end follows from the start of the run of segments without a pause that it is in.
     ends += np.maximum.accumulate(buffers.ready[sending.groups] - (ends - durations))
     sent = float(np.max(ends + buffers.tail[sending.groups], initial=0.0))
-    # What carries nothing is done when it is ready.
+    # A group without bytes is done when it is ready.
     window = max(problem.compute_s, sent, float(np.max(buffers.ready + buffers.tail, initial=0.0)))
     return window + problem.stretch_s(float(np.sum(durations)))
 
 
 def _in_order(problem: FusionProblem, partition: Partition) -> Partition:
-    """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
+    """Sort the groups by ready time, tail and size, so that their numbers do not depend on the search."""
     buffers = problem.buffers(partition)
     sizes = zip(buffers.sizes.tolist(), buffers.element_bytes.tolist(), strict=True)
     keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), sizes, partition, strict=True)
@@ -168,7 +178,7 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending
-    # No policy that sends in order of ready time is faster than this one with the same groups.
+    # With these groups, no policy that sends in order of ready time is faster than this plan.
     unhurried = replace(buffers, tail=np.zeros_like(buffers.tail))
     if (
         sending := cut_while_sending(unhurried, cost, patience_s=np.inf, max_segment_bytes=limit)
@@ -182,8 +192,8 @@ def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
         element = int(np.max(buffers.element_bytes))
         fitting = math.ceil(np.sum(buffers.sizes) / (MAX_SEGMENTS - len(buffers.sizes)) / element) * element
         raise InvalidOptions(
-            f"max_segment_bytes of {max_segment_bytes:.0f} cuts the gradients into {segments:,} segments, of "
-            f"{MAX_SEGMENTS:,} at most: {fitting} would fit, or leave max_segment_bytes out"
+            f"max_segment_bytes of {max_segment_bytes:.0f} cuts the gradients into {segments:,} segments; "
+            f"at most {MAX_SEGMENTS:,} are allowed: use {fitting}, or leave max_segment_bytes out"
         )
 
 
@@ -196,7 +206,7 @@ def _slotted_plan(
     _refuse_tiny_slots(instance, options)
     solution = oracle.solve(instance)
     kept, elements = cut_as_solved(buffers, solution)
-    # What costs nothing takes no slot: it goes out whole, in the slot in which it is ready.
+    # A group that costs nothing takes no slot: it is sent whole, in the slot in which it is ready.
     free = np.flatnonzero((instance.processing == 0) & (buffers.elements > 0))
     groups = np.concatenate([free, solution.jobs[kept]])
     elements = np.concatenate([buffers.elements[free], elements])
@@ -218,6 +228,6 @@ def _refuse_tiny_slots(instance: Instance, options: Options) -> None:
         assert options.slot_s is not None
         fitting = options.slot_s * slots / MAX_SLOTS * 1.1
         raise InvalidOptions(
-            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots, of {MAX_SLOTS:g} at most: "
-            f"slot_s of {fitting:.2g} would fit, or leave slot_s out"
+            f"slot_s of {options.slot_s:g} cuts the window into {slots:.2g} slots, but at most {MAX_SLOTS:g} "
+            f"are allowed: use slot_s of {fitting:.2g}, or leave slot_s out"
         )

@@ -17,14 +17,14 @@ SEED = 20200706
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledWindows:
-    """Sampled windows.
+    """Windows with random op durations.
 
     Attributes
     ----------
     ready, tail : arrays of shape (num_scenarios, num_gradients)
         Seconds.
     compute_s : array of shape (num_scenarios,)
-        The window without any all-reduce.
+        Length of each window without any all-reduce, in seconds.
     """
 
     ready: FloatArray
@@ -33,7 +33,7 @@ class SampledWindows:
 
 
 def sample(profile: Profile, options: Options) -> SampledWindows:
-    """Sample windows with jittered op durations; always the same ones."""
+    """Sample ``options.scenarios`` windows with jittered op durations; the seed is fixed."""
     durations = jittered_durations(profile, jitter=options.jitter, count=options.scenarios, seed=SEED)
     timings = [profile.timing_of(replace(profile.graph, durations_s=row)) for row in durations]
     tail = np.array([timing.tail_s for timing in timings])
@@ -54,7 +54,10 @@ def price(
     cost: CostCurve,
     options: Options,
 ) -> float:
-    """Return the mean or 95th percentile of the window; the segments keep their order in every scenario."""
+    """Return the mean or 95th percentile of the window in seconds.
+
+    In every scenario the segments are sent in the same order.
+    """
     ready = np.empty((len(scenarios.compute_s), len(partition)))
     tail = np.empty_like(ready)
     for number, group in enumerate(partition):

@@ -1,6 +1,6 @@
-"""The field's fusion rules that PACE is compared with: which gradients they put together, and their window.
+"""The fusion rules that PACE is compared with: which gradients they put into one buffer, and their window.
 
-Only groupings live here; systems that also reorder or partition are simulated elsewhere.
+Only groupings are here. Systems that also reorder or partition are in ``pace.simulation``.
 """
 
 import numpy as np
@@ -20,9 +20,10 @@ def ddp_buckets(
 ) -> Partition:
     """Return PyTorch DDP's buckets: for each dtype, a bucket is closed once it has reached its limit.
 
-    Gradients come in the order in which they became ready, as after DDP's first iteration; a bucket
-    overshoots and never splits a gradient. Buckets go out in the order in which they were closed, those that
-    never reached their limit last (``compute_bucket_assignment_by_size`` and ``rebuild_buckets``).
+    Gradients are in the order in which they become ready, as after DDP's first iteration. A bucket never
+    splits a gradient, so it may exceed its limit. Buckets are sent in the order in which they are closed;
+    those that never reach their limit come last. In PyTorch see ``compute_bucket_assignment_by_size`` and
+    ``rebuild_buckets``.
     """
     buckets: list[tuple[int, ...]] = []
     limits: dict[int, int] = {}
@@ -44,8 +45,9 @@ def ddp_buckets(
 def mg_wfbp_groups(problem: FusionProblem) -> Partition:
     """Return MG-WFBP's merged gradients (Shi, Chu, Li 2019, Algorithm 1).
 
-    From the gradient ready first, one is merged into the next if the next is ready before its all-reduce
-    would end, and either the network is busy until then anyway or waiting costs less than a latency.
+    Beginning with the gradient that is ready first, each is merged into the next one if two conditions hold:
+    the next is ready before the all-reduce of this one would end, and either the network is busy until then
+    anyway or waiting costs less than one latency.
     """
     groups = []
     for members in problem.classes():
@@ -67,9 +69,10 @@ def mg_wfbp_groups(problem: FusionProblem) -> Partition:
 
 
 def window_behind_barrier(problem: FusionProblem, partition: Partition, cost: CostCurve) -> float:
-    """Return the window when groups go out whole, first in, first out, and forward waits for the last.
+    """Return the window in seconds if groups are sent uncut, first in, first out, to a barrier.
 
-    `problem` has every gradient's own tail; the whole forward pass is as long as the longest of them.
+    The forward pass starts when the last group has arrived. `problem` has the tails of gradients without the
+    barrier, so the longest tail is the length of the forward pass.
     """
     buffers = problem.buffers(partition)
     now = 0.0

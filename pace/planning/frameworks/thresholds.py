@@ -1,8 +1,8 @@
-"""One number for frameworks that fuse by a size alone: Megatron-Core, DeepSpeed, XLA.
+"""The best bucket size for frameworks that fuse by one size: Megatron-Core, DeepSpeed, XLA.
 
-Each closes its buckets by a rule of its own. Here the rule is followed for every size that can make a
-difference, the buckets are sent first in, first out behind a barrier, and the size is kept whose window ends
-first. A size for all buckets can do no better than sizes of their own (``bucket_cap_mb_list``).
+Each framework closes its buckets by its own rule. Here the rule is applied with every size that can make a
+difference. The buckets are sent first in, first out to a barrier, and the size with the shortest window is
+chosen. One size for all buckets is never better than a size for each (``bucket_cap_mb_list``).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from pace.documents.profile import ELEMENT_BYTES, Profile
 
-# Sizes that are tried at most; more are thinned out evenly, the smallest and the largest kept.
+# Most sizes to try. From a longer list sizes are taken at even distances, with the smallest and the largest.
 MOST_SIZES = 4000
 
-# What DeepSpeed gathers at once at most by default: its buffers take that much memory.
+# DeepSpeed's default, which limits the memory of its buffers.
 DEEPSPEED_ELEMENTS = 500_000_000
 
 Buckets = list[npt.NDArray[np.intp]]
@@ -27,16 +27,16 @@ _Rule = Callable[[_Sizes, int], Buckets]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionSize:
-    """A size for all buckets.
+    """One size for all buckets.
 
     Attributes
     ----------
     size
-        In elements or bytes, as the framework counts.
+        The size in elements or bytes, as the framework counts.
     iteration_s
-        The predicted window with it, behind a barrier.
+        The predicted window with a barrier, in seconds.
     buckets
-        The gradients that it puts together, in the order in which they are sent.
+        The gradients in each bucket, in sending order.
     """
 
     size: int
@@ -45,7 +45,7 @@ class FusionSize:
 
 
 def fusion_settings(profile: Profile) -> list[tuple[str, str, float]]:
-    """Return, for each framework: its name and version, what to set, and the predicted window."""
+    """Return, for each framework, its name and version, the setting, and the predicted window in seconds."""
     megatron = megatron_bucket_size(profile)
     deepspeed = deepspeed_reduce_bucket_size(profile)
     gathered = deepspeed_allgather_bucket_size(profile)
@@ -64,10 +64,11 @@ def fusion_settings(profile: Profile) -> list[tuple[str, str, float]]:
 def megatron_bucket_size(profile: Profile) -> FusionSize:
     """Return ``bucket_size`` (``--ddp-bucket-size``) for Megatron's DistributedDataParallel, in elements.
 
-    Its meaning is that of Megatron-Core 0.13: parameters are taken in the reverse of their order of
-    definition, here that in which gradients become ready, each dtype by itself, and a bucket is closed once
-    it has at least so many elements. It takes effect with ``--overlap-grad-reduce``. A distributed optimizer
-    pads buckets, and embeddings that stages of a pipeline share get one of their own: neither is known here.
+    The rule is that of Megatron-Core 0.13. It takes parameters in the reverse of their order of definition,
+    each dtype separately, and closes a bucket once it has at least this number of elements. Here the order is
+    that in which gradients become ready. The setting takes effect with ``--overlap-grad-reduce``. Two details
+    are not modeled: the padding of buckets by a distributed optimizer, and the separate bucket of embeddings
+    that pipeline stages share.
     """
     return _best(profile, _by_ready_time(profile), elements=True, rule=_close_when_full)
 
@@ -75,8 +76,8 @@ def megatron_bucket_size(profile: Profile) -> FusionSize:
 def deepspeed_reduce_bucket_size(profile: Profile) -> FusionSize:
     """Return ``reduce_bucket_size`` for DeepSpeed's ZeRO stages 1 and 2, in elements.
 
-    Its meaning is that of DeepSpeed 0.16: a bucket is sent before a gradient would make it larger than that,
-    in the order in which gradients become ready.
+    The rule is that of DeepSpeed 0.16: gradients are added in the order in which they become ready, and a
+    bucket is sent before a gradient would make it larger than this size.
     """
     return _best(profile, _by_ready_time(profile), elements=True, rule=_close_before_exceeding)
 
@@ -84,8 +85,8 @@ def deepspeed_reduce_bucket_size(profile: Profile) -> FusionSize:
 def deepspeed_allgather_bucket_size(profile: Profile) -> int:
     """Return ``allgather_bucket_size`` for DeepSpeed's ZeRO stages 1 and 2 (0.16), in elements.
 
-    Parameters are gathered after the update and before the next forward pass, beside nothing: the fewest
-    calls win. So it is all of them, or DeepSpeed's default where that is less.
+    Parameters are gathered between the update and the next forward pass, when nothing else runs, so the
+    fewest calls are best. The result is the size of all parameters, or DeepSpeed's default if that is less.
     """
     elements = sum(gradient.size_bytes // ELEMENT_BYTES[gradient.dtype] for gradient in profile.gradients)
     return max(min(elements, DEEPSPEED_ELEMENTS), 1)
@@ -94,9 +95,9 @@ def deepspeed_allgather_bucket_size(profile: Profile) -> int:
 def xla_combine_threshold_bytes(profile: Profile) -> FusionSize:
     """Return ``--xla_gpu_all_reduce_combine_threshold_bytes`` for XLA, in bytes.
 
-    Its meaning is that of XLA's AllReduceCombiner as of 2025: all-reduces of one dtype are combined up to
-    that size, in the order of the program, here that in which gradients become ready; one that is larger
-    stays alone and does not end the combination under way.
+    The rule is that of XLA's AllReduceCombiner as of 2025: all-reduces of one dtype are combined, in the
+    order of the program, up to this size. A larger one stays alone and does not end the current combination.
+    Here the order is that in which gradients become ready.
     """
     return _best(profile, _by_ready_time(profile), elements=False, rule=_combine)
 
@@ -128,7 +129,7 @@ def _best(profile: Profile, order: Sequence[int], *, elements: bool, rule: _Rule
 
 
 def _sizes(runs: Iterable[_Sizes]) -> list[int]:
-    """Return the sizes that can make a difference: those of stretches of neighbors."""
+    """Return the sizes that can make a difference: the sizes of all runs of neighbors."""
     found: set[int] = {1}
     for run in runs:
         ends = np.concatenate([[0], np.cumsum(run)])
@@ -145,9 +146,9 @@ def _buckets(runs: list[npt.NDArray[np.intp]], counted: _Sizes, rule: _Rule, siz
 
 
 def _window(profile: Profile, buckets: Buckets) -> tuple[float, Buckets]:
-    """Send buckets first in, first out; return the window behind a barrier, and them in that order.
+    """Send buckets first in, first out to a barrier; return the window in seconds and the buckets as sent.
 
-    On the compute clock (``pace.solver.compute_clock``), and then in wall time.
+    The window is computed on the compute clock (``pace.solver.compute_clock``) and converted to wall time.
     """
     timing = profile.timing
     ready = np.array([timing.ready_s[members].max() for members in buckets])

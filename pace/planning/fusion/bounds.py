@@ -1,7 +1,7 @@
-"""Lower bounds on the window of every schedule, however it fuses, cuts and orders (docs/solver.md).
+"""Lower bounds on the window of every schedule, with any fusion, cuts and order (docs/solver.md).
 
-They are in wall time. Where compute is slowed by traffic, the proofs hold on the compute clock, and every
-window is longer than there by the least that its traffic stretches it (``pace.solver.compute_clock``).
+They are in wall time. If traffic slows compute, the proofs hold on the compute clock. The least time by which
+traffic lengthens any window is added (``pace.solver.compute_clock``).
 """
 
 from dataclasses import replace
@@ -21,19 +21,19 @@ from pace.solver.partition import Chain, best_layered
 
 
 class Bounds:
-    """Both bounds of a problem, each computed when it is first asked for."""
+    """Both lower bounds of a problem. Each is computed when it is first needed."""
 
     def __init__(self, problem: FusionProblem) -> None:
         self._problem = problem
 
     @cached_property
     def fusion(self) -> SetBound:
-        """The bound by a set of gradients."""
+        """The bound from a set of gradients."""
         return fusion_bound(self._problem)
 
     @cached_property
     def chain(self) -> ChainBound:
-        """The bound by a chain of gradients."""
+        """The bound from a chain of gradients."""
         return chain_bound(self._problem)
 
     @property
@@ -43,20 +43,21 @@ class Bounds:
 
     @property
     def stretch_s(self) -> float:
-        """By how much traffic stretches every window, also one in which all of it is hidden."""
+        """By how many seconds traffic lengthens every window, even if compute hides all of it."""
         return max(stretch_s(self._problem, bound) for bound in (self.fusion, self.chain))
 
 
 def chain_bound(problem: FusionProblem) -> ChainBound:
     """Bound the window of every fusion from below by the exact optimum of a relaxed, layered chain.
 
-    Proof. Take any calls, each carrying bytes of some gradients, and name each by its last gradient on the
-    chain, whose ready time and tail it has. Every byte after the k-th of these names is in a later call, so
-    the calls from the (k+1)-th on carry at least what they would in the contiguous partition with the same
-    last gradients, and they are as many: every suffix's bound is at least that partition's. The critical
-    sets of a contiguous partition are suffixes, and ``best_layered`` minimizes over those partitions.
-    Lowering tails or ready times until the chain is layered, and g to a line below it, only shortens
-    windows. On a profile that is layered already and with an affine g, the bound is the optimum.
+    Proof. Take any calls, each of which carries bytes of some gradients. Label each call with its last
+    gradient on the chain; the call is ready no earlier and has no shorter tail than this gradient. Every byte
+    after the k-th label is in a later call. So the calls from the (k+1)-th on carry at least the bytes that
+    they would carry in the contiguous partition with the same last gradients, and there are as many of them.
+    Thus every suffix's bound is at least that of this partition. The critical sets of a contiguous partition
+    are suffixes, and ``best_layered`` minimizes over these partitions. Lowering tails or ready times until
+    the chain is layered, and g to a line below it, only shortens windows. On a layered profile with an affine
+    g, the bound is the optimum.
     """
     best = ChainBound(order="ready", latency_s=0.0, seconds_per_byte=0.0, bound_s=0.0)
     if not problem.sizes.any():
@@ -85,7 +86,7 @@ def chain_bound(problem: FusionProblem) -> ChainBound:
 
 
 def stretch_s(problem: FusionProblem, bound: SetBound | ChainBound) -> float:
-    """Return the least that traffic stretches any window by: one latency and all bytes on a bound's line."""
+    """Return the least time by which traffic lengthens any window: that of one call with all bytes."""
     line = Line(latency_s=bound.latency_s, seconds_per_byte=bound.seconds_per_byte)
     return problem.least_stretch_s(line) / problem.slowdown
 
@@ -95,10 +96,10 @@ def _least_from_here(values: FloatArray) -> FloatArray:
 
 
 def fusion_bound(problem: FusionProblem) -> SetBound:
-    """Bound the window of every fusion from below (docs/solver.md), in O(n log n) for each line under g.
+    """Bound the window of every fusion from below (docs/solver.md), in O(n log n) for each line below g.
 
-    Bytes priced at a line below g, plus one latency: whatever is sent after the first gradient of a set is
-    ready needs at least one call. Preemption and fusion can only add to that.
+    The bytes of a set of gradients, sent after the first of them is ready, need at least one call. So they
+    take at least one latency plus their bytes on a line below g. Fusion and preemption can only add to that.
     """
     sent = problem.sizes > 0
     lines = problem.cost.minorants(float(problem.sizes.sum())) if sent.any() else ()
@@ -118,7 +119,7 @@ def fusion_bound(problem: FusionProblem) -> SetBound:
             tail=problem.tail[sent],
         )
         critical = certify(instance, jackson.solve(instance))
-        # Sets of the form {ready >= rho, tail >= theta} suffice (docs/solver.md) and are easy to state.
+        # Sets of the form {ready >= rho, tail >= theta} suffice (docs/solver.md) and are short to write down.
         inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())
         value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail

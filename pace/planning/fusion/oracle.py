@@ -1,4 +1,4 @@
-"""The oracle that options ask for: what prices groups, counts its programs and explains its refusals."""
+"""The oracle that the options name: it solves instances, counts linear programs and explains failures."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +13,14 @@ LP_SOLVER_PREFIX = "pulp:"
 
 
 class PricingOracle:
-    """Solves instances to optimality: longest tail first, or the linear program where options name it.
+    """Solves instances to optimality, by longest tail first or, if the options say so, by linear programs.
 
     Attributes
     ----------
     num_programs
-        How many linear programs were solved; an instance that comes again is not solved again.
+        Number of linear programs solved. Each instance is solved once.
     programs_s
-        How long that took.
+        How long that took, in seconds.
     """
 
     def __init__(self, options: Options) -> None:
@@ -32,14 +32,14 @@ class PricingOracle:
         self.programs_s = 0.0
 
     def solve(self, instance: Instance) -> Solution:
-        """Return an optimal schedule of an instance, which is in slots where options give their length.
+        """Return an optimal schedule of an instance. If the options have slot_s, the instance is in slots.
 
         Raises
         ------
         InvalidOptions
-            If slots are too many for the linear program.
+            If there are too many slots for the linear program.
         SolverFailed
-            If its solver gives no answer.
+            If the LP solver finds no solution.
         """
         if self._program is None:
             return jackson.solve(instance)
@@ -53,12 +53,14 @@ class PricingOracle:
         return self._solved[known]
 
     def refuse_too_large(self, instances: Iterable[Instance]) -> None:
-        """Refuse slots for the largest program of instances in continuous time, so that one length fits all.
+        """Check that the largest linear program among these instances is small enough.
+
+        The instances are in continuous time. The slot length that the message proposes fits all of them.
 
         Raises
         ------
         InvalidOptions
-            If that program is too large.
+            If the largest program has too many variables.
         """
         from pace.solver.linear_program import lp, lp_pulp
 
@@ -81,24 +83,24 @@ def _program_solver(name: str) -> Callable[[Instance], Solution]:
         return lp_pulp.oracle(name.removeprefix(LP_SOLVER_PREFIX) if name != "pulp" else None)
     except lp_pulp.NoSuchSolver as fault:
         raise InvalidOptions(
-            f'lp_solver "{name}": PuLP cannot run this solver here, it can run {fault}; '
-            'use one of those, or lp_solver "scipy"'
+            f'lp_solver "{name}": PuLP cannot run this solver on this machine, only {fault}: '
+            'use one of these, or lp_solver "scipy"'
         ) from None
 
 
 @contextmanager
 def explained(slot_s: float) -> Iterator[None]:
-    """Turn what the linear programs raise into errors that say what would work."""
+    """Convert errors of the linear programs to PACE's errors, which say what would work."""
     from pace.solver.linear_program import lp
 
     try:
         yield
     except lp.TooLarge as error:
-        # Variables grow with the number of slots, so the length scales with their excess.
+        # The number of variables is proportional to the number of slots.
         fitting = slot_s * error.variables / error.limit * 1.1
         raise InvalidOptions(
-            f"the linear program would have {error.variables:,} variables of at most {error.limit:,}: "
-            f'slot_s of {fitting:.2g} would fit, or use oracle "jackson"'
+            f"the linear program would have {error.variables:,} variables, but at most {error.limit:,} are "
+            f'allowed: use slot_s of {fitting:.2g}, or oracle "jackson"'
         ) from None
     except lp.NoOptimum as error:
         raise SolverFailed(str(error)) from None

@@ -1,7 +1,7 @@
-"""The gradients of a profile as the solver sees them: arrays of numbers, no names.
+"""The gradients of a profile as arrays of numbers, without names, for the solver.
 
-A partition is a tuple of groups, a group a tuple of gradient numbers in order of ready time. Gradients of
-different dtype never share a group; one without bytes is a group of its own that is never sent.
+A partition is a tuple of groups. A group is a tuple of gradient numbers in order of ready time. Gradients of
+different dtypes never share a group. A gradient without bytes is a group of its own, which is never sent.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,22 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionProblem:
-    """The gradients as the search sees them.
+    """The gradients of a profile and the cost of an all-reduce, for the search for groups.
 
     Attributes
     ----------
     ready, tail : arrays of shape (num_gradients,)
         Seconds.
-    sizes, dtypes : integer arrays of shape (num_gradients,)
-        Bytes, and the number of the class that may share a buffer.
+    sizes, element_bytes : integer arrays of shape (num_gradients,)
+        The bytes of each gradient and of one of its elements.
+    dtypes : integer array of shape (num_gradients,)
+        Number of the class of gradients that may share a buffer.
     compute_s
-        The window without any all-reduce.
+        Length of the window without any all-reduce, in seconds.
     cost
-        Of an all-reduce, on the compute clock (``pace.solver.compute_clock``).
+        Cost of an all-reduce, on the compute clock (``pace.solver.compute_clock``).
     slowdown
-        How many seconds of wall time one of the compute clock takes while the network carries something.
+        How many seconds of wall time one second of the compute clock takes while the network is busy.
     """
 
     ready: FloatArray
@@ -51,8 +53,8 @@ class FusionProblem:
     def of(cls, profile: Profile, *, barrier: bool | None = None) -> "FusionProblem":
         """Build from a profile.
 
-        With `barrier` no forward op starts before the last all-reduce has ended; by default as the profile's
-        update rule says.
+        With `barrier` no forward op starts before the last all-reduce has ended (default: if the profile's
+        update rule is the global norm).
         """
         if barrier is None:
             barrier = profile.update == "global-norm"
@@ -72,11 +74,11 @@ class FusionProblem:
         )
 
     def stretch_s(self, carried_s: float) -> float:
-        """Return how much longer a window is than on the compute clock, where `carried_s` are carried."""
+        """Return by how many seconds `carried_s` of transfers lengthen a window in wall time."""
         return (self.slowdown - 1) * carried_s
 
     def least_stretch_s(self, line: Line) -> float:
-        """Return the least that calls stretch a window by: one latency and all bytes, on a line below g."""
+        """Return the least time by which calls lengthen a window: of one call, on a line below g."""
         total = int(self.sizes.sum())
         return self.stretch_s(line.latency_s + total * line.seconds_per_byte) if total else 0.0
 
@@ -97,15 +99,15 @@ class FusionProblem:
         )
 
     def classes(self) -> list[IntArray]:
-        """Return, for each class with bytes to send, its gradients in order of ready time."""
+        """Return the gradients of each class in order of ready time, without gradients of no bytes."""
         order = self.sent_by_ready()
         return [order[self.dtypes[order] == number] for number in np.unique(self.dtypes[order])]
 
     def sent_by_ready(self) -> IntArray:
         """Return the gradients with bytes by ready time, then tail, then size.
 
-        The order in which a profile lists its gradients must not matter, and of gradients ready together
-        the one needed last has to come first for the chain to be layered.
+        So the order in the profile does not matter. Of gradients that are ready at the same time, the one
+        that is needed last must come first, or the chain would not be layered.
         """
         order = np.lexsort((self.dtypes, self.sizes, self.tail, self.ready))
         return order[self.sizes[order] > 0]
@@ -116,7 +118,7 @@ class FusionProblem:
         return order[self.sizes[order] > 0]
 
     def unsent(self) -> Partition:
-        """Return the gradients without bytes, each a group of its own."""
+        """Return the gradients without bytes, each as its own group."""
         return tuple((int(number),) for number in np.flatnonzero(self.sizes == 0))
 
     def chain_of(self, members: IntArray) -> Chain:
@@ -125,11 +127,11 @@ class FusionProblem:
 
 
 def stops_at_barrier(profile: Profile, options: Options) -> bool:
-    """Whether the forward pass waits for every all-reduce: the framework's doing, or the update rule's."""
+    """Return whether the forward pass waits for every all-reduce, due to the framework or the update rule."""
     return options.framework is not None or profile.update == "global-norm"
 
 
 def oracle_instance(buffers: Buffers, cost: CostCurve, slot_s: float | None) -> Instance:
-    """Return the buffers as one-machine jobs, in slots where `slot_s` is given."""
+    """Return the buffers as one-machine jobs, in slots if `slot_s` is given."""
     instance = buffers.instance(cost)
     return instance if slot_s is None else instance.in_slots(slot_s)

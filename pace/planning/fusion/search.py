@@ -1,4 +1,4 @@
-"""Fusion search: which gradients share a buffer (docs/solver.md), by the mathematics of ``pace.solver``."""
+"""Fusion search: which gradients share a buffer (docs/solver.md). The algorithms are in ``pace.solver``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pace.solver.fifo import best_fifo, fewer_runs
 from pace.solver.instance import Instance
 from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
 
-# The exact search is repeated with the latency scaled: in a realizable plan a preempted group pays it twice.
+# The exact search is repeated with scaled latencies, as a preempted group pays the latency more than once.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SEARCH_GAP = 1e-3
 RELAXED = 1e-5
@@ -29,14 +29,14 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionResult:
-    """What the search found.
+    """The partitions that the search found.
 
     Attributes
     ----------
     partitions
-        The best under free preemption first, then others worth pricing with real segments.
+        First the best one if preemption were free, then others that may be better with real segments.
     method
-        The algorithm in words.
+        The algorithm, in words.
     """
 
     partitions: tuple[Partition, ...]
@@ -49,10 +49,10 @@ def fuse(
     bounds: Bounds | None = None,
     oracle: PricingOracle | None = None,
 ) -> FusionResult:
-    """Search for groups as `options` asks; a caller that needs the bounds or the oracle as well passes them.
+    """Search for groups by the fusion that `options` names. Pass bounds and oracle to share their results.
 
-    The search is on the compute clock, as its problem is. Where traffic slows compute, each call more
-    stretches the window: what that costs decides between the partitions that are returned.
+    The search is on the compute clock, like its problem. If traffic slows compute, each additional call
+    lengthens the window. The caller takes this into account when it chooses between the partitions.
     """
     found = _fuse(problem, options, bounds or Bounds(problem), oracle or PricingOracle(options))
     if problem.slowdown == 1:
@@ -79,10 +79,10 @@ def _cut(members: IntArray, cuts: list[int]) -> Partition:
 
 
 def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: PricingOracle) -> FusionResult:
-    """Algorithm 1: for every R the MaxMinSize partition, priced by the oracle; the best R wins.
+    """Run Algorithm 1 of the PACE paper: evaluate the MaxMinSize partition of every R; the best R wins.
 
-    One R for each class of gradients, chosen class by class where there are several. R stops growing where
-    the latency of R calls alone, with everything else free, makes the window longer than the best.
+    With several classes of gradients, each gets its own R, one class after another. R stops growing when the
+    latency of R calls alone makes the window longer than the best one.
     """
     classes = [problem.chain_of(members) for members in problem.classes()]
     cuts: list[list[int]] = [[0] for _ in classes]
@@ -119,7 +119,7 @@ def _fits(chain_: Chain, cuts: list[int], max_group_bytes: int | None) -> bool:
 
 
 def _latency_floor(chain_: Chain, calls: int, cost: CostCurve) -> float:
-    """Return a bound on the window when the chain goes out in `calls` calls, each the cheapest there is."""
+    """Return a lower bound on the window, in seconds, if the chain is sent in `calls` calls of least cost."""
     busy = calls * float(cost(chain_.sizes.min()))
     return float(chain_.ready.min()) + busy + float(chain_.tail.min())
 
@@ -137,21 +137,21 @@ def _instance(problem: FusionProblem, classes: list[Chain], cuts: list[list[int]
 
 
 def _price(problem: FusionProblem, instance: Instance, oracle: PricingOracle, slot_s: float | None) -> float:
-    """Return the oracle's window, in slots where they are given."""
+    """Return the oracle's window in seconds; with `slot_s` the instance is rounded to slots."""
     stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
     slotted = instance if slot_s is None else instance.in_slots(slot_s)
     return max(oracle.solve(slotted).objective * (slot_s or 1.0), problem.compute_s) + stretch_s
 
 
 def _continuous_window(problem: FusionProblem, partition: Partition) -> float:
-    """Return the window by longest tail first: linear programs need slots."""
+    """Return the window in seconds by longest tail first, as linear programs need slots."""
     instance = problem.buffers(partition).instance(problem.cost)
     stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
     return max(jackson.solve(instance).objective, problem.compute_s) + stretch_s
 
 
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
-    """Minimize the end of the last all-reduce, first in, first out: all that counts before a barrier."""
+    """Minimize the end of the last all-reduce, first in, first out; only this end matters with a barrier."""
     classes = problem.classes()
     exact = "exact" if len(classes) <= 1 else "each dtype by itself, heuristic"
     method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
@@ -187,7 +187,7 @@ def _fuse_optimally(
 
 
 def _first_in_first_out(problem: FusionProblem, classes: list[IntArray], options: Options) -> Partition:
-    """Return the groups that end first if they go out in order of ready time, of each class by itself."""
+    """Return the groups that end first if each class is sent in order of ready time."""
     parts = []
     for members in classes:
         cuts, _ = best_fifo(problem.chain_of(members), problem.cost, max_group_bytes=options.max_group_bytes)
@@ -202,9 +202,9 @@ def _single(problem: FusionProblem) -> Partition:
 def _with_unsent(
     problem: FusionProblem, found: list[Partition], options: Options, oracle: PricingOracle
 ) -> tuple[Partition, ...]:
-    """Complete the partitions; in slots, put the one first that the slotted oracle finds best.
+    """Add the gradients without bytes; with slots, put the partition first that is best in slots.
 
-    The searches minimize the window in continuous time, and rounding to slots can change which is best.
+    The searches minimize the window in continuous time. Rounding to slots can change which partition is best.
     """
     partitions = list(dict.fromkeys(partition + problem.unsent() for partition in found))
     if options.slot_s is not None:
@@ -220,7 +220,8 @@ def _method_of_layered(problem: FusionProblem, options: Options) -> str:
     if _is_contracted(problem, problem.chain_of(problem.sent_by_ready())):
         return f"dynamic program over groups of {CONTRACTED} contiguous runs, heuristic"
     method = "dynamic program over contiguous groups, exact if preemption were free"
-    # A cap makes fusion a bin packing, and so does a cost with steps: groups with gaps can be better then.
+    # A size limit makes fusion a bin-packing problem, and so does a cost with steps. Groups with gaps can
+    # then be better.
     cap = options.max_group_bytes
     if problem.cost.line is None or (cap is not None and cap < problem.sizes.sum()):
         method += " among those"
@@ -230,10 +231,10 @@ def _method_of_layered(problem: FusionProblem, options: Options) -> str:
 def _seeds(
     problem: FusionProblem, classes: list[IntArray], max_group_bytes: int | None, *, layered: bool
 ) -> Iterator[Partition]:
-    """Yield partitions from the exact search, on chains made layered where they are not.
+    """Yield partitions from the exact search on layered chains.
 
-    A chain whose tails are raised to their running maximum is layered and no shorter than the real one; so is
-    one in order of tails whose ready times are raised.
+    A chain that is not layered becomes layered if its tails are raised to their running maximum, or if it is
+    put in order of tails and its ready times are raised. Its window is then no shorter than the real one.
     """
     fusers = (_fuse_raised_tails,) if layered else (_fuse_raised_tails, _fuse_raised_releases)
     for factor in LATENCY_FACTORS:
@@ -279,7 +280,7 @@ def _cuts_of(
     problem: FusionProblem, layered: Chain, cost: CostCurve, max_group_bytes: int | None
 ) -> list[int]:
     enough = problem.compute_s
-    # Only the first of the partitions has to be the optimum; the others are for the realizable plan.
+    # Only the first partition has to be optimal. The others are candidates for the realizable plan.
     tolerance = EXACT if cost is problem.cost else RELAXED
     if _is_contracted(problem, layered):
         coarse, starts = layered.contracted(CONTRACTED)
@@ -292,7 +293,7 @@ def _cuts_of(
 
 
 def _is_contracted(problem: FusionProblem, layered: Chain) -> bool:
-    """Whether the exact search, quadratic for a cost that is not affine, would take too long."""
+    """Return whether the exact search, which is quadratic unless the cost is affine, would take too long."""
     return problem.cost.line is None and len(layered) > CONTRACT_BEYOND
 
 

@@ -28,7 +28,6 @@ def list_schedule(
     ahead_bytes: IntArray,
     gather_starts: IntArray,
     gathers: IntArray,
-    seconds_left: FloatArray,
     use_starts: IntArray,
     uses: IntArray,
     fresh_starts: IntArray,
@@ -40,31 +39,35 @@ def list_schedule(
     resident_bytes: int,
     budget: int,
     most_ahead: int,
-    patient: bool,
     window: int,
     order: IntArray,
 ) -> tuple[float, int, int, int]:
-    """Return the end of the last node, the peak of memory, its place in `order`, and the length of that.
+    """Write the order of all nodes to `order`.
 
     Parameters
     ----------
-    seconds
-        On the compute stream: of ops, of copies into a bucket (its COLLECTIVE) and out of it (its WAIT).
+    kind, seconds, transfer, wire : arrays of shape (num_nodes,)
+        As in ``FusedProgram``. `seconds` of a bucket's COLLECTIVE and WAIT are the copies into and out of it.
     position
-        Place in the program as it was. No op runs while one more than `window` places before it has not.
+        Each node's place in the original program. An op may run at most `window` places ahead of the first op
+        that has not run.
     rank
-        Among ready ops, and among collectives for one wire, the highest goes first.
+        Of the ready ops, and of the collectives ready for a wire, the one with the highest rank goes first.
     feeders, fed
-        Ops that serve one collective alone and run when it is issued; for an op that collective, else -1.
+        The ops that serve one collective only, and run when it is issued; for each of these ops, that
+        collective, for others -1.
     gathers, ahead_bytes
-        Of each wire, the collectives that may be issued at any time, in the order in which they are issued,
-        and what each allocates. One is issued if memory has room for it until its position and no more than
-        `most_ahead` bytes are ahead of their positions.
-    seconds_left
-        Compute from each position to the end, by which `patient` says whether a gather can wait for another
-        collective.
+        For each wire, the collectives that may be issued at any time, in the order of their issue, and what
+        each allocates (-1 for other nodes). One is issued if memory has room for it until its position and at
+        most `most_ahead` bytes are ahead of their positions.
     base_memory
-        For each position, memory in use there in the program as it was.
+        For each position, the bytes in use there in the original program.
+
+    Returns
+    -------
+    float, int, int, int
+        The end of the last node (seconds), the peak memory (bytes), the place of the peak in `order`, and the
+        number of nodes written to `order`.
     """
     n = len(kind)
     missing = np.zeros(n, dtype=np.int64)
@@ -112,7 +115,7 @@ def list_schedule(
     ahead = 0
     ahead_at = np.empty(n, dtype=np.int64)
     num_ahead = 0
-    # Nodes to run one after another; several where a collective brings its feeders.
+    # Nodes to run one after another: a collective comes after its feeders.
     batch = np.empty(n, dtype=np.int64)
     while count < n:
         while first < n and (
@@ -165,7 +168,7 @@ def list_schedule(
                 ):
                     chosen = at
             until = now + (seconds[ready[chosen]] if chosen >= 0 else 0.0)
-            # A wire must not run dry while the op runs.
+            # A wire must not idle while the op runs.
             issued = -1
             for each in range(num_wires):
                 start = free_at[each]
@@ -197,27 +200,8 @@ def list_schedule(
                                 if base_memory[place] + extra[place] > room:
                                     gather = -1
                                     break
-                if gather >= 0 and best >= 0:
-                    if rank[pending[best]] > rank[gather]:
-                        gather = -1
-                    elif patient:
-                        # Whether every gather is still in time behind the other collective.
-                        behind = max(start, now) + transfer[pending[best]]
-                        in_time = True
-                        for at in range(next_gather[each], gather_starts[each + 1]):
-                            node = gathers[at]
-                            use = now + seconds_left[min(here, places)] - seconds_left[position[node]]
-                            behind += transfer[node]
-                            if behind > use:
-                                in_time = False
-                                break
-                            if (
-                                use > max(start, now) + 4 * transfer[pending[best]]
-                                and at > next_gather[each] + 8
-                            ):
-                                break
-                        if in_time:
-                            gather = -1
+                if gather >= 0 and best >= 0 and rank[pending[best]] > rank[gather]:
+                    gather = -1
                 if gather >= 0:
                     issued = gather
                     next_gather[each] += 1
@@ -237,7 +221,7 @@ def list_schedule(
                 if issued >= 0:
                     next_gather[wire[issued]] += 1
                 else:
-                    # Ops beyond the window, or short of memory, are all that is left.
+                    # All that is left are ops beyond the window or without memory.
                     for at in range(num_ready):
                         if chosen < 0 or position[ready[at]] < position[ready[chosen]]:
                             chosen = at

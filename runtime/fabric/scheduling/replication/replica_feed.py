@@ -45,7 +45,6 @@ class ReplicaFeed:
         )
         self.in_step = False
         self._resync: str | None = None
-        self._snapshot_bytes = 0
         self._to_release: list[FabricUpdate] = []
         self.history_norm = 0.0
         self.version = 0
