@@ -1,8 +1,8 @@
-"""Fused buffers: where every gradient lies, and what is known of it in the round under way.
+"""Fused buffers: where every gradient is stored, and its state in the current round.
 
-A group's buffer holds its gradients and, behind them, one *mark* for each: how many ranks have computed it.
-Marks are summed with the gradients, so every rank learns which gradients exist at no cost. The group that
-becomes ready last also carries one number from each rank (see ``round_codes``).
+A group's buffer holds its gradients and, after them, one *mark* for each: the number of ranks that have
+computed it. Marks are summed with the gradients, so every rank learns at no cost which gradients exist. The
+group that becomes ready last also carries one number from each rank (see ``round_codes``).
 """
 
 import sys
@@ -21,49 +21,50 @@ class Slot:
     Attributes
     ----------
     view
-        Its part of the buffer, with the parameter's own strides.
+        Its part of the buffer, with the parameter's strides.
     shown
-        What user code sees in ``parameter.grad``: the same memory, of a sharded parameter as a DTensor.
+        The tensor that user code reads from ``parameter.grad``. It shares the memory of `view`; for a sharded
+        parameter it is a DTensor.
     apart
-        Whether `shown` is memory of the training loop's own, which the loop keeps, such as a part of a flat
-        buffer. What is reduced is copied there, and what the loop makes of it is copied back.
+        Whether `shown` has other memory, which the training loop keeps, for example a part of a flat buffer.
+        Results are copied there, and changes by the loop are copied back.
     assigned
-        What user code has put into ``parameter.grad`` and autograd may have added to since.
+        The tensor that user code assigned to ``parameter.grad``. Autograd may have added to it since.
     passes
         How often autograd has added to the gradient since it was last reduced or cleared.
     expected
-        How often it does so before the gradient is complete, as far as the rounds before tell.
+        How often autograd adds to it before it is complete, according to earlier rounds.
     short, peak
-        In how many rounds in a row there were fewer passes than expected, and the most in them.
+        The number of rounds in a row with fewer passes than expected, and the most passes in them.
     complete
-        Whether it has been added to as often as expected.
+        Whether autograd has added to it as often as expected.
     base
-        Whether the buffer holds a reduced gradient that user code has not cleared: what it finds in
-        ``parameter.grad``, and what later contributions add to.
+        Whether the buffer holds a reduced gradient that user code has not cleared. Then ``parameter.grad`` is
+        this gradient, and later contributions are added to it.
     present
-        Whether any rank had a gradient in the round reduced last, and no user code took it away: whether the
-        update has one.
+        Whether the update has a gradient: some rank had one in the last reduced round, and no user code
+        cleared it.
     here
-        Whether this rank contributed when the group was handed over last.
+        Whether this rank contributed when the group was last submitted.
     dropped
-        Whether user code cleared the gradient when this rank had, or may have, handed it over: what is summed
-        of it is void.
+        Whether user code cleared the gradient after this rank had, or may have, submitted it. The sum is then
+        invalid.
     gave
-        Whether this rank contributed a gradient of its own when the group was handed over last.
+        Whether this rank contributed a gradient of its own when the group was last submitted.
     sent
-        What it contributed then, where it must be kept: other ranks may say that the sum is void.
+        A copy of that contribution, if needed: other ranks may find that the sum is invalid.
     clears
         How often user code has cleared the gradient since the last step.
     keeps
-        Whether what is contributed is to be kept.
+        Whether to keep a copy of contributions.
     cleared, zeroed_later
         What ``zero_grad`` asked for between ``step()`` and the update.
     zeroed
-        Whether the gradient is present and zero: ``zero_grad(set_to_none=False)``.
+        Whether the gradient exists and is zero, after ``zero_grad(set_to_none=False)``.
     late
-        What was computed after the group was handed over.
+        What was computed after the group was submitted.
     claimed
-        Whether a gate or a guard saw the parameter being used in the first round that was watched.
+        Whether a gate or a guard noticed a use of the parameter in the first watched round.
     """
 
     __slots__ = (
@@ -123,7 +124,7 @@ class Slot:
         self.assigned: torch.Tensor | None = None
 
     def forget(self) -> None:
-        """Have no reduced gradient any more: what user code keeps of it is its own."""
+        """Forget the reduced gradient; tensors of it that user code keeps become its own."""
         self.base = self.zeroed = False
         self.assigned = None
         if self.apart:
@@ -131,11 +132,11 @@ class Slot:
 
     @property
     def is_kept(self) -> bool:
-        """Whether user code keeps the very tensor that it finds in ``parameter.grad``."""
+        """Return whether user code keeps the tensor that it reads from ``parameter.grad``."""
         return sys.getrefcount(self.shown) > _OWN
 
     def release_kept(self) -> None:
-        """Give what user code keeps of it memory of its own, where it has cleared or replaced it."""
+        """Move a tensor that user code keeps, but has cleared or replaced, to memory of its own."""
         if self.base:
             return
         if self.is_kept:
@@ -144,69 +145,69 @@ class Slot:
             self.show()
 
     def show(self) -> None:
-        """Have user code see the buffer in a tensor that nobody has yet."""
+        """Show the buffer to user code in a new tensor."""
         self.shown = as_part_of(self.view.data, self.parameter)
         self.apart = False
 
     def show_apart(self, tensor: torch.Tensor) -> None:
-        """Have user code go on with a tensor that it has put into ``parameter.grad`` and keeps."""
+        """Continue to show a tensor that user code has assigned to ``parameter.grad`` and keeps."""
         self.shown = tensor
         self.apart = self.fused.owned = True
 
     def assign(self, tensor: torch.Tensor) -> None:
-        """Take note of what user code puts into ``parameter.grad``."""
+        """Record a tensor that user code assigns to ``parameter.grad``."""
         self.assigned = tensor
         self.fused.owned = True
 
     def take_back(self) -> None:
-        """Copy what user code has made of a gradient in its own memory to the buffer."""
+        """Copy a gradient from user code's own memory to the buffer."""
         shown = local_part(self.shown)
         if shown.data_ptr() != self.view.data_ptr():
             self.view.copy_(shown)
             self.apart = self.fused.owned = True
 
     def give_out(self) -> None:
-        """Copy a gradient from the buffer to the memory in which user code sees it."""
+        """Copy a gradient from the buffer to user code's own memory."""
         local_part(self.shown).copy_(self.view)
 
 
 class Awaited(Protocol):
-    """What a parameter's use may have to wait for.
+    """A group or gather that the use of a parameter may have to wait for.
 
     Attributes
     ----------
     pending
-        Whether it does.
+        Whether the use must wait.
     """
 
     pending: bool
 
 
 class FusedGroup:
-    """A group's buffer, the gradients in it, and how far this round has come.
+    """A group's buffer, its gradients, and its state in the current round.
 
     Attributes
     ----------
     buffer
-        Gradients, marks, and in the closing group one number a rank.
+        Gradients, marks and, in the closing group, one number for each rank; of one dimension.
     gradients
-        The part of it that holds gradients.
+        The part of the buffer that holds gradients.
     marks
-        One element a gradient: how many ranks have it.
+        One element for each gradient: the number of ranks that have it.
     codes
-        One element a rank in the closing group; empty elsewhere.
+        One element for each rank in the closing group; empty in other groups.
     missing
-        Gradients that have not been added to as often as expected.
+        Number of gradients that are not complete.
     submitted
-        Whether the engine has it, or had it, in this round.
+        Whether it was submitted to the engine in this round.
     pending
         Whether ``step()`` was called and its update is still to be applied.
     resolved
-        Whether its sums and marks have been waited for since it was submitted last.
+        Whether its sums and marks were waited for since its last submission.
     seen
-        Whether user code has been given one of its gradients since the buffer was last written to.
+        Whether user code has read one of its gradients since the buffer was last written.
     owned
-        Whether user code may have put a gradient of its own in the place of one.
+        Whether user code may have replaced one of its gradients by a tensor of its own.
     """
 
     __slots__ = (
@@ -261,7 +262,7 @@ class FusedGroup:
         self.buffer = torch.zeros(total + len(sizes) + self.num_codes, dtype=first.dtype, device=first.device)
         offset = 0
         for slot, size in zip(self.slots, sizes, strict=True):
-            # No views as far as autograd knows: user code may detach gradients in place.
+            # Autograd must not take them for views, as user code may detach gradients in place.
             part = local_part(slot.parameter)
             slot.view = like(self.buffer[offset : offset + part.numel()], part).data
             slot.show()
@@ -271,15 +272,20 @@ class FusedGroup:
         self.codes = self.buffer[total + len(sizes) :]
 
     def settle_references(self) -> None:
-        """Take the tensors that now share the buffer for the runtime's own; see ``release_kept``."""
+        """Count the tensors that share the buffer now as the runtime's own; see ``release_kept``."""
         self._baseline = self._num_references()
 
     def release_kept(self) -> bool:
-        """Leave to user code what it keeps but has cleared; say whether it keeps parts of it.
+        """Move tensors that user code keeps, but has cleared, to memory of their own.
 
-        They must keep their values, as in plain training, where a gradient that is cleared is followed by a
-        new tensor. The tensors themselves are given memory of their own. Views that user code has made of
-        them still share the buffer, which then must not be written to any more.
+        They must keep their values, as in plain training, where a new tensor follows a cleared gradient.
+        Views that user code has made of them still share the buffer, which then must not be written to any
+        more.
+
+        Returns
+        -------
+        bool
+            Whether there are such views.
         """
         for slot in self.slots:
             slot.release_kept()
@@ -288,7 +294,7 @@ class FusedGroup:
 
     @property
     def is_kept(self) -> bool:
-        """Whether user code keeps a gradient that is ``parameter.grad`` now, or a view of one."""
+        """Return whether user code keeps a gradient that is ``parameter.grad`` now, or a view of one."""
         if not self.seen or not any(slot.base for slot in self.slots):
             return False
         if any(slot.base and (slot.apart or slot.is_kept) for slot in self.slots):
@@ -299,22 +305,22 @@ class FusedGroup:
         return int(num_uses(self.buffer.untyped_storage()._cdata))
 
 
-# What sys.getrefcount says of an object that one attribute refers to.
+# What sys.getrefcount returns for an object that one attribute refers to.
 _OWN = 2
 
-# How many tensors, and handles of Python's, share a storage, by its address; untyped in torch.
+# The number of tensors, and of Python handles, that share a storage, by its address; untyped in torch.
 num_uses: Any = torch._C._storage_Use_Count
 
 
 def shared_elsewhere(tensor: torch.Tensor) -> bool:
-    """Whether another tensor, or a NumPy array, shares a tensor's memory."""
+    """Return whether another tensor, or a NumPy array, shares a tensor's memory."""
     storage = local_part(tensor).untyped_storage()
     uses: int = num_uses(storage._cdata)
     return uses > 2  # the tensor, and `storage`
 
 
 def kept_elsewhere(tensor: torch.Tensor, num_own: int) -> bool:
-    """Whether others than the caller, who has so many references, refer to a tensor or share its memory."""
+    """Return whether others refer to a tensor or share its memory; the caller has `num_own` references."""
     return sys.getrefcount(tensor) > num_own + _OWN or shared_elsewhere(tensor)
 
 
@@ -325,14 +331,14 @@ def _references_from_torch() -> int:
     return sys.getrefcount(tensor) - before
 
 
-# How many references torch has to a tensor that is some parameter's gradient: versions differ.
+# How many references torch itself has to a tensor that is a parameter's gradient; versions of torch differ.
 REFERENCES_FROM_TORCH = _references_from_torch()
 
 
 def like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """View a flat part of a buffer with a parameter's shape and, where they leave no gaps, its strides.
+    """View a flat part of a buffer with a parameter's shape and, if they leave no gaps, its strides.
 
-    Fused optimizers go through parameter and gradient in the order in which they lie in memory.
+    Fused optimizers read parameter and gradient in memory order, so both need the same strides.
     """
     if parameter.is_contiguous() or not dense(parameter):
         return flat.view(parameter.shape)
@@ -340,14 +346,14 @@ def like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill a contiguous stretch of memory, in whatever order."""
+    """Return whether a tensor's elements fill a contiguous range of memory, in any order."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def build_groups(
     plan: SendPlan, parameters: Mapping[str, torch.nn.Parameter], *, num_ranks: int
 ) -> list[FusedGroup]:
-    """Allocate a buffer for each group; see ``closing_group`` for where the ranks' numbers travel."""
+    """Allocate a buffer for each group. The ``closing_group`` has room for the ranks' numbers."""
     closing = closing_group(plan)
     return [
         FusedGroup(number, planned, parameters, num_codes=num_ranks if number == closing else 0)
@@ -356,9 +362,9 @@ def build_groups(
 
 
 def closing_group(plan: SendPlan) -> int:
-    """Return the group that becomes ready last: it is handed over when the round is sealed.
+    """Return the group that becomes ready last, or -1 if the plan sends nothing.
 
-    -1 for a plan that sends nothing.
+    It is submitted when the round is sealed.
     """
     sent = {s.group for s in plan.segments if plan.groups[s.group].exchange != "all-gather"}
     return max(sent, key=lambda number: (plan.groups[number].ready_s, number), default=-1)
@@ -367,12 +373,12 @@ def closing_group(plan: SendPlan) -> int:
 def segment_tensors(
     plan: SendPlan, groups: Sequence[FusedGroup], only: int | None = None
 ) -> list[torch.Tensor]:
-    """For every segment, what it sends: its part of the buffer, at the buffer's end with what follows there.
+    """Return the part of its group's buffer that each segment sends. The last one includes marks and codes.
 
     Parameters
     ----------
     only
-        A group whose segments alone are wanted.
+        Return only the segments of this group (default: of all groups).
     """
     ends: dict[int, int] = {}
     for planned in plan.segments:

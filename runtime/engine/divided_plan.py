@@ -7,16 +7,16 @@ from pace.runtime.engine.plan import GradientSize, GroupExchange, PlannedGroup, 
 
 
 def divide(plan: SendPlan, gradients: Sequence[GradientSize], pushed: Collection[str]) -> SendPlan:
-    """Say of every group how it is summed; a group with gradients of both kinds becomes two.
+    """Set how each group is summed; split groups that have gradients of both kinds.
 
-    The segments of the two take the turns of the group's, byte for byte.
+    The segments of both parts keep the places of the group's segments in the order, byte for byte.
 
     Parameters
     ----------
     gradients
-        All of the plan's.
+        All gradients of the plan.
     pushed
-        Those that go over parameter servers.
+        Names of those that are summed on parameter servers.
     """
     sizes = {gradient.name: gradient.size_bytes for gradient in gradients}
     groups: list[PlannedGroup] = []

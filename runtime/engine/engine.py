@@ -1,25 +1,25 @@
-"""The engine sends segments in order, with at most the credit's bytes in flight: who has room asks for more.
+"""The engine gives segments to the transport in order, with at most the credit's bytes in flight.
 
-The credit is exceeded by one segment at the very end: the next is handed over shortly before the one under
-way is expected to be done, so that the network does not idle while hosts take notice of it.
+One segment may exceed the credit for a moment: the next segment is handed over shortly before the one in
+flight is expected to end, so that the network does not idle in between.
 
-It knows buffers as tensors and groups as numbers; gradients, models and optimizers are known
-elsewhere. Every rank submits every group exactly once a round; that is what makes the order of
-collectives equal on all ranks without asking which gradients a rank happened to compute:
+The engine knows buffers as tensors and groups as numbers, but no gradients, models or optimizers. Every rank
+submits every group exactly once in a round, whatever gradients it computes. So collectives can have the same
+order on all ranks, in one of these ways:
 
-- planned: all ranks keep to the plan's order.
-- keyed: where the transport matches segments by name alone, each rank keeps to the plan, or hands over what
-  is ready and leaves the choice to the transport, which makes it afresh whenever a link has room.
-- leader and follower: rank 0 chooses (``send_order.py``) and publishes the choice before it sends; the
-  others send what it chose. Where the transport matches collectives by name, the others submit at once
-  and rank 0's submission decides.
+- planned: all ranks follow the plan's order.
+- keyed: if the transport matches segments by name, each rank follows the plan. Or it hands over all
+  segments that are ready, and the transport chooses whenever a link has room.
+- leader and follower: rank 0 chooses (``send_order.py``) and publishes each choice before it sends; the other
+  ranks follow. If the transport matches collectives by name, the other ranks submit at once, and rank 0's
+  submission decides.
 
-Groups that are all-reduced and groups that are pushed to servers have a thread and a credit each
-(``send_queues.py``), in one round and one order.
+Groups that are all-reduced and groups that are pushed to servers have separate threads and credits
+(``send_queues.py``), but share rounds and the order.
 
-Of tensors on a device (a GPU) the host hands over and waits for groups that the device has yet to compute
-and to sum. A group then counts as submitted when the device has computed it, and a wait blocks the host
-only until the transport has all of the group; for the sum the device waits.
+With tensors on a device (a GPU), the host submits and waits for groups that the device has not computed or
+summed yet. A group counts as submitted when the device has computed it. A wait blocks the host only until the
+transport has the whole group; the device waits for the sum.
 """
 
 import functools
@@ -43,25 +43,27 @@ from pace.runtime.transports.transport import Discipline, Transport
 
 
 class Engine:
-    """Sends the segments of submitted groups; created with its threads running.
+    """Sends the segments of submitted groups. Its threads run when it is created.
 
     Parameters
     ----------
     plan
-        Groups, segments in planned order and credit.
+        Groups, segments in planned order, and credit.
     tensors
-        For every segment of the plan, the part of its group's buffer that is sent.
+        For each segment of the plan, the part of its group's buffer that it sends.
     discipline
-        Who decides which segment goes next.
+        What decides which segment is sent next.
     pushed_discipline
-        The same for what goes over parameter servers in a job that also all-reduces.
+        The same for segments sent over parameter servers in a job that also all-reduces.
     timeout_s
-        A wait longer than this fails.
+        A wait fails after this many seconds.
+    name
+        Prefix of the names of threads and collectives.
     on_stall
-        Called in the waiting thread with the group's number when a wait exceeds `stall_s` or half of
+        Called in the waiting thread, with the group's number, when a wait exceeds `stall_s` or half of
         `timeout_s`.
     explain
-        Called once, in the waiting thread, after a failure; what is known about the ranks at fault.
+        Called once after a failure, in the waiting thread; returns what is known about the ranks at fault.
     """
 
     def __init__(
@@ -130,23 +132,23 @@ class Engine:
 
     @property
     def failure(self) -> CommunicationFailed | None:
-        """The first thing that went wrong; nothing is sent after it."""
+        """The first failure, or None; nothing is sent after it."""
         return self._failure
 
     @property
     def sent_segments(self) -> int:
-        """How many segments have been handed over to the transport."""
+        """The number of segments handed over to the transport."""
         return sum(queue.sent_segments for queue in self._send_queues)
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes they had."""
+        """The number of bytes handed over to the transport."""
         return sum(queue.sent_bytes for queue in self._send_queues)
 
     def rebind(self, group: int, tensors: Sequence[SegmentMemory]) -> None:
-        """Send other tensors for the segments of a group that is not under way, in planned order."""
+        """Replace the tensors that a group's segments send, in planned order; it must not be in flight."""
         send = self._group_sends[group]
-        assert send.done.is_set(), f"group {group} is under way"
+        assert send.done.is_set(), f"group {group} is in flight"
         for segment, tensor in zip(send.segments, tensors, strict=True):
             segment.tensor = tensor
 
@@ -158,19 +160,21 @@ class Engine:
         prepare: Callable[[], None] | None = None,
         runs: Runs | None = None,
     ) -> None:
-        """Hand over a group whose buffer is filled; it belongs to the engine until it is done.
+        """Submit a group whose buffer is filled. Do not touch the buffer until the group is done.
 
         Parameters
         ----------
+        after
+            Groups that `prepare` needs.
         prepare
             Fills the buffer, in another thread, once the groups in `after` are done.
         runs
-            The elements of the buffer outside of which all are zero, for a transport that takes them.
+            The elements of the buffer that may be nonzero, for a transport that uses them.
 
         Raises
         ------
         CommunicationFailed
-            When the engine has failed before.
+            If the engine has failed before.
         """
         send = self._group_sends[group]
         if self._on_device is not None and not send.done.is_set():
@@ -197,14 +201,14 @@ class Engine:
         self._on_device.expect(send)
 
     def _enter(self, send: GroupSend) -> None:
-        """Let a group be sent from now on; with the lock held."""
+        """Allow a group to be sent; call it with the lock held."""
         queue = self._queue_of[send.number]
         if queue.order.enter(send):
             queue.wake.notify()
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
-        # The device is past its waits of the round before, so nothing blocks here.
+        # The device has passed its waits of the previous round, so nothing blocks here.
         self.waited_s += self._on_device.waited_s(send)
         send.device_waits.clear()
         with self._lock:
@@ -212,7 +216,7 @@ class Engine:
             self._enter(send)
 
     def leave_out(self, group: int) -> None:
-        """Send nothing of a group in this round; every rank alike, after what was sent in it."""
+        """Do not send a group in this round. Every rank must call it, at the same place in the round."""
         send = self._group_sends[group]
         queue = self._queue_of[group]
         with self._lock:
@@ -220,9 +224,9 @@ class Engine:
             queue.wake.notify_all()
 
     def separate_halves(self, *, apart: bool) -> None:
-        """Send reduce-scatters before all gathers, from now on, or as planned from the next round on.
+        """Send all reduce-scatters before gathers from now on, or in planned order from the next round on.
 
-        Every rank alike, as long as no gather was handed over in this round.
+        Every rank must call it, before any gather of this round was submitted.
         """
         with self._lock:
             for queue in self._send_queues:
@@ -232,12 +236,14 @@ class Engine:
     def call_aside(
         self, exchange: GroupExchange, group: int, parts: tuple[torch.Tensor, ...], name: str
     ) -> None:
-        """Make one call outside of the plan, with nothing else under way, and wait for it; every rank alike.
+        """Make one call outside of the plan, while nothing else is in flight, and wait for it.
+
+        Every rank must call it.
 
         Raises
         ------
         CommunicationFailed
-            As ``wait``.
+            If the call failed or did not end within the time-out.
         """
         send = self._group_sends[group]
         ended = threading.Event()
@@ -259,18 +265,16 @@ class Engine:
             self._raise_failure()
 
     def done(self, group: int, within_s: float) -> bool:
-        """Whether a group is reduced, after waiting for it for at most a moment."""
+        """Wait at most `within_s` seconds for a group; return whether it is reduced."""
         return self._group_sends[group].done.wait(within_s)
 
     def wait(self, group: int) -> None:
-        """Make sure that a submitted group is reduced before what the caller does next.
-
-        Blocks, or has the device wait.
+        """Wait until a submitted group is reduced: block the caller, or make the device wait.
 
         Raises
         ------
         CommunicationFailed
-            When its all-reduce failed or did not end within the time-out.
+            If its all-reduce failed or did not end within the time-out.
         """
         send = self._group_sends[group]
         if not send.done.is_set():
@@ -312,7 +316,7 @@ class Engine:
         raise self._failure
 
     def abandon(self, failure: CommunicationFailed | None = None) -> None:
-        """Give up what is in flight: nothing more is sent, and every wait raises, `failure` if given."""
+        """Abandon what is in flight: nothing more is sent, and every wait raises `failure`, if given."""
         if failure is not None:
             with self._lock:
                 if self._failure is None:
@@ -320,7 +324,7 @@ class Engine:
         self._fail("was abandoned", None, None)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until nothing that was handed over is under way; return whether that came about in time."""
+        """Wait at most `timeout_s` until nothing is in flight; return whether nothing is."""
         with self._lock:
             self._ended.wait_for(self._settled, timeout_s)
             return self._failure is None and self._settled()
@@ -331,7 +335,7 @@ class Engine:
         )
 
     def last_round(self) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
-        """When each group and segment was last handed over, sent and done; every group was waited for."""
+        """Return when each group and segment was last submitted, sent and done; call it after all waits."""
         if self._on_device is not None:
             for send in self._group_sends:
                 self._block(send, send.done)
@@ -339,7 +343,7 @@ class Engine:
         return last_times(self._group_sends, self._groups)
 
     def close(self) -> None:
-        """Stop the threads after what is in flight has ended; idempotent."""
+        """Stop the threads after what is in flight has ended. Idempotent."""
         if self._on_device is not None:
             self._on_device.close(failed=self._failure is not None)
         with self._lock:
@@ -355,7 +359,7 @@ class Engine:
                 )
         for thread in self._threads:
             if threading.current_thread() is not thread:
-                # A follower may be inside a call that only ends with its time-out when the leader is gone.
+                # If the leader is gone, a follower may be in a call that ends only with its time-out.
                 thread.join(timeout=None if self._failure is None else 1.0)
         self._prepared.close(failed=self._failure is not None)
 
@@ -418,5 +422,5 @@ class Engine:
             self._wake_all()
 
     def describe(self, group: int) -> str:
-        """Name a group for people."""
+        """Return a group's name for messages."""
         return described(group, self._groups[group])

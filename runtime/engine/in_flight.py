@@ -1,4 +1,4 @@
-"""What the transport was given and has not summed yet, and when the next segment may follow it."""
+"""The segments in flight, and when the next segment may be handed over."""
 
 import math
 import time
@@ -7,19 +7,19 @@ from pace.runtime.engine.sends import SegmentSend
 
 
 class InFlight:
-    """Segments between hand-over and sum; callers hold the engine's lock.
+    """The segments that were handed over and are not summed yet; callers hold the engine's lock.
 
     Parameters
     ----------
     credit_bytes
-        How many bytes may be in flight; one segment always may, so 0 is one at a time.
+        How many bytes may be in flight. One segment always may, so 0 means one at a time.
     hand_over_s
-        How long before the segment in flight ends the next one is best handed over.
+        How long before the end of the segment in flight to hand over the next one, in seconds.
 
     Attributes
     ----------
     num_segments
-        How many segments are in flight.
+        Number of segments in flight.
     """
 
     def __init__(self, *, credit_bytes: int, hand_over_s: float) -> None:
@@ -32,12 +32,12 @@ class InFlight:
         self.num_segments = 0
 
     def wait_s(self, candidate: SegmentSend) -> float:
-        """Return how much longer to wait before `candidate` is handed over; infinite until a segment ends."""
+        """Return how many seconds to wait before `candidate` is handed over; inf: until a segment ends."""
         within_credit = self._size_bytes + candidate.size_bytes <= self._credit_bytes
         if self.num_segments == 0 or within_credit:
             return 0.0
-        # Beyond the credit, just before the one in flight ends: what the hand-over takes is hidden.
-        # Waiting for the end itself would lose no more. Too early, the next one takes half of the network.
+        # Exceed the credit just before the segment in flight ends, so that the hand-over takes no extra time.
+        # Too early, the next segment would take half of the network.
         newest = self._newest
         if self.num_segments > 1 or newest is None or newest.at_most_s == math.inf:
             return math.inf
@@ -45,12 +45,12 @@ class InFlight:
         return start_s + newest.at_most_s - self._hand_over_s - time.perf_counter()
 
     def ends_in_s(self, *, before: tuple[int, int]) -> float:
-        """Return how much longer segments that are needed earlier take, as far as is known; at least 0.
+        """Return how many more seconds the segments before a given one are expected to take; at least 0.
 
         Parameters
         ----------
         before
-            How many rounds of a segment are over, and its place in the plan.
+            The number of finished rounds of the given segment, and its place in the plan.
         """
         urgent = [
             each
@@ -59,7 +59,7 @@ class InFlight:
         ]
         if not urgent:
             return 0.0
-        # One after the other, since the last one ended.
+        # They are sent one after another since the last one ended.
         start_s = max(min(each.sent_s for each in urgent), self._last_done_s)
         return max(start_s + sum(each.expected_s for each in urgent) - time.perf_counter(), 0.0)
 

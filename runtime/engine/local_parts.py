@@ -1,7 +1,7 @@
-"""A rank's own part of a tensor that lies on several ranks, as ``fully_shard`` leaves parameters (a DTensor).
+"""A rank's part of a tensor that is spread over ranks (a DTensor), such as a parameter under ``fully_shard``.
 
-Buffers, sums and marks know parts alone; users, optimizers and checkpoints see DTensors. A plain tensor is
-its own part.
+Buffers, sums and marks use these parts. Users, optimizers and checkpoints use DTensors. A plain tensor is its
+own part.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_part_of(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the parameter's kind, sharded as it is, of which `part` is this rank's."""
+    """Return a tensor like the parameter (plain, or a DTensor sharded like it) with `part` on this rank."""
     spec: Any = getattr(parameter, "_spec", None)
     if spec is None:
         return part
@@ -28,10 +28,10 @@ def as_part_of(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def num_elements(parameter: torch.Tensor) -> int:
-    """Return how many elements of a parameter every rank has room for.
+    """Return the number of a parameter's elements for which every rank has room.
 
-    The same on all ranks, though the last ones may have fewer: sizes, and with them schedules, are then the
-    same for all shards.
+    The last ranks may have fewer elements. This number is the same on all ranks, and so are sizes and
+    schedules.
     """
     placements: Sequence[Any] | None = getattr(parameter, "placements", None)
     if placements is None:
@@ -45,5 +45,5 @@ def num_elements(parameter: torch.Tensor) -> int:
 
 
 def num_bytes(parameter: torch.Tensor) -> int:
-    """Return how many bytes a gradient of a parameter has on every rank; see ``num_elements``."""
+    """Return the bytes of a parameter's gradient on every rank; see ``num_elements``."""
     return num_elements(parameter) * parameter.element_size()

@@ -1,7 +1,7 @@
-"""What the engine does differently where tensors lie on a device, which runs behind the host.
+"""The engine's handling of tensors on a device (a GPU), which runs behind the host.
 
-The host hands groups over before the device has computed them, and needs sums before the device has added
-them up. Neither blocks the training thread for longer than until the transport was given what it waits for.
+The host submits groups before the device has computed them, and uses sums before the device has computed
+these. The training thread is blocked only until the transport has the group that it waits for.
 """
 
 import queue
@@ -15,16 +15,16 @@ from pace.runtime.transports.torch_threads import torch_thread
 
 
 class OnDevice:
-    """Notices in a thread of its own what the device has computed, and has the device wait for sums.
+    """Watches in its own thread which groups the device has computed, and makes the device wait for sums.
 
     Parameters
     ----------
     computed
-        Called from that thread with each group that was expected, in that order.
+        Called in that thread with each expected group, in order, once the device has computed it.
     failed
-        Called from that thread with what the device raised instead; nothing more is noticed after it.
+        Called in that thread with the device's error. The thread then ends.
     block
-        Blocks the calling thread until a group's event is set, or raises nothing and returns at a failure.
+        Blocks the calling thread until a group's event is set; returns without an error if the engine fails.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class OnDevice:
         self._thread.start()
 
     def expect(self, send: GroupSend) -> None:
-        """Record a group whose gradients the calling thread has queued."""
+        """Watch for a group whose gradients the calling thread has queued on the device."""
         self._expected.put((send, self._device.now()))
 
     def _run(self) -> None:
@@ -59,10 +59,10 @@ class OnDevice:
             self._computed(send)
 
     def wait(self, send: GroupSend) -> None:
-        """Have the device wait for a group's sum before what the calling thread queues next.
+        """Make the device wait for a group's sum before the work that the calling thread queues next.
 
-        Blocks until all of the group was given to the transport, and for the sum itself where the transport
-        knows of no moment to wait for.
+        Blocks until the whole group was handed over to the transport. If the transport offers no event to
+        wait for, it blocks until the sum is there.
         """
         before = self._device.now()
         self._block(send, send.sent)
@@ -74,11 +74,11 @@ class OnDevice:
         send.device_waits.append((before, self._device.now()))
 
     def waited_s(self, send: GroupSend) -> float:
-        """Return how long the device waited for a group in its last round; blocks until that is over."""
+        """Return how many seconds the device waited for a group in its last round; blocks until it has."""
         return sum(self._device.seconds(wait)[1] for wait in send.device_waits)
 
     def close(self, *, failed: bool) -> None:
-        """End the thread after what is expected has come; after a failure it may be left behind."""
+        """End the thread after all expected groups were computed; after a failure it may be left running."""
         self._expected.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0 if failed else None)

@@ -1,7 +1,7 @@
-"""What the engine follows: groups of gradients, their segments in order, the credit.
+"""The plan that the engine follows: groups of gradients, their segments in order, and the credit.
 
-A plan comes from a schedule, after a check that it was made for this model and this many workers, or
-is computed here when there is none. Pure data: no buffers and no communication.
+A plan is made from a schedule, after a check that it fits the model and the number of workers. Without a
+schedule it is computed here. Pure data: no buffers and no communication.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ GroupExchange = Literal["allreduce", "servers", "reduce-scatter", "all-gather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSize:
-    """A gradient as the fingerprint sees it."""
+    """The name, size and type of a gradient, from which the fingerprint is computed."""
 
     name: str
     size_bytes: int
@@ -33,14 +33,16 @@ class GradientSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """Gradients that share a buffer, in buffer order, with the times that decide their turn.
+    """Gradients that share a buffer, in buffer order, with the times that decide their place in the order.
 
     Attributes
     ----------
+    ready_s, tail_s
+        Ready time and tail of the group, in seconds.
     exchange
-        How it is summed in a job that has several ways; None where the transport has only one.
+        How it is summed, in a job that has several ways; None if the transport has only one.
     shards
-        The shards whose matrices are its buffer, one behind the other, in a sharded plan.
+        In a sharded plan, the shards whose matrices are its buffer, one after another.
     """
 
     gradients: tuple[str, ...]
@@ -54,12 +56,12 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
-    """Gradients that lie one behind the other in a matrix with a row for each rank, padded at its end.
+    """Gradients stored one after another in a matrix with one row for each rank, padded at its end.
 
     Attributes
     ----------
     num_columns
-        Elements of a row; at least one.
+        Number of elements in a row; at least one.
     """
 
     gradients: tuple[str, ...]
@@ -69,14 +71,14 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSegment:
-    """A byte range of a group's buffer; its place in `SendPlan.segments` is its turn.
+    """A byte range of a group's buffer. The order of `SendPlan.segments` is the order of sending.
 
-    In a sharded plan it is a range of columns, with the bytes of all rows.
+    In a sharded plan it is a range of columns; its bytes are those of all rows.
 
     Attributes
     ----------
     link
-        The parameter server that it is placed on; None where the transport places it, or there is none.
+        The number of its parameter server; None if the transport chooses one, or there are none.
     """
 
     group: int
@@ -92,17 +94,19 @@ class SendPlan:
     Attributes
     ----------
     source
-        Where it came from: "schedule", "local" (computed here) or "plain" (what frameworks do:
-        buckets in the order in which gradients become ready).
+        Where it comes from: "schedule", "local" (computed here) or "plain" (as frameworks do, buckets in the
+        order in which gradients become ready).
+    credit_bytes
+        How many bytes may be in flight. 0 means one segment at a time.
     predicted_iteration_s
-        What the schedule promised; None for plans computed here.
+        The iteration time that the schedule predicts, in seconds; None for plans computed here.
     pace_bytes_per_s
-        How fast either end of a connection to a server sends; None for no limit.
+        The rate at which both ends of a connection to a server send; None for no limit.
     shards
-        In a sharded plan, what is summed and gathered by rows; groups are then calls, all
-        reduce-scatters before all gathers. Empty for a plan of all-reduces.
+        In a sharded plan, the shards that are summed and gathered by rows. Its groups are calls, all
+        reduce-scatters before all gathers. Empty in a plan of all-reduces.
     order
-        Who decides which segment goes next, where that is a part of the plan; else None.
+        What decides which segment is sent next, if that is a part of the plan; else None.
     """
 
     source: Literal["schedule", "local", "plain"]
@@ -116,7 +120,7 @@ class SendPlan:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash over everything that must be equal on all ranks."""
+        """The hash of everything that must be equal on all ranks."""
         document = {
             "groups": [asdict(group) for group in self.groups],
             "segments": [asdict(segment) for segment in self.segments],
@@ -135,34 +139,38 @@ def plan_from_schedule(
     *,
     servers: int = 0,
 ) -> SendPlan:
-    """Turn a schedule into a plan for these gradients.
+    """Convert a schedule to a plan for these gradients.
 
     Parameters
     ----------
+    gradients
+        The gradients of the model.
+    workers
+        Number of ranks.
     servers
-        How many parameter servers there are; 0 for ranks that all-reduce.
+        Number of parameter servers; 0 for ranks that all-reduce.
 
     Raises
     ------
     ScheduleMismatch
-        When it was made for other gradients or another number of workers, or is sharded; the message says
-        what differs.
+        If the schedule was made for other gradients or another number of workers, or is sharded. The message
+        says what differs.
     """
     if schedule.exchange == "sharded":
         raise ScheduleMismatch(
-            "the schedule is sharded (reduce-scatter and all-gather): give AllReduce(sharding='on'), or make"
+            "the schedule is sharded (reduce-scatter and all-gather): use AllReduce(sharding='on'), or make"
             ' a schedule with exchange "allreduce"'
         )
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients)
     if schedule.fingerprint != mine and not differences:
         differences = [
-            f"the gradients have the same names and sizes, so it was made for another number of workers"
-            f" than {workers} or for gradients of other sizes within their groups"
+            f"names and group sizes are equal, so it was made for another number of workers than {workers}"
+            " or for gradients of other sizes within their groups"
         ]
     if schedule.cluster is not None and schedule.cluster.exchange.servers != servers:
-        there = f"there are {servers}" if servers else "this job has none: give ParameterServers()"
-        differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, and {there}")
+        there = f"there are {servers}" if servers else "the job has none: use ParameterServers()"
+        differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, but {there}")
     if differences:
         shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])
         raise ScheduleMismatch(
@@ -207,11 +215,11 @@ def plan_locally(
     credit_bytes: int = 8 * MEBIBYTE,
     source: Literal["local", "plain"] = "local",
 ) -> SendPlan:
-    """Fuse neighbors without any measurement.
+    """Return a plan made without any measurement: neighbors share groups, sent in order of readiness.
 
-    `gradients` are taken to become ready in reverse order, and the first to be needed first, as in a
-    model whose parameters are defined in the order of use. Nothing is known about times: the static
-    order is the order of readiness, since any other could leave the network idle.
+    It assumes that gradients become ready in reverse order and are needed in order, as in a model whose
+    parameters are defined in the order of use. Times are unknown, and any other order could leave the network
+    idle.
     """
     groups: list[PlannedGroup] = []
     current: list[GradientSize] = []
@@ -248,7 +256,7 @@ def plan_locally(
 
 
 def plan_plainly(gradients: Sequence[GradientSize], bucket_bytes: int = 25 * MEBIBYTE) -> SendPlan:
-    """Plan what frameworks do without a schedule: whole 25 MiB buckets, first ready first sent."""
+    """Return the plan that frameworks use: uncut buckets of 25 MiB, sent in the order of readiness."""
     return plan_locally(
         gradients,
         max_group_bytes=bucket_bytes,
@@ -269,9 +277,9 @@ def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list
 
 
 def credit_of(execution: Execution) -> int:
-    """Return how many bytes may be in flight so that there are no more full segments than a schedule says.
+    """Return the credit, in bytes, with which no more full segments are in flight than a schedule allows.
 
-    0 is one segment at a time, since one always may be in flight.
+    One segment always may be in flight, so 0 means one at a time.
     """
     return execution.max_in_flight * (execution.max_segment_bytes if execution.max_in_flight > 1 else 0)
 
@@ -285,7 +293,7 @@ def _differences(schedule: Schedule, gradients: Sequence[GradientSize]) -> list[
     for number, group in enumerate(groups):
         members = [mine[name] for name in group.tensors if name in mine]
         found += [
-            f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {group.dtype}'
+            f'gradient "{member.name}" is {member.dtype}, but {group.dtype} in the schedule'
             for member in members
             if member.dtype != group.dtype
         ]

@@ -1,8 +1,8 @@
-"""Groups that are filled while others are sent: what makes a buffer runs as soon as what it needs is there.
+"""Groups whose buffers are filled in the background as soon as the groups that they need are done.
 
-In a sharded plan the gather of updated parameters needs the sums of some reduce-scatters, and then the
-update. Neither the training thread, which computes the next forward pass, nor the engine's, which sends,
-waits for them.
+In a sharded plan, the gather of updated parameters needs the sums of some reduce-scatters, and then the
+update. Neither the training thread, which computes the next forward pass, nor the engine's thread, which
+sends, waits for them.
 """
 
 import threading
@@ -21,18 +21,18 @@ class _Prepared(NamedTuple):
 
 
 class PreparedGroups:
-    """Fills groups in a thread of its own, the first whose needs are met first.
+    """Fills groups in its own thread, each once the groups that it needs are done.
 
     Parameters
     ----------
     lock
-        The engine's.
+        The engine's lock.
     enter
-        Called with the lock held with each group that is filled.
+        Called with each filled group, with the lock held.
     failed
-        Called with what filling a group raised; nothing more is filled after it.
+        Called with the error of filling a group. The thread then ends.
     stopped
-        Whether nothing is to be sent any more; called with the lock held.
+        Returns whether nothing will be sent any more; called with the lock held.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PreparedGroups:
         return not self._waiting and not self._preparing
 
     def add(self, send: GroupSend, after: Sequence[GroupSend], prepare: Callable[[], None]) -> None:
-        """Have a group filled and entered once others are done; call it with the lock held."""
+        """Fill a group and enter it once the groups in `after` are done; call it with the lock held."""
         self._waiting.append(_Prepared(send, after, prepare))
         if self._thread is None:
             self._thread = torch_thread(self._run, name=self._name)
@@ -68,7 +68,7 @@ class PreparedGroups:
         self._wake.notify()
 
     def notify(self) -> None:
-        """Look again: a group is done, or nothing is to be sent any more; call it with the lock held."""
+        """Check again, because a group is done or sending has stopped; call it with the lock held."""
         self._wake.notify()
 
     def _run(self) -> None:
@@ -96,6 +96,6 @@ class PreparedGroups:
             return None
 
     def close(self, *, failed: bool) -> None:
-        """End the thread, once nothing is to be sent any more; after a failure it may be left behind."""
+        """End the thread once sending has stopped; after a failure it may be left running."""
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0 if failed else None)

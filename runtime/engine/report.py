@@ -1,4 +1,4 @@
-"""What happened: numbers of the last round for people, and its window."""
+"""The report of a wrapper: what it is doing, the times of the last round, and its window as a chart."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """One group's last round; times in seconds from the round's first submission.
+    """One group's last round. Times are in seconds from the round's first submission.
 
     Attributes
     ----------
+    submitted_s, sent_s, done_s
+        When it was submitted, when its first segment was sent, and when it was summed.
     waited_s
-        How long training waited for it.
+        How long training waited for it, in seconds.
     """
 
     group: int
@@ -30,7 +32,7 @@ class GroupTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTimes:
-    """When one segment of the last round was on its way, in seconds from the round's first submission."""
+    """When one segment of the last round was sent and summed; seconds from the round's first submission."""
 
     group: int
     offset_bytes: int
@@ -41,7 +43,7 @@ class SegmentTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What has been sent and waited for since the start, over all plans."""
+    """What was sent and waited for since the start, over all plans; waits are in seconds."""
 
     sent_segments: int = 0
     sent_bytes: int = 0
@@ -51,40 +53,42 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a wrapper is doing and how it compares.
+    """What a wrapper is doing, and measured against predicted times.
 
     Attributes
     ----------
     mode
-        How it runs now: "plain" (buckets in order of readiness, then a barrier; only where ``mode="auto"``
-        tries or chose it), "barrier" or "overlap".
+        The current mode: "barrier", "overlap" or "plain" (buckets in order of readiness, then a barrier; only
+        if ``mode="auto"`` tries or chose it).
     order
-        Who chooses the next segment: "static" (the plan), "adaptive" or "priority" (rank 0 while it runs).
+        What chooses the next segment: "static" (the plan), "adaptive" or "priority" (rank 0, during
+        training).
     source
-        Where the plan came from.
+        Where the plan comes from: "schedule", "local" or "plain".
     rounds
-        Steps taken so far.
+        Number of steps taken.
     iteration_s
-        Median over the latest steps; None before the second.
+        Median time of the latest steps, in seconds; None before the second step.
     predicted_iteration_s
-        What the schedule promised; None without one.
+        The iteration time that the schedule predicts, in seconds; None without a schedule.
     trial_s
-        What ``mode="auto"`` measured for each way of running, on the slowest rank; empty until it has.
+        The iteration time of each mode, in seconds, as ``mode="auto"`` measured it on the slowest rank; empty
+        before the trial has ended.
     sent_segments, sent_bytes, waited_s
         Totals since the start, over all plans; ``pace.runtime.metrics`` exports them.
     read_wait_s
-        How long loops that read gradients before ``step()`` have waited for all sums in these reads, in all:
-        what clipping by the global norm costs.
+        How long reads of gradients before ``step()`` have waited for sums, in seconds, in total. This is the
+        cost of clipping by the global norm.
     groups, segments
-        The last complete round.
+        Times of the last complete round.
     replanning
-        What is done about the plan: "none"; "watching" how the schedule does; "profiling"; "submitting" a
-        profile, until the service has scheduled it; "asking" the service for a schedule.
+        The state of replanning: "none", "watching" (comparing iteration times), "profiling", "submitting"
+        (waiting until the service has scheduled a profile) or "asking" (asking the service for a schedule).
     profiles
-        How many profiles this job has made of itself.
+        Number of profiles that this job has made of itself.
     drift
-        How iterations compare with those at first under the schedule, on the slowest rank: 1.3 is 30 %
-        slower. None before there is anything to compare.
+        Iteration time relative to the first iterations under the schedule, on the slowest rank: 1.3 is 30 %
+        slower. None before there are iterations to compare.
     """
 
     mode: str
@@ -106,7 +110,7 @@ class Report:
 
 
 def lay_out_round(report: Report, plan: SendPlan, *, name: str) -> "Window":
-    """Lay out the last round: its groups, and when their segments were on the network."""
+    """Return the last round as a window: its groups, and when their segments were in flight."""
     from pace.view.window import Cargo, Window, WindowTransfer
 
     submitted_s = {group.group: group.submitted_s for group in report.groups}

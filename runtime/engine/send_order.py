@@ -1,13 +1,13 @@
-"""Which segment goes next: the plan's, or what rank 0 prefers.
+"""Which segment is sent next: the next one of the plan, or one that rank 0 chooses.
 
-- planned: segments go out in the plan's order, each when its group is handed over.
-- leader: the longest tail among the groups that were handed over ("priority"), the plan's order with
-  patience for what is late ("adaptive") or without ("overtake").
+- planned: segments are sent in the plan's order, each once its group is submitted.
+- leader: rank 0 chooses the longest tail among the submitted groups ("priority"), or the plan's order. If the
+  next segment of the plan is late, it waits for a while ("adaptive") or takes another at once ("overtake").
 
-When to overtake is the ski-rental problem: an adaptive leader idles for a late segment as long as the one
-that would overtake it takes, and then sends that one. It so loses at most twice what a leader who knew
-the future would lose. Overtaking at once loses more in the ordinary case: plans cut segments so that the
-network is free the moment an urgent group becomes ready, and what is in flight is not recalled.
+When to overtake is the ski-rental problem. An adaptive leader waits for a late segment as long as the
+overtaking segment takes, and then sends the latter. So it loses at most twice what a leader that knows the
+future would lose. Overtaking at once usually loses more: plans cut segments so that the network is free at
+the moment at which an urgent group becomes ready, and a segment in flight cannot be recalled.
 """
 
 import heapq
@@ -20,19 +20,19 @@ from pace.runtime.transports.transport import Discipline, Role
 
 
 class SendOrder:
-    """The segments of a round that may be sent and are not; callers hold the engine's lock.
+    """The segments of a round that wait to be sent; callers hold the engine's lock.
 
     Parameters
     ----------
     segments
-        Of all groups, in planned order.
+        The segments of all groups, in planned order.
     role
-        A follower learns what goes next from rank 0, so its segments are only counted.
+        Whether this rank leads or follows. A follower only counts segments, as rank 0 chooses them.
 
     Attributes
     ----------
     num_waiting
-        How many segments may be sent and are not.
+        Number of segments that may be sent and have not been.
     """
 
     def __init__(self, segments: Sequence[SegmentSend], *, discipline: Discipline, role: Role) -> None:
@@ -45,14 +45,15 @@ class SendOrder:
         # The first segment of the plan that is not sent yet this round, and how many rounds are over.
         self._position = 0
         self._rounds = 0
-        # By round first: a peer may be waiting for this round's last segment before it can compute any of
-        # the next round's gradients. Then by a number that no two groups share, so none are compared.
+        # Ordered by round first: a peer may need this round's last segment before it can compute gradients of
+        # the next round. Then by a number that is different for all groups, so that groups are never
+        # compared.
         self._queue: list[tuple[int, int, GroupSend]] = []
         self._idle_since: float | None = None
         self.num_waiting = 0
 
     def enter(self, send: GroupSend) -> bool:
-        """Let a group be sent from now on; say whether that can change what goes next."""
+        """Allow a group to be sent; return whether this can change which segment is next."""
         send.submitted = True
         send.rounds += 1
         self.num_waiting += send.unsent
@@ -61,7 +62,7 @@ class SendOrder:
         return not self._planned or self._order[self._position].group is send
 
     def next(self) -> SegmentSend | None:
-        """Return what goes next, if it is there."""
+        """Return the next segment, or None if its group is not submitted yet."""
         if self.num_waiting == 0:
             return None
         if self._planned:
@@ -70,12 +71,12 @@ class SendOrder:
         return self._queue[0][-1].following()
 
     def patience_s(self, segment: SegmentSend, *, idle: bool) -> float:
-        """Return how much longer to wait for a late segment that this one would overtake.
+        """Return how many more seconds to wait for a late segment that this one would overtake.
 
         Parameters
         ----------
         idle
-            Whether nothing is under way: else nothing is lost by waiting.
+            Whether nothing is in flight. If something is, waiting costs nothing.
         """
         if self._discipline != "adaptive" or segment is self._order[self._position]:
             self._idle_since = None
@@ -92,7 +93,7 @@ class SendOrder:
         return known_s - elapsed_s
 
     def take(self, segment: SegmentSend) -> None:
-        """Take note that a segment is sent."""
+        """Record that a segment is sent."""
         send = segment.group
         send.unsent -= 1
         send.submitted = send.unsent > 0
@@ -104,13 +105,13 @@ class SendOrder:
         self._pass(segment)
 
     def leave_out(self, send: GroupSend) -> None:
-        """Take note that a group is not sent in this round."""
+        """Record that a group is not sent in this round."""
         send.rounds += 1
         for segment in send.segments:
             self._pass(segment)
 
     def separate_halves(self, *, apart: bool) -> None:
-        """Take reduce-scatters before all gathers, from now on, or as planned from the next round on."""
+        """Take reduce-scatters before gathers from now on, or the plan's order from the next round on."""
         self._apart = apart
         if apart:
             self._position = 0

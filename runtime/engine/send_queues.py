@@ -1,9 +1,9 @@
 """Two queues of segments on one network card: all-reduces, and pushes to parameter servers.
 
-Each queue has its own credit and its own thread, which asks for the next segment when there is room. A push
-therefore never waits until ranks agree on the next all-reduce. Both queues follow the plan's order. Where
-pushes can fill the card, a segment waits while the other queue is sending one that is needed earlier, but no
-longer than that one is expected to take. A late rank therefore delays nobody.
+Each queue has its own credit and its own thread, which takes the next segment when there is room. So a push
+never waits until ranks agree on the next all-reduce. Both queues follow the plan's order. If pushes can fill
+the card, a segment waits while the other queue sends one that is needed earlier, but only as long as that one
+is expected to take. So a late rank does not delay the other queue.
 """
 
 import math
@@ -29,28 +29,28 @@ from pace.runtime.transports.transport import (
 
 QueueName = Literal["segments", "servers"]
 
-# Where the transport chooses what it sends next, it is given all that is ready.
+# If the transport chooses what it sends next, it gets all ready segments.
 _NO_LIMIT = 1 << 62
 
 
 class SendQueue:
-    """The segments of some groups, and what is known of them; callers hold the engine's lock.
+    """The segments of some groups and their state; callers hold the engine's lock.
 
     Parameters
     ----------
     segments
-        In planned order.
+        The segments, in planned order.
     lock
-        The engine's.
+        The engine's lock.
 
     Attributes
     ----------
     wake
-        Notified when the next segment may be another one.
+        Notified when the next segment may have changed.
     discipline, sequencing, role
-        Who decides what goes next.
+        What decides which segment is sent next.
     sent_segments, sent_bytes
-        What the transport was given so far.
+        Number of segments and bytes handed over to the transport.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class SendQueue:
         )
 
     def share_card_with(self, other: "SendQueue") -> None:
-        """Let what the other queue has under way, and is needed earlier, go first."""
+        """Let segments in flight of the other queue that are needed earlier go first."""
         self._beside = other
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way and nothing waits to be sent."""
+        """Whether nothing is in flight and nothing waits to be sent."""
         return not (self.in_flight.num_segments or self.order.num_waiting)
 
     def turn_of(self, segment: SegmentSend) -> int:
@@ -94,23 +94,23 @@ class SendQueue:
         return segment.group.rank if self.discipline == "priority" else segment.number
 
     def wait_s(self, candidate: SegmentSend) -> float:
-        """Return how much longer to wait before `candidate` goes: for room, and for who is before it."""
+        """Return how many seconds to wait before `candidate` is sent: for room, and for earlier segments."""
         if self.role == "submitter":
-            return 0.0  # rank 0 decides by being last: whoever held back would undo its choice
+            return 0.0  # rank 0 decides by submitting last; a follower that waited would undo its choice
         patience_s = self.order.patience_s(candidate, idle=self.in_flight.num_segments == 0)
         if patience_s > 0:
             return patience_s
         return max(self.in_flight.wait_s(candidate), self._yields_s(candidate))
 
     def take_next(self, every: Sequence[SegmentSend], stopped: Callable[[], bool]) -> SegmentSend | None:
-        """Block until a segment may be sent, and account for it; call it without the lock.
+        """Block until a segment may be sent, record it as sent and return it; call it without the lock.
 
         Parameters
         ----------
         every
             The segments of all queues, by number.
         stopped
-            Whether nothing is to be sent any more; the segment is None then.
+            Returns whether nothing will be sent any more. The result is None then.
         """
         if self.role == "follower":
             with self._lock:
@@ -147,14 +147,14 @@ class SendQueue:
         return segment
 
     def _yields_s(self, candidate: SegmentSend) -> float:
-        # With fewer servers than ranks it is the servers' links that pushes fill; this host's card has room.
+        # With fewer servers than ranks, pushes fill the servers' links, and this host's card has room.
         if self._beside is None or self._transport.num_servers < self._transport.size:
             return 0.0
         return self._beside.in_flight.ends_in_s(before=(candidate.rounds, candidate.number))
 
 
 def calls_of(segments: Sequence[SegmentSend], queue_of: Sequence[SendQueue]) -> list[SegmentCall]:
-    """Describe what will be summed whole, for the transport; `queue_of` is each group's queue."""
+    """Describe the segments to the transport, except those of sharded plans; `queue_of` is by group."""
     return [
         SegmentCall(
             name=segment.name,
@@ -184,7 +184,7 @@ def send_queues_of(
     Parameters
     ----------
     pushed_discipline
-        Who decides about what goes over parameter servers in a job that also all-reduces.
+        What decides the order of segments sent over parameter servers in a job that also all-reduces.
     """
     pushed = {
         send.number

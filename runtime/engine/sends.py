@@ -1,4 +1,4 @@
-"""What the engine keeps of a round: every group's progress, and every segment's last times."""
+"""The engine's state of a round: the progress of each group, and the last times of each segment."""
 
 import math
 import threading
@@ -23,15 +23,15 @@ class GroupSend:
     rank
         Its place among all groups, longest tail first.
     second_half
-        Whether it gathers what others have summed.
+        Whether it is an all-gather.
     submitted
-        Whether it may be sent and has something left to send.
+        Whether it may be sent and has segments left to send.
     sent
-        Set while the transport was given all of it; used where tensors lie on a device.
+        Set while all of it is handed over to the transport; used with tensors on a device.
     done
-        Set while nothing of it is left to send or under way.
+        Set while none of it is left to send or in flight.
     device_waits
-        From which moment to which the device waited for it in the last round.
+        The moments from and to which the device waited for it in the last round.
     """
 
     __slots__ = (
@@ -76,13 +76,13 @@ class GroupSend:
         return self.segments[len(self.segments) - self.unsent]
 
     def give_runs(self, runs: Runs | None) -> None:
-        """Note of which elements its segments consist in this round; None for all."""
+        """Set the elements that may be nonzero in this round; None for all."""
         for segment in self.segments:
             segment.runs = None if runs is None else segment.cut(runs)
 
 
 SegmentMemory = torch.Tensor | tuple[torch.Tensor, ...]
-"""What a segment sends: a contiguous tensor, or for one of two halves matrices with a row for every rank."""
+"""The memory that a segment sends: a contiguous tensor or, in a sharded plan, matrices of rows for ranks."""
 
 
 class SegmentSend:
@@ -91,16 +91,16 @@ class SegmentSend:
     Attributes
     ----------
     expected_s
-        How long the network will be busy with it when all ranks are there: as long as in the second shortest
-        of the last rounds. Longer ones waited for a rank. The shortest may be a mistake: where the end of
-        the segment before was noticed late, this one seems to have taken no time at all.
+        How long the network will be busy with it if all ranks are in time, in seconds: the second shortest
+        time of the last rounds. In longer ones a rank was late. The shortest may be wrong: if the end of the
+        previous segment was noticed late, this one seems to take no time.
     at_most_s
-        How long the network will be busy with it at most: as long as in the second longest of the last
-        rounds. Where compute slows the network down, that is much longer than `expected_s`.
+        The longest that the network will be busy with it, in seconds: the second longest time of the last
+        rounds. If compute slows the network, this is much longer than `expected_s`.
     summed
-        The moment at which the device has the sum, where the transport knows it beforehand.
+        The event at which the device has the sum, if the transport has one.
     runs
-        The elements outside of which all are zero in this round; None where all may be something else.
+        The elements that may be nonzero in this round; None for all.
     """
 
     __slots__ = (
@@ -140,13 +140,13 @@ class SegmentSend:
         self.runs: Runs | None = None
 
     def cut(self, runs: Runs) -> Runs:
-        """Return a group's runs as far as they are in this segment."""
+        """Return the parts of a group's runs that are in this segment."""
         assert isinstance(self.tensor, torch.Tensor)
         first = self.offset_bytes // self.tensor.element_size()
         return runs.cut(first, first + self.tensor.numel())
 
     def note(self, busy_s: float) -> None:
-        """Record how long the network was busy with it."""
+        """Record how many seconds the network was busy with it."""
         self._recent.append(busy_s)
         recent = sorted(self._recent)
         self.expected_s, self.at_most_s = recent[:2][-1], recent[-2:][0]
@@ -181,7 +181,7 @@ def sends_of(
 def last_times(
     sends: Sequence[GroupSend], groups: Sequence[PlannedGroup]
 ) -> tuple[tuple[GroupTimes, ...], tuple[SegmentTimes, ...]]:
-    """Return when each group and segment was last handed over, sent and done."""
+    """Return when each group and segment was last submitted, sent and done."""
     start = min((send.submitted_s for send in sends), default=0.0)
     group_times = tuple(
         GroupTimes(

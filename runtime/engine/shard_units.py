@@ -1,4 +1,4 @@
-"""The units of a model in ``fully_shard``: what torch gathers and reduce-scatters together."""
+"""The units of a ``fully_shard`` model: the parameters that torch gathers and reduce-scatters together."""
 
 from typing import Any, NamedTuple
 
@@ -7,24 +7,24 @@ from torch import nn
 
 from pace.errors import InvalidUse
 
-# By name, as importing it takes a second.
+# By name, as an import takes a second.
 UNIT_KIND = "FSDPModule"
 
 
 class Unit(NamedTuple):
-    """What one call of ``fully_shard`` made: the name of its first module, and torch's own state."""
+    """The result of one call of ``fully_shard``: the name of its first module, and torch's own state."""
 
     name: str
     group: Any
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Its sharded parameters."""
+        """The sharded parameters of this unit."""
         return [each.sharded_param for each in self.group.fsdp_params]
 
 
 def is_unit(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called with a module."""
+    """Return whether ``fully_shard`` was called with a module."""
     return any(
         kind.__name__ == UNIT_KIND and kind.__module__.startswith("torch.") for kind in type(module).__mro__
     )
@@ -36,7 +36,7 @@ def units_of(model: nn.Module) -> list[Unit]:
     Raises
     ------
     InvalidUse
-        When a module has several kinds of parameters, or this version of torch is not known.
+        If parameters of one unit are on different meshes, or this version of torch is not supported.
     """
     units: dict[int, Unit] = {}
     for name, module in model.named_modules():
@@ -46,14 +46,14 @@ def units_of(model: nn.Module) -> list[Unit]:
             groups = module._get_fsdp_state()._fsdp_param_groups
         except AttributeError as error:
             raise InvalidUse(
-                f"torch {torch.__version__} keeps what fully_shard made in another way than is known here:"
-                f" {error}"
+                f"fully_shard of torch {torch.__version__} is not supported, as it stores its state"
+                f" differently: {error}"
             ) from error
         if len(groups) > 1:
             raise InvalidUse(
-                f"fully_shard: {name or 'the model'} has {len(groups)} groups of parameters, each on a mesh"
-                " of its own (shard_placement_fn), so it is not one all-reduce: give such parameters a"
-                " module, and a call of fully_shard, of their own"
+                f"fully_shard: {name or 'the model'} has {len(groups)} groups of parameters on different"
+                " meshes (shard_placement_fn), so they cannot share an all-reduce: put the parameters of each"
+                " mesh into a module of their own, and call fully_shard for it"
             )
         for group in groups:
             units.setdefault(id(group), Unit(name, group))

@@ -1,4 +1,4 @@
-"""A group's weights on their way between a worker and the servers."""
+"""The buffer with which a worker and the servers exchange a group's weights."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from pace.runtime.engine.plan import SendPlan
 
 
 class WeightShare:
-    """A group's parameters, flat: what is sent, and what the servers' weights were when they came last."""
+    """A group's parameters in a flat buffer to send, and the servers' weights as last received."""
 
     def __init__(self, plan: SendPlan, number: int, parameters: dict[str, nn.Parameter]) -> None:
         group = plan.groups[number]
@@ -33,29 +33,29 @@ class WeightShare:
             view.copy_(parameter)
 
     def remember(self) -> None:
-        """Take the parameters as they are for the servers'."""
+        """Record the current parameters as the servers' weights."""
         self.load_weights()
         self._known.copy_(self._buffer)
 
     def load_known(self) -> None:
-        """Fill the buffer with the servers' weights as they came last."""
+        """Fill the buffer with the servers' weights as last received."""
         self._buffer.copy_(self._known)
 
     def load_nothing(self) -> None:
-        """Fill the buffer with no change."""
+        """Fill the buffer with zeros: no change."""
         self._buffer.zero_()
 
     def load(self, change: torch.Tensor) -> None:
-        """Fill the buffer."""
+        """Fill the buffer with a change."""
         self._buffer.copy_(change)
 
     def change(self, divisor: float) -> torch.Tensor:
-        """Return a copy of what has changed since the servers' weights came last."""
+        """Return the change since the servers' weights were last received, divided by `divisor`."""
         self.load_change(divisor)
         return self._buffer.clone()
 
     def load_change(self, divisor: float) -> None:
-        """Fill the buffer with what has changed since the servers' weights came last."""
+        """Fill the buffer with the change since the servers' weights were last received, over `divisor`."""
         self.load_weights()
         self._buffer.sub_(self._known)
         if divisor != 1:
@@ -63,7 +63,7 @@ class WeightShare:
 
     @torch.no_grad()
     def take_over(self) -> None:
-        """Make the buffer's weights the model's."""
+        """Copy the buffer's weights to the model."""
         self._known.copy_(self._buffer)
         for view, parameter in zip(self._views, self._parameters, strict=True):
             parameter.copy_(view)

@@ -1,7 +1,7 @@
-"""The wrapper for training in which workers do not wait for all others: weights live on parameter servers.
+"""The wrapper for asynchronous training, in which parameter servers hold the weights.
 
-Every ``step()`` is the user's own optimizer's, on this rank's gradients alone. Then what it changed is
-pushed, the servers add it to the weights that all ranks share, and what comes back are the model's weights.
+Every ``step()`` runs the user's optimizer on this rank's gradients alone and pushes the change of the
+weights. The servers add the change to the weights that all ranks share, and the rank pulls these.
 """
 
 import time
@@ -28,20 +28,22 @@ from pace.runtime.transports.transport import SegmentCall
 
 
 class AsynchronousOptimizer(StandIn):
-    """What ``pace.runtime.torch.asynchronous`` returns.
+    """The optimizer that ``pace.runtime.torch.asynchronous`` returns.
 
-    Weights are not those of synchronous training, except for plain SGD with a staleness of 0. What holds:
+    The weights differ from those of synchronous training, except with plain SGD and a staleness of 0. It
+    guarantees:
 
-    - No worker computes while it is further ahead of the slowest than the staleness.
-    - The weights are the first ones plus the sum of all changes, each divided by the number of ranks with
-      op="average".
+    - No worker computes while it is more than `staleness` steps ahead of the slowest one.
+    - The weights are the initial ones plus the sum of all changes. With op="average" each change is divided
+    by the
+      number of ranks.
 
-    Buffers, those of batch normalization for example, stay each rank's own.
+    Buffers, for example of batch normalization, are not exchanged.
 
     Parameters
     ----------
     staleness
-        How many steps a worker may be ahead of the slowest; None for any number.
+        How many steps a worker may be ahead of the slowest one; None for any number.
     """
 
     # Whether this process was forked from the one that trains.
@@ -63,8 +65,8 @@ class AsynchronousOptimizer(StandIn):
             options, source = prepare()
             if options.communication.compression != "none":
                 raise InvalidOptions(
-                    f"compression is {options.communication.compression!r}; weights travel in their own"
-                    " dtype: leave it out"
+                    f"compression is {options.communication.compression!r}, but weights are sent in their own"
+                    " dtype: leave compression out"
                 )
             return options, source
 
@@ -127,14 +129,14 @@ class AsynchronousOptimizer(StandIn):
         return self._transport.rank
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step on this rank's gradients, push the change and take over the servers' weights.
+        """Take a step on this rank's gradients, push the change and pull the servers' weights.
 
-        Waits for other ranks only as far as the bound on staleness demands.
+        Waits for other ranks only if this rank is too far ahead of the slowest one.
 
         Raises
         ------
         CommunicationFailed
-            When a server or a rank is gone, or the weights did not come within the time-out.
+            If a server or a rank is gone, or the weights did not arrive within the time-out.
         """
         if self._forked:
             raise InvalidUse(FORKED)
@@ -192,9 +194,10 @@ class AsynchronousOptimizer(StandIn):
     def _go_on_without_lost_servers(
         self, error: CommunicationFailed, said: Sequence[bytes] | None = None
     ) -> None:
-        """Put the newest weights that any rank has on the servers that are left, and push again.
+        """Put the newest weights of any rank on the remaining servers, and push again.
 
-        A rank that has no changes left meets the others in ``synchronize``, with what they `said` there.
+        A rank without further changes calls this from ``synchronize``, with the messages of all ranks
+        (`said`).
         """
         if self._transport.num_servers < 2 or (self._peers is not None and self._peers.rank_lost):
             raise error
@@ -218,7 +221,7 @@ class AsynchronousOptimizer(StandIn):
         for share in self._shares:
             share.take_over()
         if self._staleness == 0 and self._completed < max(told):
-            return  # who has newer weights waited for this rank's change
+            return  # a rank with newer weights has waited for this rank's change
         for share, change in zip(self._shares, changes, strict=True):
             share.load(change)
         self._exchange(seed=False)
@@ -234,12 +237,12 @@ class AsynchronousOptimizer(StandIn):
         )
 
     def record_steps(self, count: int) -> None:
-        """Record the next steps of this rank, for ``recorded_steps``; calls on other ranks are not needed.
+        """Record the next `count` steps of this rank for ``recorded_steps``; other ranks need not call it.
 
         Raises
         ------
         InvalidOptions
-            When `count` is less than 1.
+            If `count` is less than 1.
         """
         segments = [
             ExchangedSegment(
@@ -250,32 +253,34 @@ class AsynchronousOptimizer(StandIn):
             for call in self._calls
         ]
         self._recorder = StepRecorder(segments, servers=self._transport.num_servers, count=count)
-        self._started_s = None  # the step under way began before
+        self._started_s = None  # the current step began before the recording
 
     def recorded_steps(
         self, name: str = "job", *, batch: float = 1.0, bytes_per_s: float | None = None
     ) -> StepsDocument:
-        """Return the recorded steps as a document, which ``pace predict`` takes.
+        """Return the recorded steps as a document for ``pace predict``.
 
         Parameters
         ----------
+        name
+            Name of the job in the document.
         batch
-            Examples that a step of this rank trains on.
+            Number of examples in a step of this rank.
         bytes_per_s
-            Rate of a host's link, as ``pace servers measure`` tells; without it, that of the fastest
-            exchange, which is too small where other workers used the link as well.
+            Rate of a host's link in bytes/s, as ``pace servers measure`` prints it (default: the rate of the
+            fastest recorded exchange, which is too low if other workers used the link too).
 
         Raises
         ------
         InvalidUse
-            When nothing was recorded.
+            If no steps were recorded.
         """
         if self._recorder is None:
-            raise InvalidUse("call record_steps() first")
+            raise InvalidUse("no steps were recorded: call record_steps() before training steps")
         return self._recorder.document(name, batch=batch, bytes_per_s=bytes_per_s)
 
     def synchronize(self) -> None:
-        """Give every rank the same weights: the newest, with all changes; every rank must call it."""
+        """Give every rank the newest weights, with all changes of all ranks. Every rank must call it."""
         if self._failure is not None:
             raise self._failure
         while any(said := self._transport.gather(b"")):  # until all changes are on the servers
@@ -285,19 +290,18 @@ class AsynchronousOptimizer(StandIn):
         self._started_s = None  # no step of training
 
     def finish_updates(self) -> None:
-        """Nothing is ever pending: ``step()`` applies its own update."""
+        """Do nothing: ``step()`` leaves no update pending."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def close(self) -> None:
-        """Leave the training; the others go on without this rank. Idempotent.
+        """Leave the training; the other ranks go on. Idempotent.
 
-        A rank that an exception ends, inside ``with`` or not, ends the others' training too.
-
-        A rank that runs a server itself stays, for at most the time-out, until the others have left too: part
-        of their weights is there.
+        A rank whose process or ``with`` block ends by an exception ends the training of all ranks. A rank
+        that runs a server stays until the others have left, for at most the time-out, as it holds part of the
+        weights.
         """
         self._transport.serve_on_s = self._timeout_s
         self._close(linger=True)
@@ -315,14 +319,14 @@ class AsynchronousOptimizer(StandIn):
         live.discard(self)
 
     def before_fork(self) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no update is ever pending."""
 
     def after_fork_in_child(self) -> None:
-        """In a forked process: ``step()`` is refused, and nothing is closed."""
+        """In a forked process: have ``step()`` raise, and close nothing."""
         self._closed = self._forked = True
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
-        """Leave, as the process ends without ``close``."""
+        """Leave the training when the process ends without ``close``."""
         raised = uncaught is not None and issubclass(uncaught, Exception)
         self._close(linger=raised, reason=uncaught.__name__ if raised and uncaught else None)
 

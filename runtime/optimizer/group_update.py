@@ -1,4 +1,4 @@
-"""Applies the user's optimizer to one group at a time, as it stood when ``step()`` was called."""
+"""Applies the user's optimizer to one group at a time, with the hyper-parameters of the last ``step()``."""
 
 import contextlib
 from collections import defaultdict
@@ -15,8 +15,8 @@ from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
 
-# Their step updates each parameter from its own gradient and state alone, so that any subset of the
-# parameters may be updated at any time. Adafactor and Muon look at a whole parameter, never at two.
+# Optimizers that update each parameter from its own gradient and state alone, so that any subset of
+# parameters can be updated at any time. Adafactor and Muon use a whole parameter, but never two.
 _PER_PARAMETER = frozenset(
     unhooked(getattr(torch.optim, name))
     for name in (
@@ -38,14 +38,14 @@ _PER_PARAMETER = frozenset(
 )
 
 
-# Of them those that look at more than one element at a time.
+# Those of them that use more than one element at a time.
 _PER_WHOLE = frozenset(
     unhooked(getattr(torch.optim, name)) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
 )
 
 
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
-    """Say why this optimizer's update cannot be applied group by group; None when it can."""
+    """Return why this optimizer's update cannot be applied group by group, or None if it can."""
     kind = unhooked(type(optimizer))
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
@@ -54,16 +54,16 @@ def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     sharded = (hasattr(each, "placements") for group in optimizer.param_groups for each in group["params"])
     if kind in _PER_WHOLE and any(sharded):
         return (
-            f"{type(optimizer).__name__} asks the ranks that hold the other shards of a parameter, which all"
-            " have to update in one order"
+            f"{type(optimizer).__name__} communicates with the ranks that hold other shards of a parameter,"
+            " so all ranks must update in the same order"
         )
     return None
 
 
 class TwinOptimizer:
-    """A twin of the user's optimizer that updates some parameters, with the hyper-parameters of ``snapshot``.
+    """A copy of the user's optimizer that updates some parameters, with the hyper-parameters of ``snapshot``.
 
-    It shares everything with the user's optimizer but the list of parameter groups.
+    It shares everything with the user's optimizer except the list of parameter groups.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -81,7 +81,7 @@ class TwinOptimizer:
         }
 
     def snapshot(self) -> None:
-        """Keep the hyper-parameters now in force, and what a GradScaler left for a fused update."""
+        """Save the current hyper-parameters, and the attributes that a GradScaler sets for a fused update."""
         self._hyper = [
             {key: _kept(value) for key, value in param_group.items() if key != "params"}
             for param_group in self._optimizer.param_groups
@@ -94,12 +94,14 @@ class TwinOptimizer:
                 attributes[name] = _kept(attributes[name])
 
     def step(self, members: Mapping[int, Sequence[torch.Tensor]], state: Any = None) -> None:
-        """Update tensors as members of parameter groups.
+        """Update tensors with the hyper-parameters of parameter groups.
 
         Parameters
         ----------
+        members
+            The tensors to update, by the index of their parameter group.
         state
-            By tensor, instead of the user's optimizer's own.
+            The state of each tensor (default: the state of the user's optimizer).
         """
         self._twin.param_groups = [
             self._hyper[index] | {"params": list(tensors)} for index, tensors in members.items()
@@ -110,14 +112,14 @@ class TwinOptimizer:
 
     @staticmethod
     def new_state() -> Any:
-        """Return an empty state, as optimizers begin with."""
+        """Return an empty state, like that of a new optimizer."""
         return defaultdict(dict)
 
 
 class GroupUpdate(TwinOptimizer):
     """Updates the parameters of one group at a time.
 
-    State (momentum and the like) is the user's optimizer's own: the same tensors under the same keys.
+    State, for example momentum, is that of the user's optimizer: the same tensors under the same keys.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[FusedGroup]) -> None:
@@ -150,7 +152,7 @@ def _kept(value: Any) -> Any:
 
 @contextlib.contextmanager
 def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
-    """Put reduced gradients where torch keeps a parameter's gradient, and nothing where there is none."""
+    """Set each parameter's torch gradient to the reduced gradient, or to None if there is none."""
     for slot in slots:
         gradient = as_part_of(_laid_out(slot), slot.parameter) if slot.present else None
         set_local_gradient(slot.parameter, gradient)
@@ -164,11 +166,11 @@ def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
             set_local_gradient(slot.parameter, None)
             if slot.apart and slot.base and slot.fused.resolved:
                 with torch.no_grad():
-                    slot.give_out()  # the optimizer, or who stands around its step(), may have changed it
+                    slot.give_out()  # the optimizer, or a wrapper of its step(), may have changed it
 
 
 def take_existing(slot: Slot) -> None:
-    """Go on with a gradient that was there before, in its own memory: later ones add to it."""
+    """Keep a gradient that existed before, in its own memory; later gradients are added to it."""
     gradient = local_gradient(slot.parameter)
     if gradient is not None:
         if gradient.layout is torch.strided and kept_elsewhere(gradient, 1 + REFERENCES_FROM_TORCH):
@@ -181,7 +183,7 @@ def take_existing(slot: Slot) -> None:
 
 
 def _laid_out(slot: Slot) -> torch.Tensor:
-    """Return the gradient with the parameter's strides: its memory format may have changed since."""
+    """Return the gradient with the parameter's current strides; the memory format may have changed."""
     view, part = slot.view, local_part(slot.parameter)
     if view.stride() == part.stride() or not dense(part):
         return view
@@ -190,21 +192,21 @@ def _laid_out(slot: Slot) -> torch.Tensor:
 
 @contextlib.contextmanager
 def plain_mode(device: str) -> Iterator[None]:
-    """Undo what the forward pass that is about to start may have switched on.
+    """Switch off the modes that a forward pass may have switched on before it uses a parameter.
 
-    Optimizer state made in inference mode could never be updated outside it. Nor is an update a part of what
-    a transform of ``torch.func``, a trace, a mode or a CUDA graph makes of the forward pass.
+    Optimizer state created in inference mode could never be updated outside it. And an update must not become
+    part of a ``torch.func`` transform, a trace, a mode or a CUDA graph of the forward pass.
 
     Raises
     ------
     InvalidUse
-        When a CUDA graph is being captured, which would apply the update again in every replay.
+        If a CUDA graph is being captured, because each replay would apply the update again.
     """
     with contextlib.ExitStack() as undone:
         undone.callback(_set_frame_evaluation, _set_frame_evaluation(None))
         if device == "cuda" and torch.cuda.is_current_stream_capturing():
             raise InvalidUse(
-                "a CUDA graph is being captured while updates are pending: call synchronize() before that"
+                "a CUDA graph is being captured while updates are pending: call synchronize() before it"
             )
         if torch._C._dispatch_tls_is_dispatch_key_included(_IN_TRANSFORM):
             undone.enter_context(temporarily_clear_interpreter_stack())
@@ -218,10 +220,10 @@ def plain_mode(device: str) -> Iterator[None]:
             yield
 
 
-# Set inside transforms. Asking for their stack makes one, which each node of a backward pass then copies.
+# True inside transforms. Asking for their stack would create one, which each backward node then copies.
 _IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
-# torch.compile's: with None, Python runs what is called as it is.
+# torch.compile's callback; with None, Python runs code without compiling it.
 _set_frame_evaluation: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 

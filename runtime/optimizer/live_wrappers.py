@@ -1,4 +1,4 @@
-"""The wrappers in use in this process: no two update the same parameter, and all end with the process."""
+"""The open wrappers of this process. No two update the same parameter, and all end with the process."""
 
 import atexit
 import os
@@ -17,34 +17,34 @@ from pace.runtime.transports.torch_threads import finish_torch_threads
 
 
 class LiveWrapper(Protocol):
-    """A wrapper that is not closed."""
+    """A wrapper that has not been closed."""
 
     optimizer: torch.optim.Optimizer
 
     @property
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
-        """The parameters whose gradients it sums."""
+        """The parameters whose gradients this wrapper sums."""
 
     def before_fork(self) -> None:
-        """Apply what is pending, as this process is about to be forked."""
+        """Apply pending updates; this process is about to be forked."""
 
     def after_fork_in_child(self) -> None:
-        """Leave everything alone, as this is a process forked from the one that trains."""
+        """Mark this wrapper as unusable: this process was forked from the one that trains."""
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
-        """Finish or give up what is in flight."""
+        """Finish or abandon what is in flight."""
 
 
 live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that is wrapped, or updates a parameter of another that is.
+    """Check that neither this optimizer nor any of its parameters is wrapped already.
 
     Raises
     ------
     InvalidUse
-        Names the parameters.
+        If one is; the message names the parameters.
     """
     mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for wrapper in list(live):
@@ -60,8 +60,8 @@ def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    # A process that ends without close(), by an exception say, must not take its threads into the
-    # interpreter's own end: it would be aborted there.
+    # If a process ends without close(), for example by an exception, its threads must end before the
+    # interpreter shuts down. Otherwise the process would be aborted.
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
     for wrapper in list(live):
         wrapper.end_with_process(uncaught)
@@ -69,15 +69,15 @@ def _end_all() -> None:
 
 
 FORKED = (
-    "this process was forked from one that trains and takes no part in the training: use the wrapper, and"
-    " gradients that are being summed, in the process that wrapped the optimizer"
+    "this process was forked from the training process and cannot use the wrapper or gradients that are being"
+    " summed: use them in the process that wrapped the optimizer"
 )
 
 
 def _before_fork() -> None:
     for wrapper in list(live):
         wrapper.before_fork()
-    rest()  # servers have worked for these updates
+    rest()  # after the updates, which need the servers' threads
 
 
 def _after_fork_in_child() -> None:
@@ -92,26 +92,29 @@ if hasattr(os, "register_at_fork"):
 
 
 class WhereMade:
-    """The thread that made a wrapper: the only one in which its end, once it is dropped, may be waited for.
+    """The thread that created a wrapper: the only one that may wait for the end of a dropped wrapper.
 
-    The garbage collector runs in whichever thread allocates, and that may be one that the end waits for: the
-    engine's, one that completes its sums, or the one that says that this rank is alive.
+    The garbage collector runs in any thread that allocates. That may be a thread that the end waits for: the
+    engine's, one that completes sums, or the one that reports that this rank is alive.
     """
 
     def __init__(self) -> None:
         self._thread = weakref.ref(threading.current_thread())
 
     def end(self, dropped: Callable[[], None]) -> None:
-        """Call what ends a wrapper that nobody has any more: here, or in a new thread of its own."""
+        """End a dropped wrapper by calling `dropped`: here, or in a new thread if this is another thread."""
         if self._thread() is threading.current_thread():
             dropped()
         else:
-            # No daemon: the process waits for last sums as it would in the thread that trains.
+            # Not a daemon: the process waits for the last sums, as it would in the training thread.
             threading.Thread(target=dropped, name="pace.dropped").start()
 
 
 def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
-    """Return a function that calls a method as long as its object lives, and does not keep it alive."""
+    """Return a function that calls a method without keeping its object alive.
+
+    Once the object is gone, the function returns `otherwise`.
+    """
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:

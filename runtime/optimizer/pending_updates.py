@@ -1,4 +1,4 @@
-"""Updates that wait until their parameters are used: what applies them, and who must not see them pending."""
+"""Pending updates, which are applied when their parameters are used, and the guards that notice this use."""
 
 import threading
 import weakref
@@ -80,10 +80,10 @@ class PendingUpdates(WholeUpdates):
         self._attend()
         self._unguard(slots if not self._learning else [slot for slot in slots if slot.claimed])
 
-    # Guards: nobody uses a parameter whose update is pending.
+    # Guards: no code uses a parameter whose update is pending.
 
     def awaited(self, slot: Slot) -> Awaited:
-        """Return what the use of a parameter may have to wait for."""
+        """Return the group whose update the use of a parameter may have to wait for."""
         return slot.fused
 
     def _guard(self) -> None:
@@ -94,13 +94,13 @@ class PendingUpdates(WholeUpdates):
         unguard_all([slot.parameter for slot in slots])
 
     def make_current(self, slot: Slot) -> None:
-        """Have a parameter be current, as it is about to be used."""
+        """Apply a parameter's pending update; the parameter is about to be used."""
         slot.claimed = True
         self.finish(self.awaited(slot))
         unguard_all([slot.parameter])
 
     def finish_all(self) -> None:
-        """Apply every update that is pending."""
+        """Apply all pending updates."""
         if self._num_pending:
             for group in self.groups:
                 self.finish(group)
@@ -116,10 +116,10 @@ class PendingUpdates(WholeUpdates):
             for group in self._at_entry:
                 self.finish(group)
 
-    # What is applied in ``step()`` or before code that nobody can watch.
+    # Updates applied in ``step()``, or before code whose use of parameters cannot be noticed.
 
     def _finish_unguarded(self) -> None:
-        """Apply at once what somebody could otherwise see too early or change too late."""
+        """Apply the updates of parameters and state that user code could use or change unnoticed."""
         for group in self._at_step:
             self.finish(group)
         shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
@@ -141,7 +141,7 @@ class PendingUpdates(WholeUpdates):
                 self.finish(group)
 
     def finish_before(self, parameters: Iterable[nn.Parameter] | None) -> None:
-        """Apply the updates of some parameters, or of all, before code uses them that nobody can watch."""
+        """Apply the updates of some parameters (None: of all) before code that would use them unnoticed."""
         if self._attention.needed:
             wanted = None if parameters is None else set(parameters)
             for slot in self.slots:
@@ -150,7 +150,7 @@ class PendingUpdates(WholeUpdates):
 
 
 class UpdateGuard:
-    """The guard of one parameter, as long as the rounds that it belongs to exist."""
+    """The guard of one parameter; it does nothing once its rounds are gone."""
 
     __slots__ = ("_rounds", "_slot")
 
@@ -159,7 +159,7 @@ class UpdateGuard:
         self._slot = slot
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Have the parameter be current; called before anybody uses it."""
+        """Apply the parameter's pending update; called before any use of it."""
         rounds = self._rounds()
         if rounds is None:
             unguard_all([tensor])
@@ -168,7 +168,7 @@ class UpdateGuard:
 
 
 class ForkedGate:
-    """Answers for a gradient that another process, from which this one was forked, was summing."""
+    """The gate of a gradient that was being summed when this process was forked; every access raises."""
 
     def read(self) -> torch.Tensor | None:
         """See ``GradientGate``."""
@@ -180,5 +180,5 @@ class ForkedGate:
 
 
 def refuse_forked(_tensor: torch.Tensor) -> None:
-    """In a forked process: the guard of a parameter whose update was pending at the fork."""
+    """Raise: this is the guard of a parameter whose update was pending when this process was forked."""
     raise InvalidUse(FORKED)

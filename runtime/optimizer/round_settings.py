@@ -1,4 +1,4 @@
-"""What rounds need to know of the wrapper that runs them."""
+"""The settings that rounds get from their wrapper."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -14,14 +14,14 @@ from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disciplines:
-    """Who decides which segment goes next.
+    """What decides which segment is sent next.
 
     Attributes
     ----------
     segments
-        In general.
+        The discipline of all segments, except those of `pushed`.
     pushed
-        For what goes over parameter servers in a job that also all-reduces.
+        The discipline of segments that are sent over parameter servers in a job that also all-reduces.
     """
 
     segments: Discipline
@@ -35,21 +35,26 @@ class RoundSettings:
     Attributes
     ----------
     per_group
-        Whether groups are updated one by one as they are needed, instead of all in ``step()``.
+        Whether each group is updated when its parameters are needed, instead of all groups in ``step()``.
     disciplines
-        Who decides which segment goes next.
+        What decides which segment is sent next.
+    averaging
+        How sums become what the update uses.
+    timeout_s
+        How long to wait for a transfer, in seconds.
     name
-        For threads and collectives.
+        Name in threads and collectives.
     on_stall, explain
         See ``Engine``.
     ask
         See ``Reduction.attach``.
+    held_state
+        Returns those of the given parameters whose optimizer state is referenced elsewhere.
     clips
         Whether every ``step()`` clips gradients by their norm.
     model_wrapper
-        What is around the model and says which backward passes only add up; None without one.
-    held_state
-        Returns those of some parameters of whose optimizer state somebody else refers to a part.
+        The framework's wrapper of the model, which tells which backward passes only accumulate; None without
+        one.
     """
 
     per_group: bool
@@ -68,11 +73,11 @@ class RoundSettings:
 def choose_disciplines(
     order: Order, sequencing: Sequencing, source: Literal["schedule", "local", "plain"]
 ) -> Disciplines:
-    """Return who decides: what the user asked for, or what suits the transport and the plan."""
+    """Return the disciplines that the user chose, or else those that suit the transport and the plan."""
     if order != "auto":
         return Disciplines(segments=order, pushed=order)
     pushed: Discipline = "priority" if source == "local" else "overtake"
-    if sequencing == "keyed":  # no rank waits for another's choice
+    if sequencing == "keyed":  # no rank waits for the choice of another
         return Disciplines(segments=pushed, pushed=pushed)
     # Over torch.distributed every choice is a broadcast that must end before the segment starts.
     if sequencing == "decision" or source == "plain":
@@ -81,8 +86,8 @@ def choose_disciplines(
 
 
 class Profiling(Protocol):
-    """Says whether iterations are being profiled."""
+    """Tells whether iterations are being profiled."""
 
     @property
     def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """What communication happens in while they are; None while they are not."""
+        """Return the context in which to communicate while iterations are profiled; None otherwise."""

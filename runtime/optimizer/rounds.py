@@ -1,7 +1,7 @@
-"""Rounds of gradients: from the hook that sees one to the update that uses it, for one plan.
+"""Rounds of gradients under one plan: from the hook that receives a gradient to the update that uses it.
 
-Hooks on parameters and the updates still to be applied; a round ends with the next ``step()``. Sums are in
-``reduction``, what user code sees of them in ``gradient_access``, what it calls in ``wrapped_optimizer``.
+A round ends with the next ``step()``. This module has the hooks and the order of events. The sums are in
+``reduction``, user code's access to gradients in ``gradient_access``, and its calls in ``wrapped_optimizer``.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ from pace.runtime.transports.transport import Transport
 
 
 class Rounds(PendingUpdates):
-    """Buffers laid out for a plan, a running engine, hooks and gates attached; until ``close``.
+    """The buffers for a plan, a running engine, and the hooks and gates on parameters, until ``close``.
 
     Parameters
     ----------
     usage
-        What earlier rounds, under another plan too, taught about the loop.
+        What earlier rounds, also those under other plans, learned about the training loop.
     profiling
-        Says what communication happens in while iterations are being profiled. Gradients are then kept until
-        ``step()``, so that compute runs alone.
+        Tells whether iterations are being profiled. Gradients are then sent in ``step()`` only, so that
+        compute runs alone.
     before
-        The rounds under the plan before, which are closed; None at the start.
+        The rounds under the previous plan, which are closed; None at the start.
 
     Attributes
     ----------
     accumulating
-        Whether gradients only add up for now.
+        Whether gradients are only accumulated, not sent.
     closed
-        Whether the wrapper is closing: nothing is reduced any more.
+        Whether the wrapper is closing, so that nothing is reduced any more.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Rounds(PendingUpdates):
         self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
         self._handles = [hook_gradient(self, slot) for slot in self.slots]
         self._update = self._update_of(optimizer) if settings.per_group else None
-        # Without updates to come there is nothing to be finished before a parameter is used.
+        # Without pending updates, the use of a parameter has nothing to wait for.
         watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
         self._attention = Attention()
         watch_backward()
@@ -122,7 +122,7 @@ class Rounds(PendingUpdates):
         self._held_state = settings.held_state
         self._parameters = [slot.parameter for slot in self.slots]
         self._attend()
-        # Last: a model that cannot be hooked is to leave no thread behind.
+        # Last, so that a model that cannot be hooked leaves no thread behind.
         self.engine = Engine(
             plan,
             self._tensors(),
@@ -145,11 +145,11 @@ class Rounds(PendingUpdates):
 
     groups: list[FusedGroup]
 
-    # Whether parameters lie in memory of the runtime's own.
+    # Whether the runtime holds the memory of parameters.
     _moves_parameters = False
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
-        """Allocate what gradients are summed in, as `groups`."""
+        """Allocate `groups`, the buffers in which gradients are summed."""
         self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
         return Reduction(self._plan, self.groups, self._transport, settings.averaging)
 
@@ -157,11 +157,11 @@ class Rounds(PendingUpdates):
         return GroupUpdate(optimizer, self.groups)
 
     def _tensors(self) -> Sequence[SegmentMemory]:
-        """Return what each segment sends."""
+        """Return the memory that each segment sends."""
         return segment_tensors(self._plan, self.groups)
 
     def close(self) -> None:
-        """Take hooks and gates off and stop the engine, which must have nothing left to do."""
+        """Remove hooks and gates and stop the engine, which must have no work left."""
         self.closed = True
         self._unguard(self.slots)
         forget_guards(self._guards)
@@ -173,14 +173,14 @@ class Rounds(PendingUpdates):
         for slot, gate in self._gates:
             close_gate(slot.parameter, gate)
             if local_gradient(slot.parameter) is None and slot.base:
-                # Without memory of these rounds, unless somebody has that memory anyway.
+                # Outside the buffers of these rounds, unless user code refers to that memory anyway.
                 shown = slot.shown if slot.apart or slot.fused.number in kept else slot.shown.clone()
                 set_local_gradient(slot.parameter, shown)
         self._gates.clear()
         self.engine.close()
 
     def disown(self) -> None:
-        """In a forked process: give gradients back to torch, where they are complete. Waits for nothing."""
+        """In a forked process: give the complete gradients back to torch, without waiting."""
         self.closed = True
         self._watch.close()
         for handle in self._handles:
@@ -197,7 +197,7 @@ class Rounds(PendingUpdates):
 
     @property
     def totals(self) -> Totals:
-        """What was sent and waited for, in these rounds and before; for any thread."""
+        """What was sent and waited for, in these rounds and all before; any thread may call it."""
         return Totals(
             sent_segments=self._before.sent_segments + self.engine.sent_segments,
             sent_bytes=self._before.sent_bytes + self.engine.sent_bytes,
@@ -206,13 +206,13 @@ class Rounds(PendingUpdates):
         )
 
     def missing(self) -> list[int]:
-        """Groups that this rank has not submitted in the round now open."""
+        """Return the groups that this rank has not submitted in the current round."""
         return [group.number for group in self.groups if not group.submitted] if self.reduction.open else []
 
     # From the backward pass to the engine.
 
     def arrived(self, slot: Slot) -> None:
-        """Take in what autograd has just added to a gradient."""
+        """Process a gradient to which autograd has just added."""
         if self._answering:
             self.await_answer()
         if self._model_wrapper is not None and self._model_wrapper.quiet != self.accumulating:
@@ -243,10 +243,10 @@ class Rounds(PendingUpdates):
                 reduction.arrive(slot)
 
     def _settle_after_backward(self, backward: int) -> None:
-        """Have gradients that user code keeps be complete as the backward pass under way ends.
+        """Complete the gradients that user code keeps when the current backward pass ends.
 
-        It may look at them and change them without ``parameter.grad``: through tensors from earlier steps,
-        or in a flat buffer of its own.
+        User code can read and change them without ``parameter.grad``: through tensors from earlier steps, or
+        in its own flat buffer.
         """
         self._backward = backward
         if backward != -1 and self.reduction.settles:
@@ -267,15 +267,16 @@ class Rounds(PendingUpdates):
             self.reduction.resolve(group)
 
     def answer(self, turn: int) -> bool:
-        """Seal the round because another rank waits for it, if this one is in a collective of the user's own.
+        """Seal the round for another rank that waits for it, if this rank waits in a collective of user code.
 
-        The rank that asks will come to that collective only later: it reads gradients that the other ranks do
-        not read. So every rank in it has computed all that the reader is to see. Called from another thread,
-        again and again; acts when nothing has changed from one call to the next.
+        The rank that asks reads gradients that the other ranks do not read, and comes to that collective
+        later. So every rank that waits there has computed all gradients of the round. Another thread calls
+        this repeatedly. It acts when nothing has changed between two calls.
 
         Returns
         -------
-        Whether the round was sealed.
+        bool
+            Whether the round was sealed.
         """
         before, self._asked = self._asked, (turn, self._num_arrived, in_collective(self._thread))
         if before != (now := self._asked) or not now[-1] or self.reduction.turn >= turn or self._busy():
@@ -284,14 +285,14 @@ class Rounds(PendingUpdates):
             return False
         try:
             self._answering = True
-            # From here on the training thread waits before it does anything with gradients.
+            # From here on the training thread waits before it uses any gradient.
             unchanged = (turn, self._num_arrived, in_collective(self._thread)) == now
             if not unchanged or self.reduction.sealed or self._busy():
                 return False
             self.seal(read=False)
             self.reduction.unread = True
-            # Another turn may follow, in which the rank that asks needs this one as well.
-            with contextlib.suppress(PaceError):  # the training thread will meet it
+            # Another turn may follow, in which the asking rank needs this rank too.
+            with contextlib.suppress(PaceError):  # the training thread will raise it
                 self.reduction.resolve_all()
         finally:
             self._answering = False
@@ -299,7 +300,7 @@ class Rounds(PendingUpdates):
         return True
 
     def await_answer(self) -> None:
-        """Wait until what another rank was answered on this one's behalf is done."""
+        """Wait until an answer that another thread gives for this rank is finished."""
         if self._answering:
             with self._lock:
                 pass
@@ -314,7 +315,7 @@ class Rounds(PendingUpdates):
         self.reduction.reopen(slot)
 
     def accumulate(self, *, accumulating: bool, arriving: Slot | None = None) -> None:
-        """Begin or end to only add gradients up; see ``Reduction.adopt_replaced`` for `arriving`."""
+        """Begin or end accumulation without sending; see ``Reduction.adopt_replaced`` for `arriving`."""
         self.await_answer()
         if accumulating and self.reduction.sealed:
             self.reduction.adopt_replaced(arriving)
@@ -326,14 +327,14 @@ class Rounds(PendingUpdates):
             self.reduction.open = self.reduction.scattered = True
 
     def seal(self, *, read: bool) -> None:
-        """Make this rank's contribution final: submit what is left, with zeros for what was not computed."""
+        """Make this rank's contribution final: submit the remaining groups, zeros for missing gradients."""
         if self._model_wrapper is not None and self._accumulated and not read:
             refuse_local_step(self._model_wrapper, self.slots)
         with self._lock:
             if self.reduction.sealed:
                 if read or not self.reduction.cleared():
                     return
-                # Other ranks may have computed more since gradients were read and cleared; this one did not.
+                # Other ranks may have computed more since gradients were read and cleared; this rank has not.
                 self.reduction.reopen()
             aside = self._profiling.aside
             if aside is None:
@@ -350,8 +351,8 @@ class Rounds(PendingUpdates):
         self.reduction.seal(read=read)
 
     def _learn(self) -> None:
-        # In the first round: how often gradients arrive (reentrant checkpoints deliver in parts). In the
-        # first that was watched: which parameters were used without the gates noticing.
+        # The first round shows how often gradients arrive (reentrant checkpoints deliver in parts). The first
+        # round with guards shows which parameters were used without the gates noticing.
         if not self._usage.learned:
             self._usage.learn_passes(self.slots)
         if self._update is None or self._usage.watched:
@@ -369,11 +370,11 @@ class Rounds(PendingUpdates):
     # The end of a round.
 
     def end(self) -> None:
-        """End a round whose gradients the caller has used."""
+        """End a round whose update the caller has applied."""
         self._end(pending=False)
 
     def end_pending(self) -> None:
-        """End a round whose updates follow when they are needed, with the hyper-parameters of now."""
+        """End a round whose updates are applied later, with the current hyper-parameters."""
         assert self._update is not None
         self._update.snapshot()
         kept = self.reduction.kept
@@ -402,12 +403,12 @@ class Rounds(PendingUpdates):
         self.reduction.resolve_all()
 
     def adopt_replaced(self) -> None:
-        """Respect gradients that user code replaced after they were reduced."""
+        """Use the gradients with which user code replaced reduced ones."""
         self.await_answer()
         self.reduction.adopt_replaced()
 
     def synchronize(self) -> None:
-        """Wait until nothing is in flight: gradients are reduced and updates applied."""
+        """Wait until gradients are reduced and updates applied; nothing is then in flight."""
         self.await_answer()
         self.finish_all()
         if self.reduction.live():
@@ -416,7 +417,7 @@ class Rounds(PendingUpdates):
             self.wait_for_all()
 
     def zero(self, *, set_to_none: bool) -> None:
-        """Clear all gradients; what is in flight for the last step's update is left alone."""
+        """Clear all gradients, except those in flight for the update of the last step."""
         self.await_answer()
         change = self.access.clear_now if set_to_none else self.access.zero_now
         with without_guards():
@@ -426,6 +427,6 @@ class Rounds(PendingUpdates):
 
     @contextlib.contextmanager
     def gradients_in_place(self) -> Iterator[None]:
-        """Let an optimizer find the reduced gradients where torch keeps them, without a gate."""
+        """Inside, torch's own gradients are the reduced gradients, without gates, for an optimizer."""
         with gradients_in_place(self.slots):
             yield

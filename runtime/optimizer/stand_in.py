@@ -1,4 +1,4 @@
-"""What training loops, schedulers and checkpoints see of a wrapper: the user's optimizer's own."""
+"""Makes a wrapper look like the user's optimizer to training loops, schedulers and checkpoints."""
 
 from abc import abstractmethod
 from typing import Any
@@ -9,7 +9,7 @@ from pace.errors import InvalidUse
 
 
 class _Forwarded:
-    """An attribute that is read, set and deleted on the other optimizer."""
+    """An attribute that is read, set and deleted on the wrapped optimizer."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,9 +25,9 @@ class _Forwarded:
 
 
 class StandIn(torch.optim.Optimizer):
-    """Stands in for another optimizer, whose groups, state and everything else it shows.
+    """Stands in for a wrapped optimizer: its groups, state and all other attributes are those of the latter.
 
-    ``Optimizer.__init__`` is not called: everything it would hold is the other's.
+    ``Optimizer.__init__`` is not called, as the wrapped optimizer holds everything that it would set.
     """
 
     optimizer: torch.optim.Optimizer
@@ -38,7 +38,7 @@ class StandIn(torch.optim.Optimizer):
 
     @abstractmethod
     def finish_updates(self) -> None:
-        """Wait until the other optimizer's state is that of the latest ``step()``."""
+        """Wait until the wrapped optimizer's state is that of the latest ``step()``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state after every pending update."""
@@ -51,7 +51,7 @@ class StandIn(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused: the schedule covers the parameters there were when the optimizer was wrapped."""
+        """Raise InvalidUse: the plan covers the parameters that the optimizer had when it was wrapped."""
         raise InvalidUse(
             "add_param_group: the plan covers the parameters that the optimizer had when it was wrapped;"
             " add the group to the optimizer itself and wrap it again"
@@ -59,7 +59,7 @@ class StandIn(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The user's optimizer's own parameter groups."""
+        """The parameter groups of the user's optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -71,7 +71,7 @@ class StandIn(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The user's optimizer's own defaults."""
+        """The defaults of the user's optimizer."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -80,7 +80,7 @@ class StandIn(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The user's optimizer's own state, after every pending update."""
+        """The state of the user's optimizer, after every pending update."""
         self.finish_updates()
         return self.optimizer.state
 

@@ -1,6 +1,6 @@
-"""How a wrapper begins: arguments are checked on every rank and compared; plan and weights are agreed on.
+"""How a wrapper starts: ranks check and compare their arguments, then agree on the plan and the weights.
 
-What is wrong on one rank is an error on every rank, before the first step.
+An error on one rank is raised on every rank, before the first step.
 """
 
 import contextlib
@@ -27,21 +27,23 @@ from pace.runtime.options import AllReduce, ShardingChoice
 from pace.runtime.transports.transport import Transport
 
 Prepare = Callable[[], tuple[WrapperOptions, PlanSource]]
-"""Checks the arguments of a wrapper; called where all ranks learn of what it raises."""
+"""Checks the arguments of a wrapper; what it raises is raised on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What training begins with.
+    """What all ranks agreed on before training.
 
     Attributes
     ----------
-    parameters, sizes
-        What is trained, by name, and the gradients as the schedule's fingerprint sees them.
+    parameters
+        The trained parameters, by name.
+    sizes
+        The gradients' names, sizes and types, from which the fingerprint is computed.
     barrier_reason
-        Why updates cannot be applied group by group, on at least one rank; None when they can.
+        Why updates cannot be applied group by group on some rank; None if they can.
     sharding
-        What was asked for, or "off" where updates cannot be sharded on at least one rank.
+        The chosen option, or "off" if updates cannot be sharded on some rank.
     """
 
     options: WrapperOptions
@@ -61,20 +63,21 @@ def start_together(
     *,
     model_wrapper: ModelWrapper | None = None,
 ) -> Start:
-    """Check, compare and agree; every rank must call it.
+    """Check the arguments, compare them between ranks, and agree on a plan. Every rank must call it.
 
     Parameters
     ----------
     model_wrapper
-        What is around the model, or in it, and would sum gradients; None without. It makes weights equal, and
-        sends buffers.
+        The framework's wrapper that would sum gradients, for example DistributedDataParallel; None without
+        one. It makes weights equal on all ranks and sends buffers.
 
     Raises
     ------
     InvalidOptions, InvalidUse, InvalidSchedule, ScheduleMismatch
-        On every rank, when something is wrong on one rank or differs between ranks; names the ranks.
+        On every rank, if an argument is wrong on one rank or differs between ranks; the message names the
+        ranks.
     CommunicationFailed
-        When another rank is gone or does not come.
+        If another rank is gone or does not start within the time-out.
     """
 
     def describe(
@@ -92,8 +95,8 @@ def start_together(
             compression=options.communication.compression
         ):
             raise InvalidOptions(
-                f"communication is {options.communication}: what is around the model, or in it, needs plain"
-                " all-reduces, AllReduce(compression=...)"
+                f"communication is {options.communication}, but a model in a data-parallel wrapper needs"
+                " all-reduces: use AllReduce(compression=...)"
             )
         if options.communication.sharding != "off":
             mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
@@ -133,21 +136,21 @@ def _sharding(asked: ShardingChoice, reason: str | None, *, rank: int) -> Shardi
     if asked == "off" or reason is None:
         return asked
     if asked == "on":
-        raise InvalidOptions(f"sharding is 'on', and updates cannot be sharded: {reason}")
+        raise InvalidOptions(f"sharding is 'on', but updates cannot be sharded: {reason}; use sharding='off'")
     if rank == 0:
         log.info("pace.not_sharded", reason=reason)
     return "off"
 
 
 def check_trained(optimizer: Any, model: Any) -> None:
-    """Refuse what is no optimizer or no model.
+    """Check that the arguments are an optimizer that is not wrapped and an initialized model.
 
     Raises
     ------
     InvalidOptions
-        When one of them is something else.
+        If one of them has another type.
     InvalidUse
-        When the model's parameters have no shapes yet.
+        If the optimizer is wrapped, or parameters of the model have no shapes yet.
     """
     if isinstance(optimizer, StandIn):
         raise InvalidUse(
@@ -171,7 +174,7 @@ def _join(reasons: list[tuple[int, str]], size: int) -> str | None:
 
 @contextlib.contextmanager
 def released_on_failure(transport: Transport) -> Iterator[None]:
-    """Close a transport when wrapping fails: who catches the error and wraps again is to leak nothing."""
+    """Close a transport if wrapping fails: a caller may catch the error and wrap again."""
     try:
         yield
     except BaseException as error:
@@ -179,7 +182,7 @@ def released_on_failure(transport: Transport) -> Iterator[None]:
         lost = isinstance(error, CommunicationFailed)
         if peers is not None and not lost:
             peers.close(type(error).__name__)
-        # After a refusal, which all ranks share, nothing is under way.
+        # All ranks raise the same error, so nothing is in flight.
         transport.close(failed=lost or not isinstance(error, PaceError))
         if peers is not None:
             if lost:

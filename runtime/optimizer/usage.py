@@ -1,30 +1,30 @@
-"""What a training loop taught about itself: kept across changes of plan, so that nothing is learned twice."""
+"""What was learned about a training loop. It is kept when the plan changes, to learn nothing twice."""
 
 from collections.abc import Sequence
 
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.event_log import log
 
-# Of so many rounds in a row with fewer passes than expected, the most passes are expected from then on.
+# After so many rounds in a row with fewer backward passes than expected, expect the most of these rounds.
 _PATIENCE = 16
 
-# The longest time, in rounds, for which nothing is sent before the round is sealed.
+# The most rounds in a row in which nothing is sent before the round is sealed.
 _LONGEST_HOLD = 1024
 
 
 class Usage:
-    """How often gradients arrive in a round, and which parameters are used in ways that no gate sees.
+    """How often gradients arrive in a round, and which parameters are used in ways that no gate notices.
 
     Attributes
     ----------
     learned
-        Whether a first round has been seen.
+        Whether the first round has ended.
     watched
-        Whether the use of parameters was watched in one.
+        Whether a round with watched parameters has ended.
     num_gathered
-        How often ranks have put the optimizer's state together.
+        How often ranks have gathered the whole state of the optimizer.
     at_entry, at_step
-        Gradients whose groups are to be finished before the model's forward pass, or in ``step()``.
+        Gradients whose groups must be finished before the model's forward pass, or in ``step()``.
     """
 
     def __init__(self, backward_passes_per_step: int) -> None:
@@ -41,7 +41,7 @@ class Usage:
         self.at_step: frozenset[str] = frozenset()
 
     def lay_out(self, slots: Sequence[Slot]) -> None:
-        """Tell new slots what is known of their gradients."""
+        """Set what is known of the gradients of new slots."""
         for slot in slots:
             slot.expected = self._expected.get(slot.name, self._least)
 
@@ -57,7 +57,7 @@ class Usage:
             self.adapt(slot)
 
     def learn_uses(self, *, at_entry: frozenset[str], at_step: frozenset[str]) -> None:
-        """Record the uses that no gate saw in the first round that was watched."""
+        """Record the parameters whose use no gate noticed in the first watched round."""
         self.watched = True
         self.at_entry = at_entry
         self.at_step |= at_step
@@ -79,7 +79,7 @@ class Usage:
         slot.short = slot.peak = 0
 
     def tell_of_sharing(self, names: Sequence[str]) -> None:
-        """Log, once, that the training loop keeps memory in which updates are seen."""
+        """Log, once, that the training loop refers to memory of parameters or of their state."""
         if not self._told_of_sharing:
             self._told_of_sharing = True
             log.info(
@@ -90,11 +90,11 @@ class Usage:
             )
 
     def wasted(self) -> None:
-        """Take note that a gradient was cleared after it had been sent."""
+        """Record that a gradient was cleared after it had been sent."""
         self._wasted = True
 
     def end_round(self) -> None:
-        """Decide whether the next round sends early: not for a while, if this one did so in vain."""
+        """Decide whether the next round sends early; after a gradient was sent in vain, it does not."""
         if self._wasted:
             self._wasted = False
             self._hold = min(2**self._times_wasted, _LONGEST_HOLD)

@@ -1,6 +1,6 @@
-"""A wrapper around a model and an optimizer that stay the loop's own, as frameworks hold both themselves.
+"""A wrapper for frameworks that hold the model and the optimizer themselves and cannot use a new optimizer.
 
-The optimizer's ``step``, ``zero_grad`` and state are the wrapper's until ``close()``, whoever calls them.
+Until ``close()``, calls of the user's optimizer (``step``, ``zero_grad``, state) go to the wrapper.
 """
 
 import contextlib
@@ -19,32 +19,32 @@ from pace.runtime.transports.transport import Transport
 
 
 class StandingAside(ModelWrapper, Protocol):
-    """A wrapper that leaves sums to the runtime from ``stand_aside`` to ``close``.
+    """A framework's wrapper of the model that does not sum gradients from ``stand_aside`` to ``close``.
 
     Attributes
     ----------
     wrapper
-        PACE's optimizer. What is put into the model keeps it alive.
+        PACE's optimizer; this reference keeps it alive as long as the model.
     """
 
     wrapper: Any
 
     def stand_aside(self) -> None:
-        """Sum no gradients from now on."""
+        """Stop summing gradients."""
 
     def close(self) -> None:
-        """Be as before; idempotent."""
+        """Sum gradients again as before. Idempotent."""
 
 
 class WrappedModelOptimizer(WrappedOptimizer):
-    """Lives as long as the model, or until ``close()``.
+    """The wrapper of a model and its optimizer; it lives as long as the model, or until ``close()``.
 
     Parameters
     ----------
     whole
-        What the user knows as the model: the wrapper around it, if that is a module.
+        The model as the user knows it: the framework's wrapper, if that is a module.
     model
-        Whose parameters are trained.
+        The module whose parameters are trained.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WrappedModelOptimizer(WrappedOptimizer):
         self._whole = weakref.ref(whole)
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=prepare)
-        # Last: until here the loop's own calls have no effect on the runtime.
+        # Last: until here, calls of the training loop do not reach the runtime.
         model_wrapper.stand_aside()
         self._undo = [
             model_wrapper.close,
@@ -76,11 +76,11 @@ class WrappedModelOptimizer(WrappedOptimizer):
         _wrappers[whole] = weakref.ref(self)
 
     def _step_is_replaced(self) -> bool:
-        """Never since it was wrapped: who replaces ``step`` now has the wrapper's, and calls it."""
+        """Return False: code that replaces ``step`` now replaces the wrapper's ``step``, and calls it."""
         return False
 
     def _own_step(self, *closure: Callable[[], Any]) -> Any:
-        """Take the optimizer's step as it was when it was wrapped: what was put around it since called us."""
+        """Take the optimizer's step as it was when it was wrapped; a later replacement has called this."""
         return self._routed_step(*closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -90,17 +90,17 @@ class WrappedModelOptimizer(WrappedOptimizer):
 
     @property
     def closed(self) -> bool:
-        """Whether the model and the optimizer are the loop's alone again."""
+        """Whether the wrapper has been closed."""
         return self._closed
 
     @property
     def busy(self) -> bool:
-        """Whether calls of the optimizer's methods are the wrapper's own, or it is closed."""
+        """Whether the wrapper itself is calling methods of the optimizer, or is closed."""
         return self._stepping or self._closed
 
     @property
     def parameters_changed(self) -> bool:
-        """Whether parameters were added to the optimizer, or thawed, since it was wrapped."""
+        """Whether parameters were added to the optimizer, or unfrozen, since it was wrapped."""
         return self._planned.changed
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -109,7 +109,7 @@ class WrappedModelOptimizer(WrappedOptimizer):
         Raises
         ------
         InvalidUse
-            Also after a backward pass whose gradients no rank was to send.
+            Also after a backward pass inside ``no_sync``, whose gradients were not sent.
         """
         self._stepping = True
         try:
@@ -129,7 +129,7 @@ class WrappedModelOptimizer(WrappedOptimizer):
 
 
 def wrapper_of(model: object) -> WrappedModelOptimizer | None:
-    """Return the wrapper of a model, compiled or not; None without one."""
+    """Return the wrapper of a model, which may be compiled; None if it has none."""
     inner = getattr(model, "_orig_mod", model)
     found = _wrappers.get(inner) if isinstance(inner, nn.Module) else None
     wrapper = None if found is None else found()
@@ -137,7 +137,7 @@ def wrapper_of(model: object) -> WrappedModelOptimizer | None:
 
 
 def _while_open(wrapper: WrappedModelOptimizer, name: str) -> Callable[..., Any]:
-    """Return what calls a wrapper's method in the place of the optimizer's own, as long as it is open."""
+    """Return a function that calls a wrapper's method instead of the optimizer's, until it is closed."""
     reference = weakref.ref(wrapper)
 
     def call(own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ def _while_open(wrapper: WrappedModelOptimizer, name: str) -> Callable[..., Any]
     return call
 
 
-# Weakly, as a wrapper may refer to the model: models keep their wrappers, whoever keeps what was returned.
+# Weak keys, as a wrapper may refer to the model. A model keeps its wrapper, even if the loop does not.
 _wrappers: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[WrappedModelOptimizer]]" = (
     weakref.WeakKeyDictionary()
 )

@@ -1,8 +1,8 @@
-"""The wrapper around a torch optimizer: turns a training loop's calls into work for the engine.
+"""The wrapper around a torch optimizer: it turns a training loop's calls into work for the engine.
 
-In overlap mode ``step()`` only notes the hyper-parameters; each group's update is applied when its
-parameters are about to be used. How gradients get from hooks to updates is in ``rounds``; which plan runs
-in which mode is in ``mode_choice``.
+In overlap mode ``step()`` only records the hyper-parameters. Each group's update is applied when its
+parameters are about to be used. The way of gradients from hooks to updates is in ``rounds``, the choice of
+plan and mode in ``mode_choice``.
 """
 
 import contextlib
@@ -42,24 +42,25 @@ from pace.runtime.options import Tune
 from pace.runtime.transports.compression import compressed
 from pace.runtime.transports.transport import Transport
 
-# How long a process that ends without close() waits for its last sums: the other ranks wait for them too.
+# How long, in seconds, a process that ends without close() waits for its last sums, which other ranks need
+# too.
 _EXIT_S = 5.0
 
 
 class WrappedOptimizer(NormAndState):
-    """Common to all transports; use ``pace.runtime.torch`` or ``pace.runtime.horovod``.
+    """The wrapper for all transports; create it by ``pace.runtime.torch`` or ``pace.runtime.horovod``.
 
     Parameters
     ----------
     optimizer
-        The user's optimizer; its parameter groups and state stay its own.
+        The user's optimizer. It keeps its parameter groups and state.
     model
         The module whose parameters it updates.
     prepare
-        Checks what the user gave; see ``pace.runtime.optimizer.start``.
+        Checks the user's arguments; see ``pace.runtime.optimizer.start``.
     """
 
-    # What is around the model and would sum gradients, where there is something.
+    # The framework's wrapper of the model, which would sum gradients; None without one.
     _model_wrapper: ModelWrapper | None = None
     # Whether this process was forked from the one that trains.
     _forked = False
@@ -120,7 +121,7 @@ class WrappedOptimizer(NormAndState):
         try:
             self._rounds = self._install(None)
         except BaseException:
-            self._choice.close()  # it may be asking a service
+            self._choice.close()  # it may be waiting for a service
             raise
         self._gating = [
             optimizer.register_load_state_dict_pre_hook(weakly(self._before_loading)),
@@ -175,7 +176,7 @@ class WrappedOptimizer(NormAndState):
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
     def _switch(self, plan: SendPlan, barrier: bool) -> str | None:
-        """Go on with another plan; every rank must call this after the same step. See ``Switch``."""
+        """Change to another plan; every rank must call this after the same step. See ``Switch``."""
         self.synchronize()
         before = self._rounds
         before.hand_back()
@@ -199,11 +200,11 @@ class WrappedOptimizer(NormAndState):
         self._rounds.finish_all()
 
     def _finish_scripted(self, module: nn.Module) -> None:
-        """From now on apply the updates of what a module compiles in ``step()``."""
+        """From now on apply the updates of a scripted module's parameters in ``step()``."""
         self._rounds.finish_in_step(module.parameters())
 
     def _enter_compiled(self, module: nn.Module | None) -> None:
-        """Have parameters be current that compiled code is about to use."""
+        """Apply the pending updates of parameters that compiled code is about to use."""
         self._rounds.finish_before(None if module is None else module.parameters())
 
     def _progress(self) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class WrappedOptimizer(NormAndState):
         log.warning("pace.stall", waiting_for=self._rounds.engine.describe(group), peers=told)
 
     def _fail_with_others(self, told: str) -> None:
-        """Give up what this rank waits for: another one has failed, and said why."""
+        """Abandon what this rank waits for: another rank has failed, for the reason `told`."""
         engine = self._rounds.engine
         if engine.failure is None:
             ranks = f"rank {self._transport.rank} of {self._transport.size}"
@@ -231,16 +232,16 @@ class WrappedOptimizer(NormAndState):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step.
 
-        In overlap mode the gradients may still be in flight when this returns: every group's update is
-        applied with the hyper-parameters in force now, just before its parameters are used.
+        In overlap mode gradients may still be in flight when this returns. Every group's update is applied
+        just before its parameters are used, with the hyper-parameters at the time of this call.
 
         Raises
         ------
         CommunicationFailed
-            When an all-reduce failed or a peer is gone.
+            If an all-reduce failed or a peer is gone.
         InvalidUse
-            When the optimizer has parameters that it had not when it was wrapped, or one that was frozen then
-            has a gradient.
+            If parameters were added to the optimizer since it was wrapped, or a parameter that was frozen
+            then has a gradient.
         """
         self._refuse_closed()
         self._planned.refuse_others()
@@ -251,24 +252,24 @@ class WrappedOptimizer(NormAndState):
         return loss
 
     def _step_is_replaced(self) -> bool:
-        """Whether somebody has put another ``step`` in the place of the optimizer's since it was wrapped.
+        """Return whether the optimizer's ``step`` was replaced since the optimizer was wrapped.
 
         Raises
         ------
         InvalidUse
-            Where updates are sharded, and it cannot be called.
+            If it was and updates are sharded, because the replacement cannot be called then.
         """
         if not step_was_replaced(self.optimizer):
             return False
         if self._plan.shards:
             raise InvalidUse(
-                "the optimizer's step was replaced after it was wrapped, which updates in shards would not"
-                " call: give AllReduce(sharding='off'), which calls it"
+                "the optimizer's step was replaced after it was wrapped, and sharded updates would not call"
+                " the replacement: use AllReduce(sharding='off')"
             )
         return True
 
     def _step_later(self, closure: Callable[[], Any] | None) -> Any:
-        """Note the hyper-parameters; updates follow as parameters are used."""
+        """Record the hyper-parameters; updates are applied when parameters are used."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -288,7 +289,7 @@ class WrappedOptimizer(NormAndState):
         return loss
 
     def _end_step(self) -> None:
-        # What a scheduler looks at; in overlap mode it does not see the optimizer's own step() being called.
+        # Schedulers check this; in overlap mode the optimizer's own step() is not called.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
         try:
             self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
@@ -313,7 +314,7 @@ class WrappedOptimizer(NormAndState):
             return self._own_step()
 
     def _own_step(self, *closure: Callable[[], Any]) -> Any:
-        """Take the optimizer's own step, with what somebody may have put in its place."""
+        """Take the optimizer's own step, or the replacement of it."""
         return self.optimizer.step(*closure)
 
     def _reduce(self) -> None:
@@ -332,9 +333,9 @@ class WrappedOptimizer(NormAndState):
             raise InvalidUse("the wrapper was closed: step() the torch optimizer itself, or wrap it again")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients; those still in flight from the last step stay untouched until applied.
+        """Reset all gradients, except those in flight from the last step, which are still to be applied.
 
-        Called between a backward pass and ``step()``, it discards this rank's contribution.
+        Between a backward pass and ``step()``, this discards this rank's contribution.
         """
         if self._forked or zero_grad_was_replaced(self.optimizer):
             self.optimizer.zero_grad(set_to_none)
@@ -350,12 +351,12 @@ class WrappedOptimizer(NormAndState):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """For loops written for Horovod: ``step()`` never reduces twice, so this changes nothing."""
+        """Do nothing, for loops written for Horovod: ``step()`` never reduces gradients twice."""
         yield
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in backward passes inside; the next one outside sends the sum."""
+        """Accumulate gradients in backward passes inside; the next backward pass outside sends their sum."""
         before = self._rounds.accumulating
         self._rounds.accumulate(accumulating=True)
         try:
@@ -369,15 +370,15 @@ class WrappedOptimizer(NormAndState):
         return self._transport.rank
 
     def report(self, *, wait: bool = True) -> Report:
-        """Say what is running, what it takes and what the last round looked like.
+        """Return which plan and mode are in use, what they take, and the times of the last round.
 
-        Cheap enough to call every few seconds; counters only grow.
+        Cheap enough to call every few seconds. Counters only grow.
 
         Parameters
         ----------
         wait
-            Whether to call ``synchronize()`` first, on every rank alike. Without, the report leaves out
-            groups and segments, and may be asked for by any thread.
+            Whether to call ``synchronize()`` first; then every rank must call this. Otherwise the report has
+            no groups and segments, and any thread may call this.
         """
         rounds, replanner = self._rounds, self._choice.replanner
         drift = replanner.drift
@@ -405,7 +406,7 @@ class WrappedOptimizer(NormAndState):
         )
 
     def write_timeline(self, path: str | Path) -> None:
-        """Write the last round as a Chrome trace, which can be opened beside the predicted one."""
+        """Write the last round as a Chrome trace, to compare it with the predicted one."""
         from pace.view.perfetto import window_trace
 
         name = f"{type(self.optimizer).__name__}, rank {self._transport.rank}"
@@ -414,9 +415,9 @@ class WrappedOptimizer(NormAndState):
         Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
     def close(self) -> None:
-        """Finish what is in flight, then leave the model and the optimizer as they were found.
+        """Finish what is in flight, then remove all hooks from the model and the optimizer.
 
-        After a failure nothing in flight is waited for. Idempotent.
+        After a failure it does not wait for what is in flight. Idempotent.
         """
         self._close(linger=True)
 
@@ -427,13 +428,13 @@ class WrappedOptimizer(NormAndState):
         try:
             if drain and not failed:
                 self.synchronize()
-                # One rank's exception takes it out of the loop alone: the others would not come.
+                # With an exception only this rank leaves the loop, so the others would not come to meet it.
                 if sys.exc_info()[0] is None and reason is None:
                     self._rounds.hand_back(last=True)
         finally:
             self._closed = True
             failed = self._rounds.engine.failure is not None
-            # Each is let go of, from the last to the first, whatever goes wrong with another.
+            # Each is released, from the last to the first, even if another one fails.
             with contextlib.ExitStack() as releases:
                 releases.callback(live.discard, self)
                 if self._peers is not None and failed and linger:
@@ -449,26 +450,26 @@ class WrappedOptimizer(NormAndState):
                 releases.callback(self._choice.close)
 
     def before_fork(self) -> None:
-        """Apply what is pending: a forked process has no thread that would."""
+        """Apply pending updates: a forked process has no thread that would apply them."""
         if not self._closed and self._rounds.engine.failure is None:
             self.finish_updates()
 
     def after_fork_in_child(self) -> None:
-        """In a forked process: leave the model and the optimizer alone; whatever needs other ranks raises."""
+        """In a forked process: change nothing; every call that needs other ranks raises from now on."""
         self._forked = self._closed = True
         self._rounds.disown()
         ungate_state(self.optimizer)
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
-        """Finish or give up what is in flight, as the process ends without ``close``, by an exception say."""
+        """Finish or abandon what is in flight when the process ends without ``close``."""
         engine = self._rounds.engine
         raised = uncaught is not None and issubclass(uncaught, Exception)
         if self._peers is not None and engine.failure is None:
             self._peers.close(uncaught.__name__ if uncaught else None)
         if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
             engine.abandon()
-        # Ranks that wait for this one are told by the connections that it breaks. They look for the reason in
-        # the store that the first rank keeps.
+        # Ranks that wait for this one notice that its connections break, and read the reason in the store of
+        # the first rank.
         self._close(linger=raised, drain=False)
 
     def __del__(self) -> None:
@@ -476,12 +477,12 @@ class WrappedOptimizer(NormAndState):
             self._made.end(self._end_dropped)
 
     def _end_dropped(self) -> None:
-        # Without close(): nobody can step any more, so only updates that are due are waited for.
+        # Without close(): no code can call step() any more, so only wait for updates that are due.
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
                 if self._peers is not None:
-                    self._peers.close()  # before anything is abandoned: this rank leaves, and no other is why
+                    self._peers.close()  # before anything is abandoned, so that no other rank is blamed
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)

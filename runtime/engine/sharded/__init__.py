@@ -1,1 +1,1 @@
-"""Sharded plans, reduce-scatters and all-gathers: their groups and the order in which they are sent."""
+"""Sharded plans: their reduce-scatters and all-gathers, and the order in which they are sent."""

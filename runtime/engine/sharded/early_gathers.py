@@ -1,8 +1,8 @@
-"""The order in which a sharded plan is sent where no update waits for a norm.
+"""The order in which a sharded plan is sent if no update waits for a norm.
 
-A gather goes as soon as the reduce-scatters that it needs are done, before reduce-scatters that are less
-urgent. None goes before ``step()``: until then user code may change gradients and hyper-parameters. So the
-order of a schedule, in which a gather may go while the backward pass still runs, is made anew from then on.
+A gather is sent as soon as the reduce-scatters that it needs are done, before less urgent reduce-scatters.
+But no gather is sent before ``step()``, as user code may change gradients and hyper-parameters until then. A
+schedule may have gathers during the backward pass, so its order is computed again from ``step()`` on.
 """
 
 import heapq
@@ -13,14 +13,14 @@ from pace.documents.schedule import Schedule, Segment
 
 
 class SendTimes(NamedTuple):
-    """When a group may be sent and how much follows it.
+    """When a group may be sent, and the time that follows it.
 
     Attributes
     ----------
     ready_s
-        From the window's start, if nothing else were sent.
+        Earliest start from the window's start, if nothing else were sent.
     tail_s
-        From its end to the window's.
+        Time from the group's end to the window's end.
     """
 
     ready_s: float
@@ -33,9 +33,9 @@ class EarlyOrder(NamedTuple):
     Attributes
     ----------
     groups
-        Times by the numbers of the schedule's groups.
+        The times of the schedule's groups, by number.
     iteration_s
-        The window, if segments take as long as in the schedule.
+        Length of the window if segments take as long as in the schedule.
     """
 
     segments: tuple[Segment, ...]
@@ -46,9 +46,9 @@ class EarlyOrder(NamedTuple):
 def order_from_step(schedule: Schedule) -> EarlyOrder:
     """Order the segments of a schedule without a norm for a runtime that gathers nothing before ``step()``.
 
-    Until the last gradient is ready, reduce-scatters go as the schedule has them. From then on everything
-    that is left is released, or needs only what is: the longest tail goes first, which is optimal for given
-    segments (``pace.solver.two_halves.chains``) as no chain is ever broken.
+    Until the last gradient is ready, reduce-scatters keep the schedule's order. From then on, every remaining
+    segment is released or needs only released ones. So longest tail first is optimal for the given segments
+    (``pace.solver.two_halves.chains``).
     """
     groups = schedule.groups
     scatters, gathers = schedule.groups_of("reduce-scatter"), schedule.groups_of("all-gather")
@@ -89,7 +89,7 @@ def order_from_step(schedule: Schedule) -> EarlyOrder:
             now = max(now, times[segment.group].ready_s) + segment.end_s - segment.start_s
             if not pieces[segment.group]:
                 end_call(segment.group)
-    # Of equal tails reduce-scatters go first.
+    # Of equal tails, reduce-scatters go first.
     for number in scatters:
         if pieces[number]:
             heapq.heappush(heap, (-times[number].tail_s, False, number))

@@ -1,7 +1,8 @@
-"""Sharded plans: reduce-scatters of gradients, then all-gathers of the parameters made of them.
+"""Sharded plans: reduce-scatters of gradients, then all-gathers of the updated parameters.
 
-From a sharded schedule, after a check that it was made for this model and this many workers, or
-computed here. Behind a norm all reduce-scatters come before all gathers; without one, gathers are early.
+A plan is made from a sharded schedule, after a check that it fits the model and the number of workers.
+Without a schedule it is computed here. With a norm all reduce-scatters come before all gathers; without one,
+gathers are early.
 """
 
 from collections.abc import Sequence
@@ -28,12 +29,12 @@ _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
 def plan_from_sharded_schedule(
     schedule: Schedule, gradients: Sequence[GradientSize], workers: int
 ) -> SendPlan:
-    """Turn a sharded schedule into a plan for these gradients.
+    """Convert a sharded schedule to a plan for these gradients.
 
     Raises
     ------
     ScheduleMismatch
-        When it was made for other gradients or another number of workers; the message says what differs.
+        If it was made for other gradients or another number of workers. The message says what differs.
     """
     mine = fingerprint(((g.name, g.size_bytes, g.dtype) for g in gradients), workers)
     differences = _differences(schedule, gradients, workers)
@@ -92,9 +93,9 @@ def plan_shards_locally(
     max_group_bytes: int = 4 * MEBIBYTE,
     credit_bytes: int = 8 * MEBIBYTE,
 ) -> SendPlan:
-    """Fuse neighbors without any measurement; both halves carry the same groups.
+    """Return a plan made without any measurement: neighbors share groups, the same in both halves.
 
-    Gradients are taken to become ready in reverse order, and parameters to be needed in order.
+    It assumes that gradients become ready in reverse order, and parameters are needed in order.
     """
     fused = plan_locally(
         gradients, max_group_bytes=max_group_bytes, max_segment_bytes=1 << 62, credit_bytes=credit_bytes
@@ -150,14 +151,14 @@ def _differences(schedule: Schedule, gradients: Sequence[GradientSize], workers:
     for number, shard in enumerate(sharding.shards):
         members = [mine[name] for name in shard.tensors if name in mine]
         found += [
-            f'gradient "{member.name}" is {member.dtype}, the schedule takes it for {shard.dtype}'
+            f'gradient "{member.name}" is {member.dtype}, but {shard.dtype} in the schedule'
             for member in members
             if member.dtype != shard.dtype
         ]
         elements = sum(member.size_bytes for member in members) // _ELEMENT_BYTES[shard.dtype]
         if len(members) == len(shard.tensors) and -(-elements // sharding.workers) != shard.num_columns:
             found.append(
-                f"shard {number} has {elements} elements in the model, and {shard.num_columns} columns in the"
+                f"shard {number} has {elements} elements in the model, but {shard.num_columns} columns in the"
                 " schedule"
             )
     return found

@@ -1,1 +1,1 @@
-"""Sums of gradients: what this rank contributes, what all ranks make of it, and what user code sees."""
+"""Sums of gradients: this rank's contributions, their reduction over all ranks, and user code's access."""

@@ -1,4 +1,4 @@
-"""How sums become what the update uses, and what a rank adds to a turn that sends a sum again."""
+"""How sums become the gradients of the update, and what a rank contributes when a sum is sent again."""
 
 import math
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from pace.runtime.transports.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """How sums become what the update uses.
+    """How sums become the gradients of the update.
 
     Attributes
     ----------
     divisor
-        What gradients are divided by before they are summed.
+        Gradients are divided by this before they are summed.
     scale
-        What the transport multiplies sums by.
+        The transport multiplies sums by this.
     mean
-        Whether the result is the mean over all ranks; otherwise it is the sum.
+        Whether the result is the mean over all ranks. Otherwise it is the sum.
     rank
-        This process.
+        The rank of this process.
     """
 
     divisor: float
@@ -33,11 +33,11 @@ class Averaging:
 
     @property
     def keeps_base(self) -> bool:
-        """Whether this rank adds what is already reduced: all ranks do to a mean, one of them to a sum."""
+        """Whether this rank contributes the earlier result again: for a mean all ranks do, for a sum one."""
         return self.mean or self.rank == 0
 
     def join(self, slot: Slot) -> bool:
-        """Add what came late to what is reduced; return whether there is anything."""
+        """Add late gradients to the earlier result, for another turn; return whether there is either."""
         if not (slot.present and self.keeps_base):
             slot.view.zero_()
         if slot.late is not None:
@@ -49,7 +49,7 @@ class Averaging:
         return here
 
     def hand_on(self, slot: Slot, *, mine: bool) -> bool:
-        """Prepare a sum that replaces every rank's gradient by one rank's; return whether there is one."""
+        """Prepare a sum that gives all ranks one rank's gradient; return whether this rank contributes it."""
         if not (mine and slot.present):
             slot.view.zero_()
         elif self.scale != 1:
@@ -58,7 +58,7 @@ class Averaging:
 
 
 def mean_loss(loss: Any, transport: Transport) -> Any:
-    """Average a closure's loss: optimizers that decide by it must decide alike on all ranks."""
+    """Return the mean of a closure's loss over all ranks, so that all optimizers decide the same."""
     if not isinstance(loss, torch.Tensor | float):
         return loss
     losses = [float(each) for each in transport.gather(repr(float(loss)).encode())]

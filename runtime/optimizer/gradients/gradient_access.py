@@ -1,8 +1,8 @@
-"""What user code finds in ``parameter.grad``, and what it does with what it puts there.
+"""What user code reads from ``parameter.grad``, and what its assignments do.
 
-Between a backward pass and ``step()`` it finds the reduced gradient, or None where no rank has one, on every
-rank alike: the first read seals the round and waits. What it assigns before it has read anything is this
-rank's contribution; what it assigns afterwards replaces the reduced gradient.
+Between a backward pass and ``step()``, it reads the reduced gradient, or None if no rank has one. All ranks
+read the same. The first read seals the round and waits for the sums. An assignment before the first read is
+this rank's contribution. An assignment after it replaces the reduced gradient.
 """
 
 import time
@@ -20,7 +20,7 @@ from pace.runtime.optimizer.usage import Usage
 
 
 class Progress(Protocol):
-    """What runs the rounds."""
+    """The rounds that gradients belong to."""
 
     accumulating: bool
     closed: bool
@@ -32,7 +32,7 @@ class Progress(Protocol):
         """Apply a group's update, if one is pending."""
 
     def await_answer(self) -> None:
-        """Wait until what another rank was answered on this one's behalf is done."""
+        """Wait until an answer that another thread gives for this rank is finished."""
 
 
 class GradientAccess:
@@ -41,7 +41,7 @@ class GradientAccess:
     Attributes
     ----------
     waited_s
-        How long reads before ``step()`` have waited for sums.
+        How long reads before ``step()`` have waited for sums, in seconds.
     """
 
     def __init__(self, progress: Progress, reduction: Reduction, usage: Usage) -> None:
@@ -51,7 +51,7 @@ class GradientAccess:
         self.waited_s = 0.0
 
     def read(self, slot: Slot) -> torch.Tensor | None:
-        """Return what ``parameter.grad`` is."""
+        """Return the value of ``parameter.grad``."""
         reduction = self._reduction
         if not reduction.open or (reduction.sealed and slot.fused.resolved):
             return self._read(slot)
@@ -77,7 +77,7 @@ class GradientAccess:
             if who == "tracing":
                 return local_gradient(slot.parameter)
             if who == "clearing":
-                return slot.view  # which will not be looked at
+                return slot.view  # its values will not be read
             if who == "zeroing":
                 self.zero(slot)
                 return torch.zeros_like(slot.shown)
@@ -97,8 +97,8 @@ class GradientAccess:
     def _refuse_held(self, slot: Slot) -> None:
         if slot in self._reduction.held:
             raise InvalidUse(
-                f"the gradient of {slot.name} was read after step(), when no rank has all of a gradient that"
-                " is summed by shards: read it before step(), or give AllReduce(sharding='off')"
+                f"the gradient of {slot.name} was read after step(), but updates are sharded and no rank has"
+                " the whole gradient then: read it before step(), or use AllReduce(sharding='off')"
             )
 
     def _current(self, slot: Slot) -> torch.Tensor | None:
@@ -117,7 +117,7 @@ class GradientAccess:
         return local_gradient(slot.parameter)
 
     def _read_accumulating(self, slot: Slot) -> torch.Tensor | None:
-        """Return what this rank has computed, on top of what was reduced before."""
+        """Return what this rank has computed, plus the earlier result."""
         local = local_gradient(slot.parameter)
         self._refuse_held(slot)
         if not slot.base or slot.fused.pending:
@@ -128,13 +128,13 @@ class GradientAccess:
         local = local_gradient(slot.parameter)
         if local is None and slot.fused.submitted:
             raise InvalidUse(
-                f"the gradient of {slot.name} was read during the backward pass, before all ranks' gradients"
-                " are summed: read it after backward()"
+                f"the gradient of {slot.name} was read during the backward pass, before the ranks have summed"
+                " it: read it after backward()"
             )
         return local
 
     def write(self, slot: Slot, value: torch.Tensor | None) -> None:
-        """Take what user code assigns to ``parameter.grad``."""
+        """Process an assignment to ``parameter.grad``."""
         self._progress.await_answer()
         if self._progress.closed or (self._progress.accumulating and value is not None):
             if value is not None:
@@ -150,9 +150,9 @@ class GradientAccess:
                 reduced = slot.base
                 if reduced and slot.fused.seen and self._reduction.sums:
                     raise InvalidUse(
-                        f"the gradient of {slot.name} was read after step() and is now replaced, and op is"
-                        " 'sum', so ranks would add what they have added before: change it in place, or call"
-                        " zero_grad() before you assign"
+                        f"the gradient of {slot.name} was read after step() and is now replaced, and with"
+                        " op='sum' ranks would add it a second time: change it in place, or call zero_grad()"
+                        " before you assign"
                     )
                 self._reduction.drop(slot)
                 slot.dropped = slot.dropped or reduced
@@ -171,25 +171,25 @@ class GradientAccess:
             set_local_gradient(slot.parameter, value)
 
     def clear(self, slot: Slot) -> None:
-        """Take a gradient away, whatever it is made of."""
+        """Clear a gradient: set it to None."""
         self._progress.await_answer()
         self.clear_now(slot)
 
     def clear_now(self, slot: Slot) -> None:
-        """Take a gradient away while no answer to another rank is under way."""
+        """Clear a gradient; no other thread may be answering another rank meanwhile."""
         if self._count_clear(slot):
             self._clear_pending(slot)
         else:
             self._clear(slot)
 
     def _count_clear(self, slot: Slot) -> bool:
-        """Count a gradient that is cleared; say whether the update that uses it is still pending."""
+        """Count a cleared gradient; return whether the update that uses it is still pending."""
         slot.clears += 1
         # A rank without a backward pass cannot tell the usual zero_grad() at a step's start from one that
         # discards what other ranks have computed. The second one in a step may be either.
         slot.keeps = slot.keeps or slot.clears > 1
         if slot.fused.pending and self._reduction.computed:
-            self._progress.finish(slot.fused)  # what is cleared belongs to the next step
+            self._progress.finish(slot.fused)  # the cleared gradient belongs to the next step
         return slot.fused.pending
 
     def _clear_pending(self, slot: Slot) -> None:
@@ -205,12 +205,12 @@ class GradientAccess:
         self._reduction.drop(slot)
 
     def zero(self, slot: Slot) -> None:
-        """Make a gradient that is present zero."""
+        """Set a gradient to zero, unless it is None."""
         self._progress.await_answer()
         self.zero_now(slot)
 
     def zero_now(self, slot: Slot) -> None:
-        """Make a gradient that is present zero while no answer to another rank is under way."""
+        """Set a gradient to zero; no other thread may be answering another rank meanwhile."""
         if self._count_clear(slot):
             if slot.cleared and not (slot.zeroed or slot.zeroed_later):
                 return  # there is none any more
@@ -253,7 +253,7 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Gate:
-    """Answers for one parameter as long as the rounds that it belongs to exist."""
+    """The gate of one parameter's gradient; it does nothing once its rounds are gone."""
 
     def __init__(self, access: GradientAccess, slot: Slot) -> None:
         self._access = weakref.ref(access)

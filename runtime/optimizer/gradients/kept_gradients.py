@@ -1,7 +1,7 @@
-"""Gradients in memory that user code keeps: its own tensors, or those that it has once read.
+"""Gradients in tensors that user code keeps: tensors of its own, or tensors that it has read before.
 
-What it does to them counts as if it had done it to ``parameter.grad``, so their values go into a group's
-buffer before it is sent, and come back when it is summed.
+A change of such a tensor counts as a change of ``parameter.grad``. So its values are copied into the group's
+buffer before this is sent, and copied back when it is summed.
 """
 
 import torch
@@ -13,12 +13,12 @@ from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 
 
 def holds(group: FusedGroup) -> bool:
-    """Whether user code keeps what it has put into ``parameter.grad``, sent or not."""
+    """Return whether user code keeps a tensor that it assigned to ``parameter.grad``, sent or not."""
     return group.owned and any(slot.apart or _is_held(slot) for slot in group.slots)
 
 
 def _is_held(slot: Slot) -> bool:
-    """Whether user code keeps what it has put into ``parameter.grad``, and the runtime has not sent it."""
+    """Return whether user code keeps a tensor that it assigned to ``parameter.grad`` and that is not sent."""
     tensor = slot.assigned
     if tensor is None or tensor.layout is not torch.strided or local_gradient(slot.parameter) is not tensor:
         return False
@@ -26,16 +26,17 @@ def _is_held(slot: Slot) -> bool:
 
 
 def fold(group: FusedGroup, *, mean: bool) -> bool:
-    """Have user code see in the gradients that it keeps what this rank has computed and not sent yet.
+    """Add what this rank has computed and not sent yet to the gradients that user code keeps.
 
     Returns
     -------
-    Whether there was any.
+    bool
+        Whether there was any.
 
     Raises
     ------
     InvalidUse
-        Where sums are wanted: only one rank may contribute what is already summed.
+        If gradients are summed and not averaged: only one rank may contribute an earlier result again.
     """
     folded = False
     for slot in group.slots:
@@ -44,8 +45,8 @@ def fold(group: FusedGroup, *, mean: bool) -> bool:
             continue
         if not mean:
             raise InvalidUse(
-                f"the gradient of {slot.name} is kept while gradients only add up, and op is 'sum':"
-                " clear gradients by zero_grad(), or read parameter.grad anew in every step"
+                f"your code keeps the gradient of {slot.name} while gradients accumulate, and op is 'sum':"
+                " call zero_grad() after each step, or read parameter.grad again in every step"
             )
         with torch.no_grad():
             part = local_part(gradient)
@@ -56,9 +57,9 @@ def fold(group: FusedGroup, *, mean: bool) -> bool:
 
 
 def take_back(group: FusedGroup) -> None:
-    """Take over what user code has made of gradients that lie in its own memory.
+    """Use the current values of gradients whose memory belongs to user code.
 
-    It has put them there, or moved them: ``parameter.grad.data = ...``.
+    It has assigned its own tensor, or moved the gradient: ``parameter.grad.data = ...``.
     """
     if not group.resolved or not (group.owned or group.seen):
         return
@@ -69,7 +70,7 @@ def take_back(group: FusedGroup) -> None:
 
 
 def follow_assigned(slot: Slot) -> None:
-    """Go on in the tensor that user code has put into ``parameter.grad``, if it keeps it."""
+    """Continue to use the tensor that user code assigned to ``parameter.grad``, if it keeps it."""
     tensor, slot.assigned = slot.assigned, None
     assert tensor is not None
     own = 2 + REFERENCES_FROM_TORCH  # and the caller's variable
@@ -78,7 +79,7 @@ def follow_assigned(slot: Slot) -> None:
 
 
 def end_owned(group: FusedGroup) -> None:
-    """As a step ends: give out what user code keeps of its own memory, and forget memory that it let go."""
+    """At the end of a step, copy results to tensors that user code keeps, and forget those it dropped."""
     for slot in group.slots:
         if not (slot.apart and slot.base and group.resolved):
             continue

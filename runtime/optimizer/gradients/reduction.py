@@ -1,13 +1,14 @@
-"""From contributions to reduced gradients: what one rank adds to a round, and what all ranks make of it.
+"""From one rank's contributions to reduced gradients.
 
-Torch's own gradients hold what this rank has computed until all of a group's have arrived: then they are
-taken into its buffer, and the group is sent. The *closing* group, which becomes ready last, is kept until the
-round is *sealed*: by the first read of a gradient, or by ``step()``. With it every rank says how its round
-went. So all ranks know, before any gradient is used, whether contributions came after their group had been
-sent (another backward pass, which no earlier round announced). These are sent in a second turn, on all ranks.
+Torch's own gradients hold what this rank has computed until all gradients of a group have arrived. Then they
+are copied into the group's buffer, and the group is sent. The *closing* group, which becomes ready last, is
+held back until the round is *sealed*, by the first read of a gradient or by ``step()``. With this group every
+rank sends its ``RoundCode``. So all ranks know, before any gradient is used, whether some contributions came
+after their group had been sent (due to another, unexpected backward pass). All ranks send these in a second
+*turn*.
 
-Every rank submits every group once a turn, with zeros for gradients that it did not compute; that keeps
-collectives in the same order on all ranks whatever each of them computes.
+In each turn every rank submits every group once, with zeros for gradients that it did not compute. So
+collectives are in the same order on all ranks, whatever each of them computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from pace.runtime.optimizer.gradients.round_marks import RoundMarks, find_void
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 
-# How long a rank waits for others before it asks them: one that reads gradients may be the only one.
+# How long, in seconds, a rank waits for others before it asks them: it may be the only one to read gradients.
 _PATIENCE_S = 0.2
 _ONCE_ASKED_S = 0.01
 
@@ -53,17 +54,17 @@ class Reduction:
     open
         Whether this rank has contributed since the last round.
     computed
-        Whether it has had a backward pass in this turn.
+        Whether this rank has run a backward pass in this turn.
     sealed
-        Whether its contribution is final: everything is handed over.
+        Whether this rank's contribution is final: all groups are submitted.
     folded
-        Whether kept gradients hold something that this rank has computed and not sent; see ``fold``.
+        Whether kept gradients include values that this rank has computed and not sent; see ``fold``.
     scattered
-        Whether torch's own gradients may hold something of groups that are handed over.
+        Whether torch's own gradients may hold values for groups that are submitted already.
     unread
-        Whether sums were made for others or for what user code keeps, and it has read none of them here.
+        Whether sums were made for other ranks or for gradients that user code keeps, and none was read here.
     step
-        How many steps have been taken.
+        Number of steps taken.
     turn
         How often all groups have been submitted.
     by_rows
@@ -108,7 +109,7 @@ class Reduction:
         return RoundMarks(self._transport, len(groups), scale=self._averaging.scale)
 
     def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
-        """Send through this engine.
+        """Set the engine that sends the groups.
 
         Parameters
         ----------
@@ -122,14 +123,14 @@ class Reduction:
 
     @property
     def engine(self) -> Engine:
-        """What sends the groups."""
+        """The engine that sends the groups."""
         assert self._engine is not None
         return self._engine
 
     # This rank's contribution.
 
     def arrive(self, slot: Slot) -> None:
-        """Note that nothing more is expected for a gradient; sends its group when it was the last."""
+        """Mark a gradient as complete; send its group if it was the last one."""
         slot.complete = True
         group = slot.fused
         group.missing -= 1
@@ -137,7 +138,7 @@ class Reduction:
             self._submit(group)
 
     def _submit(self, group: FusedGroup, code: RoundCode | None = None) -> None:
-        """Take this rank's gradients into the buffer and hand it over."""
+        """Copy this rank's gradients into the group's buffer and submit it to the engine."""
         with torch.no_grad():
             if group.seen:
                 self._leave_to_user(group)
@@ -183,7 +184,7 @@ class Reduction:
             self._send(group, here, code, runs)
 
     def _absent(self, slot: Slot) -> bool:
-        """Contribute what is there without a new gradient; say whether that counts as one."""
+        """Contribute to a gradient that was not computed; return whether the contribution counts as one."""
         if not (slot.base and self._averaging.keeps_base):
             slot.view.zero_()
         return slot.base or slot.zeroed
@@ -197,7 +198,7 @@ class Reduction:
         self.engine.submit(group.number, runs=runs)
 
     def live(self) -> bool:
-        """Whether this rank has contributed anything that was not cleared again."""
+        """Return whether this rank has contributed anything that was not cleared again."""
         if (
             self.open
             and not (self.sealed or self.folded)
@@ -207,12 +208,12 @@ class Reduction:
         return self.open
 
     def seal(self, *, read: bool) -> None:
-        """Hand over all that is left, with zeros for what was not computed.
+        """Submit all remaining groups, with zeros for gradients that were not computed.
 
         Parameters
         ----------
         read
-            Whether user code is about to see gradients.
+            Whether user code is about to read gradients.
         """
         self.turn += 1
         self._read = read
@@ -229,7 +230,7 @@ class Reduction:
         self.folded = False
 
     def _collect_late(self) -> bool:
-        """Keep what came after its group was handed over, or was dropped; say whether there is any."""
+        """Keep gradients that came after their group was submitted or dropped; return whether any did."""
         self.scattered = False
         late = False
         for slot in self._slots:
@@ -245,7 +246,7 @@ class Reduction:
         return late
 
     def drop(self, slot: Slot) -> None:
-        """Take back this rank's contribution to a gradient, and what is reduced of it."""
+        """Withdraw this rank's contribution to a gradient, and the result if there is one."""
         set_local_gradient(slot.parameter, None)
         slot.forget()
         if self.sealed:
@@ -255,7 +256,7 @@ class Reduction:
                 slot.dropped = True
             return
         slot.passes = 0
-        # Other ranks may have sent what they drop here. So what comes next is sent after it, on all ranks.
+        # Other ranks may have sent what they drop here. So all ranks send what comes next in another turn.
         slot.dropped = slot.dropped or self.computed or slot.fused.submitted
         if slot.complete and not slot.fused.submitted:
             slot.complete = False
@@ -263,36 +264,36 @@ class Reduction:
 
     @property
     def sums(self) -> bool:
-        """Whether contributions are added, and not averaged: a sum must not be contributed again."""
+        """Whether contributions are summed, not averaged, so that no result may be added a second time."""
         return not self._averaging.mean
 
     @property
     def settles(self) -> bool:
-        """Whether gradients are to be complete as a backward pass ends, for user code on any rank.
+        """Whether gradients must be complete when a backward pass ends, as user code on some rank keeps them.
 
-        All ranks must do so alike: where they run several backward passes in a step, each is a turn.
+        All ranks must do the same: if they run several backward passes in a step, each is a turn.
         """
         return self._kept_elsewhere or bool(self.kept)
 
     @property
     def kept(self) -> list[FusedGroup]:
-        """Groups of which user code keeps gradients that it can see and change at any time."""
+        """Return the groups with gradients that user code keeps, and so can read and change at any time."""
         return [group for group in self._groups if group.is_kept or holds(group)]
 
     def settle(self) -> list[FusedGroup]:
-        """Note that gradients are complete as a backward pass ends; return the groups of those kept here."""
+        """Record that gradients are complete when a backward pass ends; return the groups kept here."""
         kept = self.kept
         self._settled = bool(kept)
         return kept
 
     def fold(self, group: FusedGroup) -> None:
-        """Have user code see in kept gradients what is not sent yet; see ``kept_gradients.fold``."""
+        """Add values that are not sent yet to kept gradients; see ``kept_gradients.fold``."""
         self.folded |= fold(group, mean=self._averaging.mean)
 
-    # What all ranks make of it.
+    # The result of all ranks.
 
     def resolve(self, group: FusedGroup) -> None:
-        """Wait until a group is reduced, and learn which of its gradients exist."""
+        """Wait until a group is reduced, and read which of its gradients exist."""
         if group.resolved:
             return
         self._evaluate()
@@ -317,7 +318,7 @@ class Reduction:
                     slot.give_out()
 
     def _evaluate(self) -> None:
-        """Learn how the round went on all ranks, and send what came late."""
+        """Read the round codes of all ranks, and send gradients that came late."""
         if self._evaluated or self.closing is None:
             return
         codes = self._learn_codes(self.closing)
@@ -355,9 +356,9 @@ class Reduction:
         return self._marks.codes(closing)
 
     def _wait_for_others(self) -> None:
-        """Give them some time, and then ask: where this rank reads gradients, it may be the only one.
+        """Wait for other ranks for a while, then ask them: maybe only this rank reads gradients.
 
-        A rank that waits for an update asks nobody: the others are to call ``step()`` themselves.
+        A rank that waits for an update does not ask, as the others will call ``step()`` themselves.
         """
         assert self.closing is not None
         if self._ask is None or not self._read or self.engine.done(self.closing.number, self._patience_s):
@@ -366,9 +367,9 @@ class Reduction:
         self._patience_s = _ONCE_ASKED_S
 
     def take_over(self) -> None:
-        """Where a rank had no backward pass and others read gradients: have all go on with one rank's.
+        """Give all ranks one rank's gradients, if a rank had no backward pass and others have read gradients.
 
-        To be called when that rank's user code is done with them, in or after ``step()``.
+        Call it in or after ``step()``, when user code will no longer change the gradients.
         """
         self._evaluate()
         if self._substitute is not None:
@@ -376,7 +377,7 @@ class Reduction:
             self._send_again(owner)
 
     def _send_again(self, owner: int | None) -> None:
-        """Run a second turn: what is reduced and what came late, or what `owner` made of it."""
+        """Run a second turn, for late gradients, or to give all ranks the gradients of rank `owner`."""
         self.resolve_all()
         hidden = [slot for slot in self._slots if slot.present and not slot.base]
         submitted = [group.submitted for group in self._groups]
@@ -403,12 +404,12 @@ class Reduction:
             slot.base = False
 
     def adopt_replaced(self, arriving: Slot | None = None) -> None:
-        """Take what user code put in the place of reduced gradients for the reduced ones.
+        """Use the gradients with which user code replaced reduced ones.
 
         Parameters
         ----------
         arriving
-            To be left alone: autograd has just added to it.
+            A gradient to skip, because autograd has just added to it.
         """
         for group in self._groups:
             take_back(group)
@@ -430,34 +431,34 @@ class Reduction:
                 slot.zeroed = False
 
     def cleared(self) -> bool:
-        """Whether nothing is left of a sealed round, so that what comes now begins anew."""
+        """Return whether all gradients of a sealed round were cleared, so that a new round begins."""
         self.resolve_all()
         return not any(slot.base or local_gradient(slot.parameter) is not None for slot in self._slots)
 
     def reopen(self, arriving: Slot | None = None) -> None:
-        """Begin another turn of the same step: user code read gradients, and more are computed now.
+        """Begin another turn of the same step: more gradients are computed after user code has read some.
 
-        What is reduced stays, and new contributions add to it.
+        The earlier result is kept, and new contributions are added to it.
 
         Raises
         ------
         InvalidUse
-            Where more was computed, and a rank without a backward pass may have stepped already.
+            If a rank without a backward pass may have called ``step()`` already.
         """
         self.adopt_replaced(arriving)
         self.resolve_all()
         if arriving is not None and self._substitute is not None:
             self.engine.abandon()
             raise InvalidUse(
-                f"rank {self._transport.rank} ran a further backward pass when its gradients were complete,"
-                " in a step in which another rank has none and cannot know of it: put all backward passes of"
-                " a step but the last in no_sync(), or run one on every rank"
+                f"rank {self._transport.rank} ran another backward pass after its gradients were complete, in"
+                " a step in which another rank ran none: put all backward passes of a step except the last in"
+                " no_sync(), or run one on every rank"
             )
         self._begin()
         self.sealed = False
 
     def end(self) -> None:
-        """End the round: what comes next belongs to the next step."""
+        """End the round; later gradients belong to the next step."""
         self._begin()
         for slot in self._slots:
             slot.clears = 0
@@ -480,11 +481,11 @@ class Reduction:
     # The rest.
 
     def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:  # noqa: ARG002
-        """Return whether a GradScaler may be given a part of a gradient, and the part."""
+        """Return whether a GradScaler may check only a part of a gradient, and this part."""
         return False, None
 
     def _leave_to_user(self, group: FusedGroup) -> None:
-        """Keep what user code holds on to from being overwritten."""
+        """Move gradients that user code refers to out of the buffer, which will be overwritten."""
         if group.release_kept():
             group.allocate()
             self.engine.rebind(group.number, segment_tensors(self._plan, self._groups, group.number))

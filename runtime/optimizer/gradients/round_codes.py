@@ -1,7 +1,7 @@
-"""What ranks tell one another about a round: a small number each, summed with the last group's gradients.
+"""Round codes: a number with which each rank describes its round, summed with the last group's gradients.
 
-Every rank writes its number into its own place and zeros into the others', so the sum holds all numbers: an
-exchange between all ranks that costs no collective of its own.
+Every rank writes its number into its own place and zeros into the others' places. So the sum holds the
+numbers of all ranks, and the exchange needs no collective of its own.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ _STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCode:
-    """What one rank says as it seals a round.
+    """One rank's description of its round, made when the round is sealed.
 
     Attributes
     ----------
     late
-        Whether it has gradients that were computed after their groups were handed over.
+        Whether the rank computed gradients after their groups had been submitted.
     read
         Whether user code has read gradients, and may have changed them.
     idle
-        Whether it has computed none.
+        Whether the rank has computed no gradients.
     kept
-        Whether user code keeps gradients, so that they are complete as each backward pass ends.
+        Whether user code keeps gradients, so that they must be complete when each backward pass ends.
     step
-        How many steps it has taken, modulo 4.
+        How many steps the rank has taken, modulo 4.
     """
 
     late: bool
@@ -43,7 +43,7 @@ class RoundCode:
 
     @classmethod
     def decode(cls, number: int) -> Self:
-        """Read what ``int`` made."""
+        """Decode the number that ``int`` returned."""
         return cls(
             late=bool(number & _LATE),
             read=bool(number & _READ),
@@ -54,22 +54,22 @@ class RoundCode:
 
 
 def disagreement(codes: Sequence[RoundCode]) -> str:
-    """Say which ranks are not in the same step; empty when all are."""
+    """Return a message that names ranks in different steps; empty if all are in the same."""
     first = codes[0].step
     others = [rank for rank, code in enumerate(codes) if code.step != first]
     if not others:
         return ""
     return (
         f"rank {others[0]} is in another step than rank 0: one of them called step() more often, or read"
-        " gradients and then ran another backward pass; every rank must do so alike"
+        " gradients and then ran another backward pass; every rank must do the same"
     )
 
 
 def substitute_for_idle(codes: Sequence[RoundCode]) -> int | None:
-    """Return the rank whose gradients all ranks go on with, where some could not read them.
+    """Return the rank whose gradients all ranks must take over; None if every rank can use its own.
 
-    A rank without a backward pass finds no gradients, so what the others make of theirs, by clipping say, it
-    can only take over. None where every rank has its own.
+    A rank without a backward pass reads no gradients. If other ranks change theirs, for example by clipping,
+    it must take over the changed gradients.
     """
     if not any(code.idle for code in codes):
         return None
@@ -77,7 +77,7 @@ def substitute_for_idle(codes: Sequence[RoundCode]) -> int | None:
 
 
 def may_keep(codes: Sequence[RoundCode]) -> bool:
-    """Whether a rank keeps gradients, or may: it read them, and others had none that they could keep."""
+    """Return whether a rank keeps gradients, or may: it read them, and an idle rank had none to keep."""
     return any(code.kept for code in codes) or (
         any(code.idle for code in codes) and any(code.read for code in codes)
     )

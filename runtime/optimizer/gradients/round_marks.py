@@ -1,4 +1,4 @@
-"""What travels with a round's sums: which rank has which gradient, and every rank's ``RoundCode``."""
+"""What is sent with a round's sums: which rank has which gradient, and every rank's ``RoundCode``."""
 
 import json
 from collections.abc import Sequence
@@ -12,19 +12,20 @@ from pace.runtime.transports.transport import Transport
 
 
 class RoundMarks:
-    """Marks behind each group's gradients and codes behind the closing group's.
+    """Marks after each group's gradients, and codes after those of the closing group.
 
-    On a device the host runs ahead of sums, so there they travel beside them, over the host's own channel.
+    With a device (GPU) the host does not wait for sums. Marks and codes are then sent separately, over the
+    host's own channel.
 
     Parameters
     ----------
     scale
-        What the transport multiplies sums by.
+        The transport multiplies sums by this.
 
     Attributes
     ----------
     beside
-        Whether they travel beside the sums.
+        Whether marks and codes are sent separately.
     """
 
     def __init__(self, transport: Transport, num_groups: int, *, scale: float) -> None:
@@ -35,7 +36,7 @@ class RoundMarks:
         self.beside = transport.device is not None
 
     def write(self, group: FusedGroup, here: list[bool], code: RoundCode | None) -> None:
-        """Put down which gradients of a group this rank has, and how its round went."""
+        """Write which gradients of a group this rank has, and its code (for the closing group)."""
         if self.beside:
             self._marks[group.number] = here
         elif all(here):
@@ -47,7 +48,7 @@ class RoundMarks:
             group.codes[self._transport.rank] = int(code) / self._scale
 
     def exchange(self, code: RoundCode) -> None:
-        """Give the other ranks what does not travel with sums; every rank calls it, after all groups."""
+        """Exchange marks and codes that are sent separately; every rank calls it, after all groups."""
         if not self.beside:
             return
         mine = json.dumps([int(code), [[int(mark) for mark in marks] for marks in self._marks]])
@@ -65,14 +66,14 @@ class RoundMarks:
         return [abs(mark) > 0 for mark in group.marks.tolist()]
 
     def codes(self, closing: FusedGroup) -> list[RoundCode]:
-        """Return every rank's code, once the closing group is summed or the codes are exchanged."""
+        """Return every rank's code; the closing group must be summed, or the codes exchanged."""
         if self.beside:
             return self._codes
         return [RoundCode.decode(round(abs(number))) for number in closing.codes.tolist()]
 
 
 def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transport) -> list[Slot]:
-    """Find the gradients whose sums are void because some rank had cleared its own; restore what was sent.
+    """Return the gradients whose sums are invalid because a rank had cleared its own; restore contributions.
 
     Every rank must call it.
 
@@ -84,7 +85,7 @@ def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transpor
     Raises
     ------
     InvalidUse
-        On every rank, if one has contributed to such a sum and not kept what it contributed.
+        On every rank, if a rank has contributed to such a sum and did not keep its contribution.
     """
     void = set(cleared)
     lost = [
@@ -95,9 +96,9 @@ def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transpor
     for rank, (_, gone) in enumerate(replies):
         if both := set(found).intersection(gone):
             raise InvalidUse(
-                f"the gradient of {slots[min(both)].name} was cleared, but not on rank {rank},"
-                " after a backward pass that this rank did not have: call step() on every rank before"
-                " gradients are cleared"
+                f"the gradient of {slots[min(both)].name} was cleared on some ranks but not on rank {rank},"
+                " which did not run the last backward pass: call step() on every rank before gradients"
+                " are cleared"
             )
     for number in found:
         slot = slots[number]

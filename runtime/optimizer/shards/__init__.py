@@ -1,1 +1,1 @@
-"""Updates in two halves: every rank sums, clips and updates a shard, and gathers the others'."""
+"""Sharded updates: every rank sums, clips and updates its shard, then gathers the shards of the others."""

@@ -1,7 +1,7 @@
-"""The optimizer's state in the form of ``torch.distributed.checkpoint``: every rank writes and reads a part.
+"""The optimizer's state for ``torch.distributed.checkpoint``: every rank writes and reads a part.
 
-A checkpoint holds each entry of the state as one flat tensor of the parameter's elements, in the order in
-which the parameter lies in memory, so that it can be read by shards of any other plan and number of ranks.
+A checkpoint holds each entry of the state as one flat tensor, with the parameter's elements in memory order.
+So it can be loaded with any other plan and number of ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,16 +23,16 @@ _EXISTS, _STRIDES, _GROUPS = "exists", "strides", "param_groups"
 
 
 class FlatPart(torch.Tensor):
-    """A range of a flat tensor that several ranks hold together, as torch.distributed.checkpoint takes it.
+    """One rank's range of a flat tensor that is spread over ranks, for ``torch.distributed.checkpoint``.
 
     Parameters
     ----------
     values
-        This rank's part, of one dimension.
+        This rank's part, with one dimension.
     start
-        Its first element in the whole.
+        Index of its first element in the whole tensor.
     size
-        Elements of the whole.
+        Number of elements of the whole tensor.
     """
 
     part: torch.Tensor
@@ -40,7 +40,7 @@ class FlatPart(torch.Tensor):
     _whole: torch.Size
 
     def __new__(cls, values: torch.Tensor, start: int, size: int) -> Self:
-        """Share the values' memory."""
+        """Return a tensor that shares the memory of `values`."""
         made: Self = torch.Tensor._make_subclass(cls, values)
         made.part = values
         made._start = start
@@ -48,7 +48,7 @@ class FlatPart(torch.Tensor):
         return made
 
     def size(self, dim: Any = None) -> Any:
-        """Return the size of the whole, which is what a checkpoint holds."""
+        """Return the size of the whole tensor, which the checkpoint stores."""
         return self._whole if dim is None else self._whole[dim]
 
     def _chunk(self) -> ChunkStorageMetadata:
@@ -72,17 +72,18 @@ class FlatPart(torch.Tensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterPiece:
-    """What of a parameter this rank updates, and its optimizer state.
+    """The part of a parameter that this rank updates, and its optimizer state.
 
     Attributes
     ----------
     size
-        The parameter's elements.
+        Number of elements of the whole parameter.
+    start, end
+        This rank's range of them.
     state
-        None as long as the parameter has had no gradient.
+        The optimizer's state of this part; None if the parameter has had no gradient yet.
     blank
-        What the optimizer makes of the piece in a first step with a gradient of zeros: the entries that a
-        state has.
+        The state after a first step with a zero gradient. It tells which entries a state has.
     """
 
     size: int
@@ -93,30 +94,30 @@ class ParameterPiece:
 
 
 class ShardedState:
-    """One rank's part of the optimizer's state; ``Stateful``, as torch.distributed.checkpoint calls it.
+    """One rank's part of the optimizer's state: a ``Stateful`` of torch.distributed.checkpoint.
 
     ::
 
         dcp.save({"optimizer": optimizer.sharded_state()}, checkpoint_id=folder)
         dcp.load({"optimizer": optimizer.sharded_state()}, checkpoint_id=folder)
 
-    Every rank saves and every rank loads; at another number of ranks, too.
+    Every rank must save, and every rank must load. The number of ranks may change in between.
 
     Parameters
     ----------
     pieces
-        By the parameters' names.
+        This rank's pieces, by the parameters' names.
     strides
-        Of all parameters: how their elements lie in memory.
+        The strides of all parameters, by name.
     groups
         The hyper-parameters of each parameter group.
     load
-        Takes the state of pieces and the hyper-parameters that were read.
+        Called with the loaded state of pieces and hyper-parameters.
 
     Attributes
     ----------
     pieces
-        The state of this rank's pieces, by the parameters' names; of those that have one.
+        The state of this rank's pieces that have one, by the parameters' names.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class ShardedState:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is to be written, or overwritten by what is read."""
+        """Return the tensors to save, or to overwrite when loading."""
         # The tensor keeps the dictionary from being taken for one value on a rank without pieces.
         found: dict[str, Any] = {"version": torch.tensor(1), _GROUPS: self._groups}
         for name, strides in self._strides.items():
@@ -151,18 +152,18 @@ class ShardedState:
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what was read.
+        """Load the state that was read.
 
         Raises
         ------
         InvalidUse
-            When a parameter lay in memory in another order as the checkpoint was written.
+            If a parameter had other strides when the checkpoint was written.
         """
         for name, strides in self._strides.items():
             saved = tuple(cast("torch.Tensor", state_dict[f"{name}.{_STRIDES}"]).tolist())
             if saved != strides:
                 raise InvalidUse(
-                    f"the checkpoint has the state of {name} with strides {saved}, and its strides are"
+                    f"the checkpoint has the state of {name} with strides {saved}, but the parameter has"
                     f" {strides}: give the model the same memory format, or save and load state_dict()"
                 )
         loaded: dict[str, PieceState] = {}

@@ -10,17 +10,17 @@ from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.optimizer.gradients.gradient_access import GradientAccess
 
-# torch adds it to the norm before it divides by it.
+# torch adds this to the norm before it divides by the norm.
 _EPSILON = 1e-6
 
 
 def coefficient_for(max_norm: float, norm: float) -> float:
-    """Return what torch multiplies gradients of this norm by; at most 1."""
+    """Return the factor by which torch multiplies gradients with this norm; at most 1."""
     return min(max_norm / (norm + _EPSILON), 1.0)
 
 
 def clip_in_place(slots: Sequence[Slot], access: GradientAccess, max_norm: float, norm_type: float) -> float:
-    """Clip whole gradients, and return their norm; take them away where it is not finite."""
+    """Clip whole gradients and return their norm; clear the gradients if it is not finite."""
     read = [(slot, access.read(slot)) for slot in slots]
     gradients = [gradient for _, gradient in read if gradient is not None]
     if not gradients:
@@ -40,12 +40,12 @@ def clip_in_place(slots: Sequence[Slot], access: GradientAccess, max_norm: float
 
 
 def check_norms(max_norm: float, norm_type: float) -> None:
-    """Refuse what is no norm.
+    """Check the arguments of ``clip_grad_norm_``.
 
     Raises
     ------
     InvalidUse
-        Names the argument.
+        If one is not a positive number; the message names it.
     """
     if not is_number(max_norm) or not max_norm > 0:
         raise InvalidUse(str(refusal("max_norm", max_norm, "a positive number")))

@@ -1,4 +1,4 @@
-"""Whether a job's updates can be sharded at all."""
+"""Tells whether a job's updates can be sharded."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def why_not_sharded(
     options: WrapperOptions,
     transport: Transport,
 ) -> str | None:
-    """Say why updates cannot be sharded on this rank; None when they can."""
+    """Return why updates cannot be sharded on this rank, or None if they can."""
     if transport.device is not None:
         return "the model is on a GPU"
     if not transport.has_halves:
@@ -27,5 +27,5 @@ def why_not_sharded(
     if options.communication.compression != "none":
         return f"compression is {options.communication.compression!r}"
     if held_by_others(optimizer):
-        return "the training loop keeps the dictionary of optimizer.state, of which no rank would have all"
+        return "the training loop keeps the dictionary of optimizer.state, and no rank would have all of it"
     return why_not_elementwise(optimizer) or why_not_in_shards(parameters, model)

@@ -1,4 +1,4 @@
-"""What ranks tell one another once a round's gradients are summed by rows, in one small message each."""
+"""The small messages that ranks exchange once a round's gradients are summed by rows."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from pace.runtime.optimizer.gradients.round_marks import RoundMarks
 from pace.runtime.transports.transport import Transport
 
 Want = Literal["gradients", "norm", "step"]
-"""What a rank waits for: all rows of all gradients, their norm, or the others' ``step()``."""
+"""What a rank waits for: all rows of all gradients, their norm, or ``step()`` on the other ranks."""
 
 _WANTS: tuple[Want, ...] = get_args(Want)
 _HEAD = struct.Struct("<BBBddd")
@@ -23,25 +23,28 @@ _UNSCALED, _DROPPED, _COUNTED = 1, 2, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardMessage:
-    """What one rank says.
+    """The message of one rank.
 
     Attributes
     ----------
+    want
+        What the rank waits for.
     code
-        How its round went.
+        The rank's description of its round.
     coefficient
-        What it has multiplied its rows by, to clip them.
+        The factor by which the rank has multiplied its rows to clip them.
     unscaled
         Whether a GradScaler has divided its rows by the scale.
     dropped
-        Whether its gradients are not to be used, as their norm was infinite or no number.
+        Whether the gradients must not be used, because their norm was not finite.
     norm_type
-        The norm that it asks for, or adds to.
+        The order of the norm that the rank asks for or contributes to.
     power
-        What its rows add to the norm: a sum of powers, or the largest absolute value. None where it has not
-        computed that.
+        What its rows contribute to the norm: a sum of powers, or the largest absolute value. None if not
+        computed.
     marks
-        By gradient: whether it contributed, and whether it still has an earlier sum of it, not cleared.
+        For each gradient: whether the rank contributed to it, and whether it has an earlier, uncleared sum of
+        it.
     """
 
     want: Want
@@ -55,12 +58,12 @@ class ShardMessage:
 
     @property
     def plain(self) -> bool:
-        """Whether the rank needs nothing but ``step()``, and its rows nothing but the sums under way."""
+        """Whether the rank only waits for ``step()`` and has not changed its rows."""
         held = any(mark & _HELD for mark in self.marks)
         return self.want == "step" and self.power is None and not (self.code.late or self.code.read or held)
 
     def encode(self) -> bytes:
-        """Serialize, always with as many bytes for as many gradients."""
+        """Serialize; the number of bytes depends only on the number of gradients."""
         flags = _UNSCALED * self.unscaled + _DROPPED * self.dropped + _COUNTED * (self.power is not None)
         power = 0.0 if self.power is None else self.power
         head = _HEAD.pack(
@@ -70,7 +73,7 @@ class ShardMessage:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """Read what ``encode`` wrote."""
+        """Decode the bytes that ``encode`` returned."""
         want, code, flags, coefficient, norm_type, power = _HEAD.unpack_from(payload)
         return cls(
             want=_WANTS[want],
@@ -85,7 +88,7 @@ class ShardMessage:
 
 
 def total_norm(messages: Sequence[ShardMessage], norm_type: float) -> float:
-    """Put all ranks' parts of a norm together; the same number on every rank."""
+    """Return the norm from all ranks' contributions; the same number on every rank."""
     powers = [message.power for message in messages if message.power is not None]
     assert len(powers) == len(messages)
     if any(math.isnan(power) for power in powers):
@@ -97,7 +100,7 @@ def total_norm(messages: Sequence[ShardMessage], norm_type: float) -> float:
 
 
 class ShardMarks(RoundMarks):
-    """Marks and codes that travel in ``ShardMessage``; a second turn's in a message of their own."""
+    """Marks and codes that are sent in ``ShardMessage``; in a second turn, in a separate message."""
 
     def __init__(self, transport: Transport, groups: Sequence[FusedGroup]) -> None:
         super().__init__(transport, len(groups), scale=1.0)
@@ -106,7 +109,7 @@ class ShardMarks(RoundMarks):
         self.code = RoundCode(late=False, read=False, idle=True, kept=False, step=0)
 
     def exchange(self, code: RoundCode) -> None:
-        """Keep what this rank says of its round until rows are summed."""
+        """Keep this rank's code until rows are summed."""
         self.code = code
 
     def mine(self, held: set[Slot], groups: Sequence[FusedGroup]) -> bytes:
@@ -118,11 +121,12 @@ class ShardMarks(RoundMarks):
         )
 
     def learn(self, messages: Sequence[ShardMessage]) -> int | None:
-        """Take in all ranks' codes and marks.
+        """Read the codes and marks of all ranks.
 
         Returns
         -------
-        A gradient of which some ranks have cleared an earlier sum, and others not; None where there is none.
+        int or None
+            A gradient whose earlier sum some ranks have cleared and others have not; None if there is none.
         """
         self._codes = [message.code for message in messages]
         columns = list(zip(*(message.marks for message in messages), strict=True))
@@ -133,7 +137,7 @@ class ShardMarks(RoundMarks):
         )
 
     def exchange_again(self) -> None:
-        """Give all ranks what ``write`` put down on each; every rank calls it."""
+        """Exchange what ``write`` has written on each rank; every rank calls it."""
         mine = json.dumps([mark for marks in self._marks for mark in marks]).encode()
         replies = [json.loads(each) for each in self._transport.gather(mine)]
         self._spread([any(column) for column in zip(*replies, strict=True)])

@@ -1,4 +1,4 @@
-"""What a wrapper offers whether or not updates are sharded: clipping, and the optimizer's whole state."""
+"""Clipping and access to the optimizer's whole state, for sharded and other updates."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from pace.runtime.transports.transport import Transport
 
 
 class NormAndState(StandIn):
-    """A stand-in whose gradients can be clipped, and whose state may lie on all ranks."""
+    """A stand-in whose gradients can be clipped, and whose state may be spread over the ranks."""
 
     parameters_by_name: Mapping[str, nn.Parameter]
     model: nn.Module
@@ -49,37 +49,39 @@ class NormAndState(StandIn):
     ) -> torch.Tensor:
         """Clip all gradients together by their norm, between the backward pass and ``step()``.
 
-        As ``torch.nn.utils.clip_grad_norm_`` of the optimizer's parameters, and as exact; where updates are
-        sharded, ranks exchange one number for it, and gradients need not be gathered. Every rank must call
-        it. If the norm is infinite or no number, the gradients are dropped on all ranks: ``step()`` then
-        changes nothing.
+        The result is that of ``torch.nn.utils.clip_grad_norm_`` for the optimizer's parameters. With sharded
+        updates ranks exchange only one number for it, and gradients are not gathered. Every rank must call
+        it. If the norm is not finite, all ranks drop the gradients, and ``step()`` changes nothing.
 
         Parameters
         ----------
+        max_norm
+            The largest norm after clipping.
         norm_type
-            Infinity for the largest absolute value.
+            Order of the norm; infinity for the largest absolute value.
         error_if_nonfinite
             Whether to raise RuntimeError, as torch does, if the norm is not finite.
 
         Returns
         -------
-        The norm before clipping, the same on all ranks.
+        torch.Tensor
+            The norm before clipping, the same on all ranks.
 
         Raises
         ------
         CommunicationFailed
-            When an exchange failed or a peer is gone.
+            If an exchange failed or a peer is gone.
         InvalidUse
-            When the arguments make no sense, or gradients only add up for now.
+            If an argument is not a positive number, or inside ``no_sync()``.
         """
         self._refuse_closed()
         check_norms(max_norm, norm_type)
         if self._rounds.accumulating:
-            raise InvalidUse("clip_grad_norm_: gradients only add up inside no_sync(): call it after that")
+            raise InvalidUse("clip_grad_norm_ was called inside no_sync(): call it outside, before step()")
         norm = self._rounds.clip(float(max_norm), float(norm_type))
         self._tell_of_norm(norm)
         if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm}")
+            raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm}, not finite")
         wide = max(
             (slot.parameter.dtype for slot in self._rounds.slots), key=lambda d: d.itemsize, default=None
         )
@@ -100,9 +102,9 @@ class NormAndState(StandIn):
     # The optimizer's state.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's whole state after every pending update: what a plain optimizer would have.
+        """Return the optimizer's whole state, after every pending update, like a plain optimizer.
 
-        Where updates are sharded, the other ranks give theirs, whatever they are doing.
+        With sharded updates this rank collects the state from the other ranks, whatever they are doing.
         """
         self.finish_updates()
         with self._rounds.whole_state() as gathered:
@@ -123,7 +125,7 @@ class NormAndState(StandIn):
         self._rounds.take_state()
 
     def _gate_state(self, *, replaced: bool = True) -> None:
-        """Have the optimizer's state wait for updates, also after somebody has replaced it."""
+        """Make reads of the optimizer's state wait for pending updates, also after it was replaced."""
         optimizer = self.optimizer
         if isinstance(vars(optimizer)["state"], GatedState):
             return
@@ -137,8 +139,8 @@ class NormAndState(StandIn):
             self._state_is_held = True
             if isinstance(self._rounds, ShardedRounds):
                 raise InvalidUse(
-                    "the training loop keeps the dictionary that optimizer.state was, and no rank has all of"
-                    " the state where updates are sharded: use optimizer.state itself, or give"
+                    "the training loop keeps the dictionary of optimizer.state, but with sharded updates no"
+                    " rank has the whole state: read optimizer.state itself each time, or use"
                     " AllReduce(sharding='off')"
                 )
             return
@@ -152,42 +154,42 @@ class NormAndState(StandIn):
         self._rounds.lend_state()
 
     def _find_held_state(self, parameters: Sequence[torch.Tensor]) -> Collection[torch.Tensor]:
-        """Return those of some parameters of whose state somebody else refers to a part."""
+        """Return those of the given parameters whose optimizer state is referenced by user code."""
         state = vars(self.optimizer)["state"]
         return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
 
     def _why_whole(self) -> str | None:
-        """Say why updates that are not sharded cannot be from now on; on all ranks alike."""
+        """Return why updates must not be sharded from now on, or None; the same on all ranks."""
         mine = why_not_in_shards(self.parameters_by_name, self.model)
         if mine is None and step_was_replaced(self.optimizer):
             mine = "the optimizer's step was replaced after it was wrapped"
         if mine is None and self._find_held_state(list(self.parameters_by_name.values())):
-            mine = "the training loop keeps parts of optimizer.state, of which no rank would have all"
+            mine = "the training loop keeps parts of optimizer.state, and no rank would have the whole state"
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)
 
     def sharded_state(self) -> ShardedState:
         """Return a copy of this rank's part of the optimizer's state, for torch.distributed.checkpoint.
 
-        Give it to ``dcp.save`` or ``dcp.load`` on every rank; it is loaded into this optimizer, with the
-        hyper-parameters, at any number of ranks.
+        Pass it to ``dcp.save`` or ``dcp.load`` on every rank. ``dcp.load`` loads state and hyper-parameters
+        into this optimizer; the number of ranks may differ from that of the checkpoint.
 
         Raises
         ------
         InvalidUse
-            When updates are not sharded.
+            If updates are not sharded.
         """
         self.finish_updates()
         if not isinstance(self._rounds, ShardedRounds):
-            raise InvalidUse("sharded_state: updates are not sharded, every rank has the whole state")
+            raise InvalidUse("updates are not sharded, so every rank has the whole state: use state_dict()")
         return self._rounds.sharded_state()
 
     @property
     def state(self) -> Any:
-        """The user's optimizer's own state, which waits for pending updates when it is used.
+        """The state of the user's optimizer; a read of it waits for pending updates.
 
-        Where updates are sharded it is then put together on this rank, until the next ``step()``; what is
-        changed in it holds.
+        With sharded updates, a read collects the whole state on this rank, where it stays until the next
+        ``step()``. Changes of it take effect.
         """
         return self.optimizer.state
 

@@ -1,9 +1,9 @@
-"""What ranks tell one another of rows between the backward pass and ``step()``, and when.
+"""When ranks exchange messages about their rows, between the backward pass and ``step()``.
 
-An *early* round is one in which no rank needs anything but ``step()``. Its first messages say so before any
-row is summed, and each update then waits for its own rows only. In other rounds ranks wait for their rows
-before they exchange anything; they say so in the first round of that kind, and the rounds after it are taken
-to be like it until some were not.
+In an *early* round every rank only calls ``step()``, without clipping or reading gradients. The first
+messages of such a round are exchanged before any row is summed, and each update waits only for its own rows.
+In other rounds, ranks wait for their rows before they exchange messages. Each round is expected to be like
+the last ones; the messages tell when it is not.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Wa
 from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
 from pace.runtime.transports.transport import Transport
 
-# So many plain rounds in a row make the next one early.
+# After so many plain rounds in a row, the next one is early.
 _PLAIN_ROUNDS = 3
 
 
@@ -34,21 +34,21 @@ class RowTurn:
     Attributes
     ----------
     told
-        Whether ranks have told one another which gradients exist.
+        Whether ranks have exchanged which gradients exist.
     plain
-        Whether no rank then needed anything but ``step()``.
+        Whether every rank only waited for ``step()`` then.
     early
         Whether updates may begin before all rows are summed.
     summed
-        Whether rows are.
+        Whether the rows are summed.
     whole
         Whether every rank has all rows.
     replies
-        The latest messages, as long as they say what is in the rows.
+        The latest messages, as long as they describe the rows.
     agreed
-        Whether all ranks have come to ``step()``.
+        Whether all ranks have called ``step()``.
     infinities
-        What stands for gradients that are not finite, for a GradScaler to find.
+        Tensors for a GradScaler to find instead of gradients that are not finite.
     """
 
     told: bool = False
@@ -66,12 +66,12 @@ class RowTurn:
 
 
 class RowMessages(Reduction):
-    """A reduction of rows whose state the other ranks are told of.
+    """A reduction by rows, in which ranks exchange messages about the state of their rows.
 
     Parameters
     ----------
     early
-        Whether rounds are taken to be early at first.
+        Whether the first rounds are expected to be early.
 
     Attributes
     ----------
@@ -105,11 +105,11 @@ class RowMessages(Reduction):
 
     @abstractmethod
     def _power(self, norm_type: float) -> float:
-        """Return what this rank's rows add to the norm."""
+        """Return what this rank's rows contribute to the norm."""
 
     @abstractmethod
     def _follow(self, replies: list[ShardMessage]) -> None:
-        """On a rank without a backward pass: do to its rows what the others have done to theirs."""
+        """On a rank without a backward pass: clip and unscale its rows as the other ranks did theirs."""
 
     def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
         """Send through this engine; see ``Reduction``."""
@@ -119,11 +119,11 @@ class RowMessages(Reduction):
 
     @property
     def early(self) -> bool:
-        """Whether updates of this round are to wait for their own rows only; once all ranks ``agree``."""
+        """Whether updates of this round wait for their own rows only, once all ranks ``agree``."""
         return self._turn.early
 
     def _exchange(self) -> None:
-        """Tell the other ranks about this one's rows, and wait for these if that is not to be avoided."""
+        """Exchange messages about rows; wait for this rank's rows only if necessary."""
         turn = self._turn
         if not turn.told and self._expects_early:
             self._open()
@@ -138,7 +138,7 @@ class RowMessages(Reduction):
         self._follow(replies)
 
     def _open(self) -> None:
-        """Learn before rows are summed whether the round is early; if not, gathers wait for all rows."""
+        """Agree, before rows are summed, on whether the round is early; if not, gathers wait for all rows."""
         turn = self._turn
         if turn.norm_type is not None:
             self._want = "norm"
@@ -162,7 +162,7 @@ class RowMessages(Reduction):
         self._turn.summed = True
 
     def _tell(self) -> list[ShardMessage]:
-        """Exchange messages, the first of a turn with marks."""
+        """Exchange messages; the first of a turn has marks."""
         turn = self._turn
         first = not turn.told
         counted = turn.summed and turn.norm_type is not None
@@ -186,13 +186,13 @@ class RowMessages(Reduction):
             self.held.clear()
             if differing is not None:
                 self._refuse(
-                    f"the last step's gradient of {self._slots[differing].name} was cleared on some ranks and"
-                    " not on others: every rank must clear gradients alike"
+                    f"the last step's gradient of {self._slots[differing].name} was cleared on some ranks but"
+                    " not on others: clear the same gradients on every rank"
                 )
         return replies
 
     def _expect(self) -> None:
-        """Take the next rounds to be as the last ones were; every rank alike."""
+        """Expect the next rounds to be like the last ones; every rank decides the same."""
         self._num_plain = self._num_plain + 1 if self._turn.plain else 0
         if not self._expects_early and self._num_plain >= _PLAIN_ROUNDS:
             self._expects_early = True
@@ -202,13 +202,13 @@ class RowMessages(Reduction):
         leading = [each for each in replies if not each.code.idle]
         if len({(each.coefficient, each.unscaled, each.dropped) for each in leading}) > 1:
             self._refuse(
-                "ranks have clipped or unscaled their gradients differently: every rank must do so alike"
-                " before step()"
+                "ranks have clipped or unscaled their gradients differently: do the same on every rank before"
+                " step()"
             )
 
     @contextlib.contextmanager
     def _abandoned_on_failure(self) -> Iterator[None]:
-        """When an exchange fails, wait for nothing else: ``close()`` must not wait for a lost rank."""
+        """Abandon everything in flight if an exchange fails: ``close()`` must not wait for a lost rank."""
         try:
             yield
         except CommunicationFailed:

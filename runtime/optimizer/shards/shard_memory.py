@@ -1,7 +1,7 @@
-"""Where gradients and parameters lie when they are summed and updated by shards.
+"""The memory of gradients and parameters that are summed and updated by shards.
 
-A shard is a matrix with a row for each rank, in which its gradients, or its parameters, lie one behind the
-other. Each rank owns one row of every shard; what a gradient has in it is this rank's *piece* of it.
+A shard is a matrix with one row for each rank. Its gradients, or parameters, are stored one after another.
+Each rank owns one row of every shard. The part of a gradient that is in this row is the rank's *piece* of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,16 @@ from pace.runtime.engine.sends import SegmentMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlace:
-    """Where a gradient lies in its shard, and which of its elements are in this rank's row.
+    """The place of a gradient in its shard, and its elements in this rank's row.
 
     Attributes
     ----------
+    shard
+        Number of the shard.
     offset, size
-        In elements of the whole matrix.
+        The gradient's first element in the matrix, and its number of elements.
     start, end
-        Its elements in the row, in the order in which they lie in memory; equal where there are none.
+        The range of its elements that is in the row, in memory order; equal if there are none.
     """
 
     shard: int
@@ -36,7 +38,7 @@ class ShardPlace:
 
 
 def places_of(plan: SendPlan, parameters: Mapping[str, nn.Parameter], rank: int) -> dict[str, ShardPlace]:
-    """Return every gradient's place."""
+    """Return the place of each gradient, by name."""
     places = {}
     for number, shard in enumerate(plan.shards):
         first, last = rank * shard.num_columns, (rank + 1) * shard.num_columns
@@ -52,7 +54,7 @@ def places_of(plan: SendPlan, parameters: Mapping[str, nn.Parameter], rank: int)
 
 
 class ShardedGroup(FusedGroup):
-    """The gradients of a reduce-scatter: its shards' matrices, one behind the other.
+    """The gradients of a reduce-scatter: the matrices of its shards, one after another.
 
     Attributes
     ----------
@@ -81,7 +83,7 @@ class ShardedGroup(FusedGroup):
         self._shards = [shards[each] for each in planned.shards]
         self._places = places
         self._size = size
-        # Its marks and codes travel beside it.
+        # Its marks and codes are sent separately.
         super().__init__(number, planned, parameters, num_codes=int(closing))
 
     def allocate(self) -> None:
@@ -106,19 +108,19 @@ class ShardedGroup(FusedGroup):
 
 
 class ParameterMemory:
-    """The matrices that parameters lie in while they are updated by shards; moves them there.
+    """The matrices that hold the parameters while updates are sharded.
 
     Parameters
     ----------
     slots
-        Of all parameters.
+        The slots of all parameters.
 
     Attributes
     ----------
     matrices
-        By shard.
+        The matrix of each shard.
     pieces
-        This rank's part of each parameter that has one.
+        This rank's piece of each parameter that has one.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class ParameterMemory:
         self.adopt()
 
     def adopt(self) -> None:
-        """Move parameters here that lie elsewhere: at the start, and those that user code has moved."""
+        """Move parameters into the matrices: all at the start, later those that user code has moved away."""
         with torch.no_grad():
             for slot, view in self._views.items():
                 parameter = slot.parameter
@@ -154,12 +156,12 @@ class ParameterMemory:
                     parameter.data = view
 
     def announce(self) -> None:
-        """Have autograd notice that all parameters change: graphs from before are stale."""
+        """Tell autograd that all parameters change, so that earlier graphs are stale."""
         for slot in self._views:
             torch.autograd.graph.increment_version(slot.parameter)
 
     def leave(self, shared: Sequence[Slot]) -> None:
-        """Give every parameter memory of its own again, but for those whose memory somebody else has, too."""
+        """Give every parameter its own memory again, except `shared`, to whose memory user code refers."""
         with torch.no_grad():
             for slot, view in self._views.items():
                 if slot.parameter.data_ptr() == view.data_ptr() and slot not in shared:
@@ -169,7 +171,7 @@ class ParameterMemory:
 def sharded_groups(
     plan: SendPlan, parameters: Mapping[str, nn.Parameter], places: Mapping[str, ShardPlace], size: int
 ) -> list[ShardedGroup]:
-    """Allocate a buffer for each reduce-scatter; their numbers are those of the plan's groups."""
+    """Allocate a buffer for each reduce-scatter; it has the number of the plan's group."""
     calls = [group for group in plan.groups if group.exchange == "reduce-scatter"]
     closing = closing_group(plan)
     return [
@@ -181,12 +183,12 @@ def sharded_groups(
 def half_tensors(
     plan: SendPlan, groups: Sequence[ShardedGroup], memory: ParameterMemory, only: int | None = None
 ) -> list[SegmentMemory]:
-    """For every segment, the columns of the matrices that it sends.
+    """Return the columns of matrices that each segment sends.
 
     Parameters
     ----------
     only
-        A call whose segments alone are wanted.
+        Return only the segments of this call (default: of all calls).
     """
     found: list[SegmentMemory] = []
     for planned in plan.segments:
@@ -215,12 +217,12 @@ def half_tensors(
 def _shared(name: str) -> str:
     return (
         f"something outside of the model shares the memory of {name} (p.data, a view, a state_dict, a NumPy"
-        " array or a graph that is kept): drop it first, or give AllReduce(sharding='off')"
+        " array or a retained graph): drop it first, or use AllReduce(sharding='off')"
     )
 
 
 def why_not_in_shards(parameters: Mapping[str, nn.Parameter], model: nn.Module) -> str | None:
-    """Say why parameters cannot be moved into shards; None when they can."""
+    """Return why parameters cannot be moved into shards, or None if they can."""
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             return f"{name} is {parameter.dtype}"

@@ -1,9 +1,9 @@
-"""Rounds that are summed by rows: what a rank may do with its rows, and when all ranks need all of them.
+"""Gradients that are summed by rows: what a rank does with its rows, and when all ranks need all rows.
 
-After the backward pass ranks exchange small messages (``exchanges``) until all of them have come to
-``step()``: for the norm, or because one of them needs whole gradients, for user code that reads them, say.
-Then all ranks gather all rows, and go on as after an all-reduce.
-A rank that has come to ``step()`` takes part until the others have, too.
+After the backward pass ranks exchange small messages (``exchanges``) until all of them have called
+``step()``. They do so for the norm, or because a rank needs whole gradients, for example because user code
+reads them. Then all ranks gather all rows and continue as after an all-reduce. A rank in ``step()`` takes
+part until all ranks are there.
 """
 
 import math
@@ -24,14 +24,14 @@ from pace.runtime.transports.transport import Transport
 
 
 class ShardReduction(RowMessages):
-    """The buffers of reduce-scatters, and what ranks make of their rows.
+    """The buffers of reduce-scatters, and the operations on rows.
 
     Parameters
     ----------
     gathers
-        The numbers of the plan's gathers, which a turn without an update leaves out.
+        The numbers of the plan's gathers. A turn without an update skips them.
     early
-        Whether rounds are taken to be early at first.
+        Whether the first rounds are expected to be early.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class ShardReduction(RowMessages):
         return super()._absent(slot) or slot in self.held
 
     def seal(self, *, read: bool) -> None:
-        """Hand over all that is left; see ``Reduction``."""
+        """Submit all remaining groups; see ``Reduction``."""
         self._turn = RowTurn()
         super().seal(read=read)
 
     def drop(self, slot: Slot) -> None:
-        """Take back this rank's contribution to a gradient; see ``Reduction``."""
+        """Withdraw this rank's contribution to a gradient; see ``Reduction``."""
         super().drop(slot)
         self.held.discard(slot)
 
-    # What all ranks make of it.
+    # The result of all ranks.
 
     def _learn_codes(self, closing: FusedGroup) -> list[RoundCode]:
         self._exchange()
         return self._marks.codes(closing)
 
     def _follow(self, replies: list[ShardMessage]) -> None:
-        """On a rank without a backward pass: do to its rows what the others have done to theirs."""
+        """On a rank without a backward pass: clip and unscale its rows as the other ranks did theirs."""
         turn = self._turn
         leading = [each for each in replies if not each.code.idle]
         if not self._marks.code.idle or not leading:
@@ -113,7 +113,7 @@ class ShardReduction(RowMessages):
             self._read_marks(group)
 
     def resolve(self, group: FusedGroup) -> None:
-        """Make sure that this rank has a group's whole gradients, which all ranks then have."""
+        """Get the whole gradients of a group; all ranks then have them."""
         if group.resolved:
             return
         self._want = "gradients"
@@ -122,7 +122,7 @@ class ShardReduction(RowMessages):
             self._meet("gradients")
 
     def cleared(self) -> bool:
-        """Whether nothing is left of a sealed round; see ``Reduction``."""
+        """Return whether all gradients of a sealed round were cleared; see ``Reduction``."""
         if self._turn.whole:
             return super().cleared()
         self._want = "step"
@@ -141,7 +141,7 @@ class ShardReduction(RowMessages):
             self.engine.leave_out(number)
 
     def _send_again(self, owner: int | None) -> None:
-        """Run a second turn with calls of its own, as all ranks have all rows of the first."""
+        """Run a second turn with calls outside the plan, as all ranks have all rows of the first turn."""
         self.resolve_all()
         hidden = [slot for slot in self._slots if slot.present and not slot.base]
         self.turn += 1
@@ -165,10 +165,10 @@ class ShardReduction(RowMessages):
             slot.base = False
         self._turn.replies = None
 
-    # What is done with rows.
+    # Operations on rows.
 
     def _power(self, norm_type: float) -> float:
-        """Return what this rank's rows add to the norm."""
+        """Return what this rank's rows contribute to the norm."""
         pieces = [piece for group in self._calls for slot, piece in group.pieces.items() if not slot.dropped]
         norms = [float(torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)) for piece in pieces]
         if norm_type == math.inf:
@@ -186,11 +186,11 @@ class ShardReduction(RowMessages):
         while turn.replies is None or any(each.power is None for each in turn.replies):
             self._meet("norm")
         if any(each.norm_type != norm_type for each in turn.replies):
-            self._refuse("ranks take norms of different types: every rank must clip alike")
+            self._refuse("ranks clip by norms of different orders: use the same norm_type on every rank")
         return total_norm(turn.replies, norm_type)
 
     def multiply(self, coefficient: float) -> None:
-        """Clip: multiply all gradients by a number."""
+        """Multiply all gradients by a number, to clip them."""
         self._multiply(coefficient)
         self._turn.coefficient *= coefficient
 
@@ -204,16 +204,16 @@ class ShardReduction(RowMessages):
                         piece.mul_(coefficient)
 
     def drop_all(self) -> None:
-        """Leave parameters as they are in this step: the gradients are not finite."""
+        """Drop all gradients because they are not finite; this step changes no parameters."""
         for slot in self._slots:
             self.drop(slot)
         self._turn.dropped = True
 
     def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:
-        """Return what a GradScaler may find of a gradient: this rank's piece, or infinity on every rank.
+        """Return whether a GradScaler may check only a part of a gradient, and the part.
 
-        Nothing where it needs the whole gradient: a rank without a backward pass takes over what others make
-        of it.
+        The part is this rank's piece; if the gradients are not finite, it is infinity on every rank. If a
+        rank had no backward pass, the GradScaler needs the whole gradient.
         """
         self._want = "norm"
         self._evaluate()
@@ -237,12 +237,12 @@ class ShardReduction(RowMessages):
         return True, call.buffer.new_zeros(1) if piece is None else piece
 
     def agree(self, norm_type: float | None = None) -> None:
-        """Wait until all ranks have come to ``step()``, and learn which gradients exist.
+        """Wait until all ranks have called ``step()``, and read which gradients exist.
 
         Parameters
         ----------
         norm_type
-            A norm that all ranks will ask for at once.
+            Order of a norm that all ranks will need next.
         """
         if self._turn.agreed:
             return
@@ -269,7 +269,7 @@ class ShardReduction(RowMessages):
         super().end()
 
     def restore_held(self) -> None:
-        """Gather the last step's gradients that were not cleared, on all ranks; each of them calls it."""
+        """Gather the uncleared gradients of the last step on all ranks; every rank calls it."""
         if not any(self._transport.gather(b"held" if self.held else b"")):
             return
         for call in self._calls:

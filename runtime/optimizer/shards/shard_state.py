@@ -1,4 +1,4 @@
-"""Optimizer state in pieces: how ranks put it together again."""
+"""Optimizer state in pieces, and how ranks join it."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 SlotState = dict[str, Any]
-"""What an optimizer keeps of one parameter, or of a piece of it, by name."""
+"""The optimizer's state of one parameter or a piece of it, by the name of each entry."""
 
 
 class PieceState(NamedTuple):
@@ -16,9 +16,9 @@ class PieceState(NamedTuple):
     Attributes
     ----------
     start, end
-        Its elements, in the order in which the parameter lies in memory.
+        The range of the parameter's elements, in memory order.
     values
-        Tensors of as many elements, and numbers that hold for the whole parameter.
+        Tensors with one value for each of these elements, and numbers that apply to the whole parameter.
     """
 
     start: int
@@ -34,7 +34,7 @@ def saved(pieces: Mapping[str, PieceState]) -> bytes:
 
 
 def loaded(payload: bytes) -> dict[str, PieceState]:
-    """Read what ``saved`` wrote."""
+    """Deserialize the pieces that ``saved`` returned."""
     found: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True)
     return {name: PieceState(*piece) for name, piece in found.items()}
 
@@ -42,14 +42,14 @@ def loaded(payload: bytes) -> dict[str, PieceState]:
 def joined(
     pieces: Sequence[PieceState], size: int, shaped: Callable[[torch.Tensor], torch.Tensor]
 ) -> SlotState:
-    """Put the pieces of one parameter's state together.
+    """Join the pieces of one parameter's state.
 
     Parameters
     ----------
     size
-        How many elements the parameter has.
+        Number of elements of the parameter.
     shaped
-        Views a flat tensor of so many elements as the parameter lies in memory.
+        Returns a view of a flat tensor with the parameter's shape and strides.
     """
     found: SlotState = {}
     for name, first in pieces[0].values.items():

@@ -1,4 +1,4 @@
-"""Applies the user's optimizer to this rank's rows, with an optimizer state of these rows only."""
+"""Applies the user's optimizer to this rank's rows; only the state of these rows is kept."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joi
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
-# Their step computes every element from the same element of gradient and state, and numbers that all have.
+# Optimizers that update each element from the same element of gradient and state, and from common numbers.
 _ELEMENTWISE = frozenset(
     unhooked(getattr(torch.optim, name))
     for name in (
@@ -39,7 +39,7 @@ _ELEMENTWISE = frozenset(
 
 
 def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
-    """Say why this optimizer's update cannot be applied to parts of parameters; None when it can."""
+    """Return why this optimizer's update cannot be applied to parts of parameters, or None if it can."""
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
     if unhooked(type(optimizer)) not in _ELEMENTWISE:
@@ -48,14 +48,14 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 class ShardUpdate(TwinOptimizer):
-    """Updates this rank's pieces of parameters; takes the user's optimizer's state until ``hand_back``.
+    """Updates this rank's pieces of parameters. It holds the user's optimizer's state until ``hand_back``.
 
     Parameters
     ----------
     calls
-        By number, the gradients' buffers.
+        The gradients' buffers, by number.
     usage
-        Counts gatherings, under plans before too.
+        Counts how often the state was gathered, also under earlier plans.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class ShardUpdate(TwinOptimizer):
     def apply(self, slots: Iterable[Slot]) -> None:
         """Update this rank's pieces of parameters, with the hyper-parameters of the last ``snapshot``.
 
-        From any thread, one at a time.
+        Any thread may call this, one at a time.
 
         Parameters
         ----------
         slots
-            Of parameters that have a gradient.
+            The slots of parameters that have a gradient.
         """
         members: dict[int, list[torch.Tensor]] = {}
         for slot in slots:
@@ -106,7 +106,7 @@ class ShardUpdate(TwinOptimizer):
     # The optimizer's state.
 
     def take_state(self) -> None:
-        """Keep this rank's pieces of the user's optimizer's state, and take all of it away there."""
+        """Keep this rank's pieces of the user's optimizer's state, and remove the state there."""
         own = self._optimizer.state
         with self._lock, without_gates():
             self.state = self.new_state()
@@ -119,7 +119,7 @@ class ShardUpdate(TwinOptimizer):
                     _expire(values, slot.name)
 
     def take_away(self) -> None:
-        """Take the whole state away from the user's optimizer again."""
+        """Remove the whole state from the user's optimizer again."""
         with without_gates():
             for slot in self._slots:
                 self._optimizer.state.pop(slot.parameter, None)
@@ -133,17 +133,17 @@ class ShardUpdate(TwinOptimizer):
                 own[slot.parameter] = values
 
     def gathered(self, transport: Transport, step: int, *, last: bool) -> dict[Slot, SlotState]:
-        """Put all ranks' pieces together, with those ranks' help that do the same, and the others' threads'.
+        """Join the pieces of all ranks. Each rank takes part in this call, or in a background thread.
 
-        This rank must not take part in a step meanwhile. So no rank can end another step, and nobody's state
+        This rank must not take part in a step meanwhile. So no rank can end another step, and no state
         changes.
 
         Parameters
         ----------
         step
-            How many steps there have been.
+            Number of steps taken.
         last
-            Whether this rank takes part in nothing after this.
+            Whether this is the last call in which this rank takes part.
         """
         with self._lock:
             if self._last is not None:
@@ -153,7 +153,7 @@ class ShardUpdate(TwinOptimizer):
             return self._gather(transport, step, last=last)
 
     def give(self, transport: Transport, step: int, asked: list[int]) -> bool:
-        """Take part in a gathering that another rank has asked for; say whether this was the time."""
+        """Take part in a gathering that another rank asked for; return whether it took place."""
         number, at_step, last = asked
         if at_step != step or not self._lock.acquire(blocking=False):
             return False
@@ -181,11 +181,11 @@ class ShardUpdate(TwinOptimizer):
                     shaped = functools.partial(_shaped, slot.parameter)
                     found[slot] = joined(parts, slot.parameter.numel(), shaped)
         if ends:
-            self._last = found  # some rank takes part in nothing more, so nobody would answer this one
+            self._last = found  # a rank has left, so a later request of this rank would not be answered
         return found
 
     def sharded(self) -> ShardedState:
-        """Return this rank's pieces of the state, to be written, or to be read into."""
+        """Return this rank's pieces of the state, to be saved or to be loaded into."""
         pieces = {}
         for slot in self._slots:
             piece = self._memory.pieces.get(slot)
@@ -208,7 +208,7 @@ class ShardUpdate(TwinOptimizer):
         return ShardedState(pieces, strides, groups, self._load)
 
     def _blank(self, slot: Slot, piece: torch.Tensor) -> SlotState:
-        """Return the state that the optimizer would make of a piece, whose values mean nothing."""
+        """Return a state with the entries that the optimizer creates for a piece; values are arbitrary."""
         scratch = torch.zeros_like(piece)
         scratch.grad = torch.zeros_like(piece)
         self.snapshot()
@@ -221,7 +221,10 @@ class ShardUpdate(TwinOptimizer):
     def _load(self, pieces: dict[str, PieceState], groups: list[dict[str, Any]]) -> None:
         own = self._optimizer.param_groups
         if len(groups) != len(own):
-            raise InvalidUse(f"the checkpoint has {len(groups)} parameter groups, the optimizer {len(own)}")
+            raise InvalidUse(
+                f"the checkpoint has {len(groups)} parameter groups, but the optimizer has {len(own)}: create"
+                " the optimizer with the same groups"
+            )
         for group, values in zip(own, groups, strict=True):
             group.update(values)
         with self._lock:
@@ -241,7 +244,7 @@ class ShardUpdate(TwinOptimizer):
 
     @property
     def num_state_bytes(self) -> int:
-        """How much memory the state of this rank's rows takes."""
+        """Return the bytes of the state of this rank's rows."""
         return sum(
             value.numel() * value.element_size()
             for values in self.state.values()
@@ -251,16 +254,16 @@ class ShardUpdate(TwinOptimizer):
 
 
 def _expire(values: SlotState, name: str) -> None:
-    """Have the use of tensors that user code has kept of the whole state raise: they follow no update."""
+    """Make each use of tensors that user code kept of the whole state raise, as they are out of date."""
 
     def refuse(_tensor: torch.Tensor) -> None:
         raise InvalidUse(
-            f"a part of the optimizer's state of {name} was used that was read before the last step(): where"
-            " updates are sharded no rank has it any more; read optimizer.state anew"
+            f"the optimizer's state of {name} was read before the last step() and used after it, but with"
+            " sharded updates it is out of date: read optimizer.state again"
         )
 
     for value in values.values():
-        # One reference is the dictionary's, one is this function's.
+        # One reference is from the dictionary, one from this function.
         if isinstance(value, torch.Tensor) and kept_elsewhere(value, 2):
             guard(value, refuse)
 
@@ -286,5 +289,5 @@ def _piece_of(values: Mapping[str, Any], slot: Slot, memory: ParameterMemory) ->
     return found
 
 
-# Entries of the state that are a number for the whole parameter, of one element also where it has only one.
+# Entries of the state that hold one number for the whole parameter, even if the parameter has one element.
 SCALARS = frozenset({"step", "eta", "mu", "mu_product"})

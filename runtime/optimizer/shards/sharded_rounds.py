@@ -1,8 +1,8 @@
-"""Rounds whose gradients are summed, clipped and updated by shards, and whose parameters are gathered.
+"""Rounds with sharded updates: gradients are summed, clipped and updated by shards, and parameters gathered.
 
-Where updates wait for a norm, ``step()`` waits for this rank's rows of all sums, updates its parameters, and
-hands over the gathers. Otherwise each update follows its own sums, in a thread of the engine's, and its
-gather follows it. The next forward pass waits for each gather as it uses its parameters.
+If updates wait for a norm, ``step()`` waits for this rank's rows of all sums, updates its parameters and
+submits the gathers. Otherwise a thread of the engine applies each update after its own sums, and its gather
+follows. The next forward pass waits for each gather when it uses the parameters.
 """
 
 import contextlib
@@ -41,9 +41,11 @@ class GatherCall:
     Attributes
     ----------
     number
-        In the plan.
+        Its number in the plan.
+    slots
+        The slots of the parameters that it gathers.
     pending
-        Whether it is handed over and was not waited for.
+        Whether it is submitted and nothing has waited for it yet.
     """
 
     number: int
@@ -52,7 +54,7 @@ class GatherCall:
 
     @property
     def needs(self) -> list[int]:
-        """The numbers of the reduce-scatters that sum what it gathers the updates of."""
+        """The numbers of the reduce-scatters whose sums the gathered updates need."""
         return sorted({slot.fused.number for slot in self.slots})
 
 
@@ -101,7 +103,7 @@ class ShardedRounds(Rounds):
         return [each for each in self._gathers if any(slot.name in names for slot in each.slots)]
 
     def close(self) -> None:
-        """Take hooks and gates off; parameters get memory of their own. See ``Rounds``."""
+        """Remove hooks and gates; give parameters their own memory. See ``Rounds``."""
         shared = self._memory_watch.shared()
         super().close()
         self._memory.leave(shared)
@@ -109,7 +111,7 @@ class ShardedRounds(Rounds):
     # From the backward pass to the update.
 
     def arrived(self, slot: Slot) -> None:
-        """Take in what autograd has just added to a gradient."""
+        """Process a gradient to which autograd has just added."""
         if self._gather_of[slot].pending and not self.accumulating:
             raise InvalidUse(
                 f"{slot.name} was used in a way the runtime cannot see before its last update was gathered;"
@@ -123,7 +125,7 @@ class ShardedRounds(Rounds):
             self.engine.wait(call.number)
 
     def _aside(self) -> contextlib.AbstractContextManager[None]:
-        """What exchanges happen in: while iterations are recorded, they are no part of compute."""
+        """Return the context for exchanges: while iterations are recorded, they do not count as compute."""
         aside = self._profiling.aside
         return contextlib.nullcontext() if aside is None else aside()
 
@@ -150,7 +152,7 @@ class ShardedRounds(Rounds):
         return norm
 
     def end_pending(self) -> None:
-        """Update this rank's rows and hand over the gathers, or have the engine do so; end the round."""
+        """Update this rank's rows and submit the gathers, here or in the engine; end the round."""
         recorded = self._profiling.aside is not None
         with self._aside():
             self.reduction.agree()
@@ -218,7 +220,7 @@ class ShardedRounds(Rounds):
             self._lent = True
 
     def _take_back_state(self) -> None:
-        """Take over what user code has made of the state since ``lend_state``."""
+        """Take over changes of the state that user code has made since ``lend_state``."""
         if self._lent:
             self._lent = False
             self._shard_update.take_state()
@@ -227,15 +229,15 @@ class ShardedRounds(Rounds):
         """Take part in a gathering of state; see ``Rounds``."""
         try:
             return not self.closed and self._shard_update.give(self._transport, self.number, asked)
-        except CommunicationFailed:  # the rank that asked meets it, too
+        except CommunicationFailed:  # the rank that asked gets this error too
             return False
 
     def restore_held(self) -> None:
-        """Have every rank have the last step's gradients whole; see ``Rounds``."""
+        """Gather the uncleared gradients of the last step on every rank; see ``Rounds``."""
         self.reduction.restore_held()
 
     def take_state(self) -> None:
-        """Keep this rank's pieces of the user's optimizer's state only."""
+        """Keep only this rank's pieces of the user's optimizer's state."""
         self._lent = False
         self._shard_update.take_state()
 
@@ -255,5 +257,5 @@ class ShardedRounds(Rounds):
 
     @property
     def num_state_bytes(self) -> int:
-        """How much memory this rank's optimizer state takes."""
+        """Return the bytes of this rank's optimizer state."""
         return self._shard_update.num_state_bytes

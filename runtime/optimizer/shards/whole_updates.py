@@ -1,4 +1,4 @@
-"""What rounds do about norms and the optimizer's state where every rank updates everything."""
+"""Norms and the optimizer's state in rounds in which every rank updates all parameters."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from pace.runtime.optimizer.shards.clipping import clip_in_place
 
 
 class WholeUpdates(ABC):
-    """The part of ``Rounds`` that differs where updates are sharded."""
+    """The part of ``Rounds`` that is different with sharded updates."""
 
     slots: Sequence[Slot]
     access: GradientAccess
@@ -19,7 +19,7 @@ class WholeUpdates(ABC):
 
     @property
     def number(self) -> int:
-        """How many rounds have ended."""
+        """The number of rounds that have ended."""
         return self.reduction.step
 
     @abstractmethod
@@ -31,7 +31,7 @@ class WholeUpdates(ABC):
         """Wait until every group of a sealed round is reduced."""
 
     def settle_aside(self) -> None:
-        """While iterations are recorded: wait for what the update needs, as soon as the round is sealed."""
+        """While iterations are recorded, wait for what the update needs as soon as the round is sealed."""
         self.wait_for_all()
 
     def clip(self, max_norm: float, norm_type: float) -> float:
@@ -50,27 +50,27 @@ class WholeUpdates(ABC):
         return self.clip(max_norm, 2.0)
 
     def hand_back(self, *, last: bool = False) -> None:  # noqa: B027  # nothing is kept elsewhere
-        """Give the user's optimizer the state kept elsewhere.
+        """Give the user's optimizer the state that is kept elsewhere.
 
         Parameters
         ----------
         last
-            Whether this rank takes part in nothing after this.
+            Whether this is the last call in which this rank takes part.
         """
 
     def lend_state(self) -> None:  # noqa: B027  # it is there
-        """Have the user's optimizer show its whole state, and take over what user code makes of it."""
+        """Give the user's optimizer its whole state, and take over changes that user code makes to it."""
 
     def restore_held(self) -> None:  # noqa: B027  # they are
-        """Have gradients of the last step that were not cleared be whole; every rank calls it."""
+        """Gather the uncleared gradients of the last step; every rank calls it."""
 
     def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
-        """Answer another rank that asks for state; say whether that was of use."""
+        """Answer another rank that asks for state; return whether the answer was complete."""
         return False
 
     def take_state(self) -> None:  # noqa: B027  # as above
-        """Keep elsewhere what of the user's optimizer's state is to be kept there."""
+        """Move the user's optimizer's state to where it is kept during training."""
 
     def whole_state(self) -> contextlib.AbstractContextManager[bool]:
-        """Inside, the user's optimizer has its whole state; whether that is put together for this only."""
+        """Inside, the user's optimizer has its whole state; yields whether it was gathered only for this."""
         return contextlib.nullcontext(enter_result=False)

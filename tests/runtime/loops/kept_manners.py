@@ -18,20 +18,20 @@ MANNERS: dict[str, dict[str, Any]] = {
 }
 
 _SHARED = "something outside of the model shares the memory of"
-_OLD_GRADIENT = "was read after step(), when no rank has all of a gradient that is summed by shards"
-_OLD_STATE = "was used that was read before the last step()"
+_OLD_GRADIENT = "was read after step(), but updates are sharded and no rank has the whole gradient then"
+_OLD_STATE = "was read before the last step() and used after it"
 
 # What no rank has where updates are sharded, or could not keep there, is refused with these words.
 REFUSED: dict[tuple[str, str], str] = {
     (
         "state_dict_alias",
         "shards",
-    ): f"InvalidOptions: sharding is 'on', and updates cannot be sharded: {_SHARED}",
-    ("aliases", "shards"): f"InvalidOptions: sharding is 'on', and updates cannot be sharded: {_SHARED}",
+    ): f"InvalidOptions: sharding is 'on', but updates cannot be sharded: {_SHARED}",
+    ("aliases", "shards"): f"InvalidOptions: sharding is 'on', but updates cannot be sharded: {_SHARED}",
     (
         "aliases_written",
         "shards",
-    ): f"InvalidOptions: sharding is 'on', and updates cannot be sharded: {_SHARED}",
+    ): f"InvalidOptions: sharding is 'on', but updates cannot be sharded: {_SHARED}",
     ("flat_parameters", "shards"): "updates cannot be sharded: 0.bias shares memory with 0.weight",
     ("cleared", "shards"): _OLD_GRADIENT,
     ("scaled", "shards"): _OLD_GRADIENT,
@@ -40,11 +40,11 @@ REFUSED: dict[tuple[str, str], str] = {
     (
         "state_kept",
         "shards",
-    ): "InvalidOptions: sharding is 'on', and updates cannot be sharded: the training loop",
+    ): "InvalidOptions: sharding is 'on', but updates cannot be sharded: the training loop",
     (
         "patched_before",
         "shards",
-    ): "InvalidOptions: sharding is 'on', and updates cannot be sharded: the step of",
+    ): "InvalidOptions: sharding is 'on', but updates cannot be sharded: the step of",
     ("patched_for_a_while", "shards"): "InvalidUse: the optimizer's step was replaced after it was wrapped",
 }
 

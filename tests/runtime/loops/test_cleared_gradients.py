@@ -88,4 +88,4 @@ def test_what_was_lost_is_an_error_on_every_rank(pool: RankPool) -> None:
     found = pool.run(run_program, loop(*operations, plan=1))
     for each in found:
         assert isinstance(each, Failed)
-        assert "was cleared, but not on rank 1, after a backward pass" in each.reason
+        assert "was cleared on some ranks but not on rank 1, which did not run" in each.reason

@@ -82,7 +82,7 @@ def test_more_backward_passes_beside_ranks_without_one_are_no_silent_error(mode:
     with RankPool(3) as three:
         found = three.run(run_program, program)
     assert all(isinstance(each, Failed) for each in found)
-    assert "put all backward passes of a step but the last in no_sync()" in found[2].reason
+    assert "put all backward passes of a step except the last in no_sync()" in found[2].reason
 
 
 @pytest.mark.parametrize("mode", ["overlap", "barrier"])

@@ -24,9 +24,9 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 # Only one rank may contribute what is summed already, and no rank could tell what the loop keeps. A rank that
 # has no backward pass cannot know of others' further ones, nor what they have put in the place of sums.
 REFUSED = (
-    "is kept while gradients only add up, and op is 'sum'",
-    "is now replaced, and op is 'sum'",
-    "ran a further backward pass when its gradients were complete",
+    "while gradients accumulate, and op is 'sum'",
+    "is now replaced, and with op='sum'",
+    "ran another backward pass after its gradients were complete",
     "was replaced without having been read, and it is summed already",
 )
 

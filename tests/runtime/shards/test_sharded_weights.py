@@ -242,7 +242,7 @@ def test_what_would_go_wrong_is_refused_on_every_rank(pool: RankPool) -> None:
     for read, clipped, cleared in run(pool, _misuse):
         assert "was read after step()" in read
         assert "InvalidUse: ranks have clipped or unscaled their gradients differently" in clipped
-        assert "was cleared on some ranks and not on others" in cleared
+        assert "was cleared on some ranks but not on others" in cleared
 
 
 def _state(rank: int, transport: str) -> Any:
