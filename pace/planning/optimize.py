@@ -1,4 +1,4 @@
-"""The one entry point for schedules: which exchange a profile asks for, and the planner of each."""
+"""The entry point for schedules: it chooses the exchange for a profile, and the exchange's planner."""
 
 from collections.abc import Callable
 
@@ -27,28 +27,31 @@ _PLANNERS: dict[Exchange, Callable[[Profile, Options], Schedule]] = {
 def optimize(profile: Profile | CollectiveGraph, options: Options | None = None) -> Schedule:
     """Return the schedule that minimizes the predicted iteration time of a profile or a graph.
 
-    Same profile and options, same schedule to the byte, but for the seconds that linear programs took. The
-    schedule carries a lower bound that no schedule of its exchange beats, and the proof.
+    The same profile and options give the same schedule, byte for byte, except for the recorded seconds of
+    linear programs. The schedule contains a lower bound that no schedule with its exchange beats, and the
+    proof.
 
     Parameters
     ----------
+    profile
+        The measured iteration, or a graph of ops and collectives.
     options
-        ``exchange`` says how gradients become updates; by default ``exchange_for`` does.
+        ``exchange`` sets how gradients become updates (default: by ``exchange_for``).
 
     Raises
     ------
     InvalidOptions
-        If options do not fit one another or the profile; the message says what would.
+        If the options do not fit one another or the profile; the message says which would.
     InvalidCluster
-        If the servers do not fit the profile.
+        If the parameter servers do not fit the profile.
     SolverFailed
-        If the oracle gives no answer.
+        If the oracle finds no solution.
     """
     options = Options() if options is None else options
     if isinstance(profile, CollectiveGraph):
         refuse_other(options, Options, InvalidOptions)
         if options.exchange not in (None, "graph"):
-            raise InvalidOptions(f'a graph has exchange "graph", not "{options.exchange}"')
+            raise InvalidOptions(f'a graph has exchange "graph", not "{options.exchange}": leave it out')
         return optimize_graph(profile, options)
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, Options, InvalidOptions)
@@ -63,10 +66,10 @@ def optimize(profile: Profile | CollectiveGraph, options: Options | None = None)
 
 
 def exchange_for(profile: Profile, options: Options) -> Exchange:
-    """Return the exchange that is asked for, or else the one that fits the profile.
+    """Return the exchange that the options name, or else the one that fits the profile.
 
-    "servers" where the cost or the options name parameter servers, "sharded" where updates wait for a global
-    norm, else "allreduce". A framework with a barrier has all-reduces only.
+    This is "servers" if the cost or the options have parameter servers, "sharded" if updates wait for a
+    global norm, and otherwise "allreduce". A framework with a barrier has only all-reduces.
     """
     if options.exchange is not None:
         return options.exchange
@@ -78,7 +81,7 @@ def exchange_for(profile: Profile, options: Options) -> Exchange:
 
 
 def lower_bound_s(profile: Profile) -> float:
-    """Return what no schedule of whole all-reduces beats; behind a norm, no sharded schedule either."""
+    """Return the window in seconds that no schedule of all-reduces beats; with a norm, no sharded one."""
     bound = optimize_allreduce(profile).predicted.lower_bound_s
     if profile.update == "per-gradient" or isinstance(profile.allreduce, PushPull):
         return bound
@@ -86,7 +89,7 @@ def lower_bound_s(profile: Profile) -> float:
 
 
 def warm_up() -> None:
-    """Compile every hot loop that ``optimize`` may call, so that no request waits for a compiler."""
+    """Compile every hot loop that ``optimize`` may call, so that no request waits for the compiler."""
     allreduce.warm_up()
     names = [f"gradient {layer}" for layer in range(4)]
     ops = [Op(name=f"bwd/{name}", duration_s=1.0, stream="compute") for name in names]

@@ -1,4 +1,4 @@
-"""A graph document as the arrays that the solver works on."""
+"""Converts a graph document to the solver's arrays."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def bucket_keys(graph: CollectiveGraph) -> tuple[BucketKey, ...]:
 
 
 def program_of(graph: CollectiveGraph) -> Program:
-    """Return a graph as arrays; nodes keep their numbers."""
+    """Return the solver's program of a graph; nodes keep their numbers."""
     n = len(graph.nodes)
     numbers = graph.numbers
     keys = {key: number for number, key in enumerate(bucket_keys(graph))}

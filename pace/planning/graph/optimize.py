@@ -1,4 +1,4 @@
-"""The planner of exchange "graph": a search over plans, priced to the node, and the bounds beside it."""
+"""The planner of exchange "graph": a search over complete plans, and lower bounds."""
 
 from pace.documents.graph.collective_graph import BucketKey, CollectiveGraph
 from pace.documents.graph.plan import GraphPlan, KeyLine, LateCollective, SetOfNodes
@@ -17,17 +17,17 @@ from pace.solver.graph.timeline import run
 from pace.version import __version__
 
 CALLS = 48
-"""Plans that the search prices: about 2 s for 10,000 nodes."""
+"""The number of plans that the search evaluates: about 2 s for 10,000 nodes."""
 
 
 def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
-    """Return the best plan found for a graph within the memory of the options.
+    """Return the best plan found for a graph within the memory that the options allow.
 
     Raises
     ------
     InvalidOptions
-        For options of other exchanges, and for a budget that no plan was found for; the message names the
-        node that needs more.
+        If options of other exchanges are given, or if no plan within the memory was found; the message then
+        names the node that needs more.
     """
     _refuse_others(options)
     program = program_of(graph)
@@ -42,15 +42,16 @@ def _refuse_others(options: Options) -> None:
     changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
     if changed:
         raise InvalidOptions(
-            f'{", ".join(sorted(changed))}: a graph has options exchange="graph" and memory_bytes only'
+            f'{", ".join(sorted(changed))}: not an option for a graph, which only has exchange="graph" and '
+            "memory_bytes: leave the others out"
         )
 
 
 def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:
     node = graph.nodes[found.peak_node].name
     return (
-        f"a memory budget of {budget:,} bytes is too small: the least that a plan was found for is "
-        f'{found.peak_bytes:,} bytes, in use at node "{node}"'
+        f"a memory budget of {budget:,} bytes is too small: the best plan found needs {found.peak_bytes:,} "
+        f'bytes, at node "{node}"; allow at least that'
     )
 
 
@@ -96,7 +97,7 @@ def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, optio
 def _transfers(
     graph: CollectiveGraph, program: Program, found: PricedPlan, start: FloatArray, end: FloatArray
 ) -> tuple[tuple[Group, ...], tuple[Segment, ...]]:
-    """Return each bucket, or collective alone, as a group and its transfer, in the order of issue."""
+    """Return each bucket or single collective as a group and its transfer, in the order of issue."""
     head, tail = program.paths
     bucket_of = {member: bucket for bucket in found.plan.buckets for member in bucket}
     groups: list[Group] = []

@@ -1,9 +1,9 @@
-"""What no order of pushes and pulls beats: of given segments link by link, and of gradients whatever is cut.
+"""Lower bounds for parameter servers: for the order of given segments, and for all ways to cut gradients.
 
-Segments are jobs on a worker's uplink with their own pull behind them, on its downlink with their own push
-before them, and on the links of the server that they are placed on. Gradients against every partition:
-their bytes cross the links at e seconds each, at least one part loses theta, and the last of them is back
-after a round trip.
+For given segments, each link is a machine. A segment is a job on the worker's uplink, followed by its pull; a
+job on the downlink, preceded by its push; and a job on the links of its server. For all ways to cut: a set of
+gradients takes e seconds for each byte on the links, at least one part loses theta seconds, and the last part
+returns after a round trip.
 """
 
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ class SegmentJobs:
     Attributes
     ----------
     ready, tail
-        Of their groups, in seconds.
+        Ready time and tail of each segment's group, in seconds.
     push_bytes, pull_bytes
-        What travels, overhead included.
+        Bytes sent in each direction, overhead included.
     server
         The number of each segment's server.
     """
@@ -40,11 +40,11 @@ class SegmentJobs:
 
 
 def segment_proofs(problem: ServersProblem, segments: SegmentJobs) -> tuple[Proof, ...]:
-    """Return the strongest set on every link that the segments cross, in O(n log n) a link."""
+    """Return the set with the greatest bound on each link that segments cross, in O(n log n) for a link."""
     if not len(segments.ready):
         return ()
     links = problem.links
-    # The fastest that a worker's bytes go in all, and over one connection.
+    # The highest rates of a worker's bytes, over all connections and over one.
     directions = 2 if links.shared else 1
     whole = min(links.bytes_per_s, directions * links.num_servers * links.connection_bytes_per_s)
     alone = min(links.bytes_per_s, links.connection_bytes_per_s)
@@ -88,7 +88,7 @@ def _proof(
 
 
 def servers_bound(problem: ServersProblem) -> SetBound:
-    """Bound the window of every fusion, partition, placement and order from below. O(n log n)."""
+    """Bound the window of every fusion, cut, placement and order from below, in O(n log n)."""
     plain = problem.plain
     directions: tuple[tuple[Literal["up", "down"], FloatArray, float], ...] = (
         (("up", problem.push_bytes + problem.pull_bytes, problem.seconds_per_byte / 2),)
@@ -124,10 +124,10 @@ def servers_bound(problem: ServersProblem) -> SetBound:
 
 
 def servers_chain_bound(problem: ServersProblem) -> ChainBound | None:
-    """Return the bound by a chain of gradients, where every gradient travels as it is; None elsewhere.
+    """Return the bound from a chain of gradients; None if gradients are sent compressed.
 
-    Every group's last part loses theta and comes back a round trip later: the chain bound of docs/solver.md
-    with the round trip in every tail.
+    Every group's last part loses theta seconds and returns after a round trip. So this is the chain bound of
+    docs/solver.md with the round trip added to every tail.
     """
     if not problem.is_even:
         return None

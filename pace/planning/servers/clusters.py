@@ -1,4 +1,4 @@
-"""A cluster for a profile that was measured without one: what its all-reduce says of the network."""
+"""Parameter servers for a profile that was measured without any: the network follows from its all-reduce."""
 
 from pace.collectives import ring_factors
 from pace.documents.cluster import Cluster
@@ -7,8 +7,8 @@ from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions
 
-# One theta of 47 us explains all three partition sizes that ByteScheduler publishes for push and pull
-# (Table 1).
+# With this theta of 47 us, the best partition sizes agree with all three that ByteScheduler publishes for
+# push and pull (Table 1).
 PARTITION_S = 47e-6
 
 
@@ -22,15 +22,25 @@ def cluster_for(
     server_bytes_per_s: float | None = None,
     round_trip_s: float | None = None,
 ) -> Cluster:
-    """Return `servers` parameter servers on the network that a profile's all-reduce was measured on.
+    """Return `servers` parameter servers on the network of a profile's all-reduce.
 
-    A cost given as one line or as samples is read as a ring's. What is not given follows from the profile;
-    theta is ByteScheduler's.
+    A cost that is one line or samples is taken for that of a ring.
+
+    Parameters
+    ----------
+    servers
+        Number of servers.
+    colocated
+        Whether they run on the workers' hosts.
+    partition_s
+        theta, the seconds that each part loses (default: ByteScheduler's 47 us).
+    worker_bytes_per_s, server_bytes_per_s, round_trip_s
+        Rates of the links and the round trip (default: those that follow from the profile).
 
     Raises
     ------
     InvalidOptions
-        If the profile says nothing of a network, or the servers do not fit.
+        If no rate follows from the profile's cost, or the servers do not fit.
     """
     cost = profile.allreduce
     if isinstance(cost, PushPull):
@@ -72,7 +82,7 @@ def _network_of(profile: Profile) -> tuple[float, float]:
         slope = profile.cost.slope_beyond
         if not steps or slope <= 0:
             raise InvalidOptions(
-                f'profile "{profile.name}": its all-reduce says nothing of a link\'s rate: give a cluster'
+                f'profile "{profile.name}": its all-reduce cost does not tell a link rate: give a cluster'
             )
         return volume / slope, 2 * profile.cost.durations_s[0] / steps
     level = cost.inter if isinstance(cost, TwoLevelAllReduce) else cost

@@ -19,23 +19,23 @@ from pace.planning.servers.problem import ServersProblem
 from pace.solver.flow_shop.whole_orders import MOST_GROUPED, MOST_ORDERED
 from pace.version import __version__
 
-# On each link: two would share the connection.
+# On each link. Two messages in flight would share the connection.
 ONE_AT_A_TIME = 1
 
 
 def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule of pushes and pulls that minimizes the predicted iteration time.
 
-    Longest tail first on both links is optimal in the fluid limit (``pace.solver.flow_shop.fluid``); what
-    partitions of a finite size cost above it is priced. Same documents and options, same schedule to the
-    byte.
+    Longest tail first on both links is optimal in the limit of small parts (``pace.solver.flow_shop.fluid``).
+    The prediction includes the extra time of parts of finite size. The same documents and options give the
+    same schedule, byte for byte.
 
     Raises
     ------
     InvalidCluster
         If the cluster does not fit the profile.
     InvalidOptions
-        If options do not fit, or nothing says what servers there are.
+        If the options do not fit, or neither they nor the profile have servers.
     """
     options = options or Options()
     _refuse_misfits(options)
@@ -88,12 +88,12 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
 
 
 def cluster_of(profile: Profile, options: Options) -> Cluster:
-    """Return the servers that are asked for, or else those on which the profile was measured.
+    """Return the options' cluster, or else the one on which the profile was measured.
 
     Raises
     ------
     InvalidOptions
-        If there are neither.
+        If there is neither.
     """
     if options.cluster is not None:
         return options.cluster
@@ -105,21 +105,21 @@ def cluster_of(profile: Profile, options: Options) -> Cluster:
 def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "servers") or options.framework is not None:
         asked = options.framework or options.exchange
-        raise InvalidOptions(f'"{asked}" uses no servers: leave exchange and framework out')
+        raise InvalidOptions(f'"{asked}" does not use servers: leave exchange and framework out')
     if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
-        raise InvalidOptions("a schedule for servers is continuous: leave slot_s, oracle and lp_solver out")
+        raise InvalidOptions("a schedule for servers has no slots: leave slot_s, oracle and lp_solver out")
     if options.max_segment_bytes is not None:
-        raise InvalidOptions("a schedule for servers has partition_bytes: leave max_segment_bytes out")
+        raise InvalidOptions("a schedule for servers has no max_segment_bytes: use partition_bytes")
     if options.scenarios or options.jitter:
         raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
 
 
 def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan, FusionResult]:
-    """Return the plan that ``optimize_servers`` documents, and how its groups were found."""
+    """Return the plan of ``optimize_servers``, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
     chosen = options.fusion if problem.is_even else "none"
     asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
-    # A last part is anything from a byte to a whole partition: groups are sought for both lags.
+    # The last part has between one byte and a whole partition, so groups are sought for both lags.
     found = [
         fuse(fusing, asked, Bounds(fusing))
         for lag in ((min(size, float(problem.plain.sizes.sum())), 0.0) if chosen != "none" else (0.0,))

@@ -1,7 +1,7 @@
-"""From groups to partitions on servers in an order, and the best of several such plans.
+"""From groups to ordered segments on servers, and the best of several such plans.
 
-Each candidate is a fusion, a partition size around delta0 and an order; each is priced by sending it over the
-links as the runtime does, and the fastest is kept.
+Each candidate has a fusion, a partition size around delta0 and an order. Its window is found by sending it
+over the links as the runtime does. The fastest one is chosen.
 """
 
 from collections.abc import Iterator
@@ -22,27 +22,29 @@ from pace.solver.flow_shop.orders import insertion_search, johnson_order, serve_
 from pace.solver.flow_shop.whole_orders import best_whole_order
 from pace.solver.sending import Buffers, cut_while_sending
 
-# Partition sizes that are tried, in multiples of delta0.
+# Partition sizes to try, in multiples of delta0.
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
-# The search by insertion takes time with the cube of the number of segments.
+# Most segments for the search by insertion, whose time grows with the cube of their number.
 MOST_INSERTED = 250
-# How many of the fusions are tried in every partition size.
+# How many of the fusions are tried with every partition size.
 REFINED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersPlan:
-    """Segments in the order in which they are planned, and what sending them takes.
+    """Segments in planned order, and their times.
 
     Attributes
     ----------
     groups, elements : integer arrays of shape (num_segments,)
-        The group of each segment, and how many elements it carries, from where the last one of its group
-        ended.
+        The group of each segment, and the number of elements that it carries. It begins where the group's
+        previous segment ended.
     segments
-        The same as jobs.
+        The segments as jobs.
+    times
+        When each segment is pushed and pulled, with all workers in lock step.
     window_s
-        The window with all workers in lock step.
+        The window with all workers in lock step, in seconds.
     """
 
     partition: Partition
@@ -59,9 +61,9 @@ class ServersPlan:
 def best_plan(
     problem: ServersProblem, partitions: tuple[Partition, ...], partition_bytes: int | None
 ) -> ServersPlan:
-    """Return the fastest of the candidates; with `partition_bytes`, of those of that size.
+    """Return the fastest candidate; with `partition_bytes`, the fastest with this partition size.
 
-    No size is below the smallest part that the problem allows.
+    No part is smaller than the problem allows.
     """
     suggested = problem.suggested_partition_bytes()
     sizes = candidate_sizes(suggested, int(problem.plain.sizes.sum()), problem.least_bytes)
@@ -69,7 +71,7 @@ def best_plan(
     ordered = [_in_order(problem, partition) for partition in partitions]
     found = [min(_plans(problem, *each, first), key=_preference) for each in ordered]
     if partition_bytes is None:
-        # The size matters less than the groups: it is varied for the best of them only.
+        # The size matters less than the groups, so sizes are varied only for the best groups.
         for at in sorted(range(len(found)), key=lambda at: _preference(found[at]))[:REFINED]:
             for size in sizes:
                 if size != first:
@@ -80,7 +82,7 @@ def best_plan(
 def faster_whole_plan(
     problem: ServersProblem, plan: ServersPlan, max_group_bytes: int | None
 ) -> ServersPlan | None:
-    """Return the fastest plan that cuts no group, where there are few gradients and it beats `plan`."""
+    """Return the fastest plan that cuts no group; None if it is not faster or there are many gradients."""
     plain = problem.plain
     sent = plain.sent_by_ready()
     found = best_whole_order(
@@ -109,18 +111,18 @@ def _preference(plan: ServersPlan) -> tuple[float, int, int]:
 
 
 def candidate_sizes(suggested_bytes: float, total_bytes: int, least_bytes: int = 0) -> tuple[int, ...]:
-    """Return the partition sizes worth trying, none above everything together or below `least_bytes`."""
+    """Return the partition sizes to try, in bytes: none above `total_bytes` or below `least_bytes`."""
     most = max(total_bytes, 1)
     if suggested_bytes < 1:
-        # Parts lose nothing: the finest that is still few enough to plan.
+        # Parts lose no time, so the smallest parts are best whose number is still small enough to plan.
         suggested_bytes = max(most / 512, 1)
-    # Around the smallest size that is allowed, if that is above what theory suggests.
+    # Around the smallest allowed size, if that is above what theory suggests.
     around, least = max(suggested_bytes, least_bytes), max(least_bytes, 1)
     return tuple(dict.fromkeys(min(max(int(around * factor), least), most) for factor in AROUND))
 
 
 def _in_order(problem: ServersProblem, partition: Partition) -> tuple[Partition, Buffers]:
-    """Number the groups by ready time, tail and size, so that the document does not depend on the search."""
+    """Sort the groups by ready time, tail and size, so that their numbers do not depend on the search."""
     buffers = problem.plain.buffers(partition)
     keys = zip(buffers.ready.tolist(), buffers.tail.tolist(), buffers.sizes.tolist(), partition, strict=True)
     ordered = tuple(group for *_, group in sorted(keys))
@@ -145,9 +147,9 @@ def _plans(
 def _evenly_cut(
     problem: ServersProblem, partition: Partition, buffers: Buffers, size: int, spread: int
 ) -> Iterator[ServersPlan]:
-    """Cut every group into equal segments, at least `spread` of them, and rank those in several ways.
+    """Cut every group into at least `spread` equal segments, and yield plans with several orders of them.
 
-    A group that is needed at once comes back sooner over several connections than over one.
+    A group that is needed immediately returns sooner over several connections than over one.
     """
     least = _least_elements(problem, buffers)
     groups, elements = join_rests(*_cut_evenly(buffers, size, spread, least), least)
@@ -172,14 +174,14 @@ def _least_elements(problem: ServersProblem, buffers: Buffers) -> IntArray:
 
 
 def join_rests(groups: IntArray, elements: IntArray, least: IntArray) -> tuple[IntArray, IntArray]:
-    """Let the last segment of a group go with the one before it, if it is below the group's `least`.
+    """Merge the last segment of a group into the one before it, if it has fewer elements than `least`.
 
     Parameters
     ----------
     groups, elements : integer arrays of shape (num_segments,)
-        In any order in which a group's segments follow one another as they lie in its buffer.
+        In any order in which each group's segments are in buffer order.
     least : integer array of shape (num_groups,)
-        Elements.
+        Least number of elements of a segment of each group.
     """
     joined = elements.copy()
     before: dict[int, int] = {}
@@ -194,9 +196,10 @@ def join_rests(groups: IntArray, elements: IntArray, least: IntArray) -> tuple[I
 
 
 def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tuple[IntArray, IntArray]:
-    """Cut every group into equal segments of at most `size` bytes, the last one smaller, by ready time.
+    """Cut every group into equal segments of at most `size` bytes; the last one may be smaller.
 
-    Over more connections than one if `spread` says so, but no segment but the last is below `least` elements.
+    Groups are in order of ready time. Each gets at least `spread` segments, unless they would have fewer than
+    `least` elements.
     """
     groups: list[int] = []
     elements: list[int] = []
@@ -277,7 +280,7 @@ def _priced(
 
 
 def offsets(plan: ServersPlan) -> tuple[int, ...]:
-    """Return where in its group's buffer each segment begins, in bytes."""
+    """Return the offset of each segment in its group's buffer, in bytes."""
     filled = [0] * len(plan.partition)
     begins = []
     for group, elements in zip(plan.groups.tolist(), plan.elements.tolist(), strict=True):

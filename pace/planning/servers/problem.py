@@ -1,7 +1,7 @@
-"""A profile on a cluster as the solver sees it: the fusion problem of one link, and what travels.
+"""A profile and its parameter servers, for the solver: the fusion problem of one link, and the bytes sent.
 
-The mathematics is that of ``pace.planning.fusion`` with the cost g(x) = theta + e x and, in every tail, the
-lag from the end of a gradient's last push to the end of its pull.
+The algorithms are those of ``pace.planning.fusion``, with the cost g(x) = theta + e x. Every tail includes
+the lag from the end of a gradient's last push to the end of its pull.
 """
 
 from dataclasses import dataclass, replace
@@ -25,17 +25,18 @@ class ServersProblem:
     Attributes
     ----------
     plain
-        The gradients with their own ready times and tails, priced at theta and e.
+        The gradients with their own ready times and tails, at the cost of theta and e.
     links
-        What one worker's messages share.
+        The links that one worker's messages share.
+    lost_s
+        theta, the seconds that each part loses.
     seconds_per_byte
-        e: link time of a byte, pushed by all workers; of its push and its pull together where they share
-        links.
+        e, the link time of a byte pushed by all workers. If pushes and pulls share links, it includes the
+        pull.
     push_bytes, pull_bytes : arrays of shape (num_gradients,)
-        What travels of every gradient in each direction.
+        The bytes of each gradient sent in each direction.
     least_bytes
-        No part is smaller, unless it is a whole group. It only takes plans away: what bounds all of them
-        bounds those that are left.
+        The smallest size of a part that is not a whole group. It only excludes plans, so bounds still hold.
     """
 
     plain: FusionProblem
@@ -53,7 +54,7 @@ class ServersProblem:
         Raises
         ------
         InvalidCluster
-            If the servers do not fit the workers, or a ratio names no gradient.
+            If the servers do not fit the workers, or a ratio is for an unknown gradient.
         """
         exchange = cluster.exchange
         try:
@@ -62,15 +63,15 @@ class ServersProblem:
         except ValueError as error:
             raise InvalidCluster(f'cluster "{cluster.name}": {error}') from None
         cost = CostCurve.affine(exchange.partition_s, per_byte)
-        # Two links carry at once, for which no slow-down of compute was measured or is modeled.
+        # Two links are busy at a time. The slow-down of compute by that is neither measured nor modeled.
         plain = replace(FusionProblem.of(profile), cost=cost, slowdown=1.0)
         index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
         push, pull = plain.sizes.astype(np.float64), plain.sizes.astype(np.float64)
         for ratio in cluster.ratios:
             if ratio.gradient not in index:
                 raise InvalidCluster(
-                    f'cluster "{cluster.name}": a ratio names "{ratio.gradient}", which is no gradient '
-                    f'of profile "{profile.name}"'
+                    f'cluster "{cluster.name}" has a ratio for "{ratio.gradient}", but profile '
+                    f'"{profile.name}" has no gradient of this name'
                 )
             push[index[ratio.gradient]] *= ratio.push
             pull[index[ratio.gradient]] *= ratio.pull
@@ -86,24 +87,24 @@ class ServersProblem:
 
     @property
     def is_even(self) -> bool:
-        """Whether every gradient travels as it is, both ways."""
+        """Whether every gradient is sent uncompressed in both directions."""
         return bool(
             (self.push_bytes == self.plain.sizes).all() and (self.pull_bytes == self.plain.sizes).all()
         )
 
     @property
     def latency_s(self) -> float:
-        """What follows the last push of any set before its pull: nothing certain where both share links."""
+        """The least time from the last push of a set to its pull, in seconds; 0 if both share links."""
         return 0.0 if self.links.shared else self.links.latency_s
 
     def lagging(self, partition_bytes: float) -> FusionProblem:
-        """Return the fusion problem whose tails hold the lag of a last part of `partition_bytes`."""
+        """Return the fusion problem whose tails include the lag of a last part of `partition_bytes`."""
         own_pull = self.lost_s + self.seconds_per_byte * partition_bytes
         lag = self.links.latency_s + (own_pull / 2 if self.links.shared else own_pull)
         return replace(self.plain, tail=self.plain.tail + lag)
 
     def suggested_partition_bytes(self) -> float:
-        """Return delta0 for the rate at which all workers together are served."""
+        """Return delta0 in bytes, for the rate at which the servers serve all workers."""
         return best_partition_bytes(
             float(self.plain.sizes.sum()),
             lost_s=self.lost_s,

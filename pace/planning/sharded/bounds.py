@@ -1,4 +1,4 @@
-"""What proves a sharded plan: for its calls, and against every plan whatever it fuses or cuts."""
+"""The proofs of a sharded plan: a bound for its calls, and bounds for every plan with any groups and cuts."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from pace.solver.two_halves.chains import chained_instance
 
 
 def proof_of_calls(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
-    """Return the calls whose times add up to the shortest window of these calls."""
+    """Return the calls whose times add up to the shortest window that these calls allow."""
     proof = _chained(problem, plan) if problem.norm_s is None else _behind_norm(problem, plan)
     slowdown = problem.gradients.slowdown
     if slowdown == 1:
         return proof
-    # From the compute clock to wall time: its calls take longer, and the others stretch compute.
+    # From the compute clock to wall time: its calls take longer, and the other calls lengthen compute.
     inside = proof.total_s + proof.norm_s
     whole = whole_stretch_s(problem, plan)
     return proof.model_copy(
@@ -34,13 +34,13 @@ def proof_of_calls(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
 
 
 def whole_stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
-    """Return what a plan's calls stretch compute by, each sent in one piece."""
+    """Return by how many seconds a plan's calls lengthen compute if none is cut."""
     first = float(np.sum(plan.scattered.durations(problem.reduce_scatter)))
     return problem.stretch_s(first + float(np.sum(plan.gathered.durations(problem.all_gather))))
 
 
 def least_stretch_s(problem: ShardingProblem, proof: NormBound | SetBound) -> float:
-    """Return the least that any plan stretches compute by: each half carries all bytes in a call at least."""
+    """Return the least time by which any plan lengthens compute: each half sends all bytes in one call."""
     lines = (proof,) if isinstance(proof, SetBound) else (proof.reduce_scatter, proof.all_gather)
     return sum((stretch_s(problem.gradients, line) for line in lines), problem.stretch_s(0.0))
 
@@ -70,7 +70,7 @@ def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
         return Proof(min_ready_s=0.0, total_s=0.0, min_tail_s=0.0, bound_s=0.0)
     by_ready = np.argsort(first.times, kind="stable")
     lasting = first.durations(problem.reduce_scatter)[by_ready]
-    # Of all sets that end last, the one whose calls follow one another without a pause.
+    # Of all sets of calls that end last, the one without a pause between its calls.
     begins = int(np.argmax(first.times[by_ready] + np.cumsum(lasting[::-1])[::-1]))
     by_tail = np.argsort(-second.times, kind="stable")
     gathering = second.durations(problem.all_gather)[by_tail]
@@ -89,10 +89,11 @@ def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
 
 
 def norm_bound(problem: ShardingProblem) -> NormBound:
-    """Bound the window of every plan with a norm: both halves by themselves, the norm between them.
+    """Bound the window of every plan with a norm: the bounds of both halves, plus the norm between them.
 
-    Every gather starts after the norm, and the norm after the last reduce-scatter. Each half is bounded by
-    the optimum of its chain (``pace.planning.fusion.bounds.chain_bound``): exact for an affine cost.
+    Every gather starts after the norm, and the norm starts after the last reduce-scatter. The bound of each
+    half is the optimum of its chain (``pace.planning.fusion.bounds.chain_bound``), which is exact for an
+    affine cost.
     """
     assert problem.norm_s is not None
     gradients = problem.gradients
@@ -112,8 +113,8 @@ def norm_bound(problem: ShardingProblem) -> NormBound:
 def set_bound(problem: ShardingProblem) -> SetBound:
     """Bound the window of every plan without a norm by a set of gradients.
 
-    The bytes of all gradients that are ready no earlier than rho and have a tail of at least theta are summed
-    and gathered between rho and (the window's end) - theta, in at least one call of each half.
+    Take all gradients that are ready no earlier than rho and have a tail of at least theta. Their bytes are
+    summed and gathered between rho and (the window's end) - theta, in at least one call of each half.
     """
     gradients = problem.gradients
     total = float(gradients.sizes.sum())

@@ -30,21 +30,22 @@ from pace.solver.cost import CostCurve
 from pace.solver.two_halves.calls import Half
 from pace.version import __version__
 
-# Two segments under way would share the network.
+# Two segments in flight would share the network.
 ONE_AT_A_TIME = 1
 
 
 def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the sharded schedule that minimizes the predicted iteration time of a profile.
 
-    With a global norm the plan is exact where the costs are affine and gradients have one dtype
-    (``pace.solver.two_halves.behind_norm``); without one, it is a search (``...chains``). Same profile and
-    options, same schedule to the byte. An update of a shard is taken to take no time.
+    With a global norm the plan is optimal if the costs are affine and all gradients have one dtype
+    (``pace.solver.two_halves.behind_norm``). Without a norm it is a heuristic
+    (``pace.solver.two_halves.chains``). The same profile and options give the same schedule, byte for byte.
+    The prediction assumes that the update of a shard takes no time.
 
     Raises
     ------
     InvalidOptions
-        If options do not fit, or gradients are exchanged over parameter servers.
+        If the options do not fit, or gradients are exchanged over parameter servers.
     """
     options = options or Options()
     problem, plan, method = _search(profile, options)
@@ -105,7 +106,7 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
 
 
 def sharded_plan_for(profile: Profile, options: Options | None = None) -> ShardedPlan:
-    """Return the plan that ``optimize_sharded`` documents, without its proofs.
+    """Return the plan of ``optimize_sharded``, without its proofs.
 
     Raises
     ------
@@ -124,11 +125,11 @@ def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, Sharde
 def _refuse_misfits(options: Options) -> None:
     if options.exchange not in (None, "sharded") or options.framework is not None:
         asked = options.framework or options.exchange
-        raise InvalidOptions(f'"{asked}" does not shard: leave exchange and framework out')
+        raise InvalidOptions(f'"{asked}" does not shard updates: leave exchange and framework out')
     if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
-        raise InvalidOptions("a sharded schedule is continuous: leave slot_s, oracle and lp_solver out")
+        raise InvalidOptions("a sharded schedule has no slots: leave slot_s, oracle and lp_solver out")
     if options.fusion == "paper":
-        raise InvalidOptions('fusion "paper" is defined on all-reduces: use "optimal" or "none"')
+        raise InvalidOptions('fusion "paper" is only for all-reduces: use fusion "optimal" or "none"')
     if options.scenarios:
         raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
 

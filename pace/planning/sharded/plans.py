@@ -1,4 +1,4 @@
-"""From groups of both halves to a plan: shards, padded buffers, segments, and the fastest of several."""
+"""From the groups of both halves to plans (shards, padded buffers, segments), and the fastest of these."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -23,31 +23,31 @@ from pace.solver.two_halves.sending import (
     send_chained,
 )
 
-# Reduce-scatters and gathers wait for longer tails no less than so many latencies, in several sizes.
+# A call is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
 PATIENCE_FACTORS = (np.inf, 0.0, 2.0, 8.0)
 MAX_SEGMENTS = 1_000_000
-# Of the groups that were found for one half, so many are tried with those of the other.
+# How many of the groupings of one half are combined with those of the other half.
 MOST_PAIRED = 5
-# Beyond so many gradients fewer pairs are priced, so that the search stays within seconds.
+# With more gradients fewer pairs are tried, so that the search takes only seconds.
 MANY_GRADIENTS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedPlan:
-    """What goes out in two halves.
+    """A plan of reduce-scatters and all-gathers.
 
     Attributes
     ----------
     shards
-        Gradients of every shard (``pace.solver.two_halves.layout``).
+        The gradients of each shard (``pace.solver.two_halves.layout``).
     columns, column_bytes : integer arrays of shape (num_shards,)
-        Of every shard's matrix.
+        The number of columns of each shard's matrix, and the bytes of a column.
     scattered, gathered
-        The calls, with their buffers' bytes, padding included.
+        The calls; their sizes include padding.
     scattered_shards, gathered_shards
-        Numbers of the shards that each call carries.
+        The numbers of the shards that each call carries.
     sending
-        Segments and times.
+        The segments and their times.
     """
 
     shards: tuple[tuple[int, ...], ...]
@@ -60,19 +60,19 @@ class ShardedPlan:
     sending: HalvesSending
 
     def segment_bytes(self) -> IntArray:
-        """Return the bytes of every segment, all rows of its columns."""
+        """Return the bytes of each segment, over all rows of its columns."""
         every = (*self.scattered_shards, *self.gathered_shards)
         of_call = np.array([self.column_bytes[call[0]] for call in every], dtype=np.int64)
         return self.sending.columns * of_call[self.sending.calls]
 
 
 def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
-    """Return the fastest plan that was found, and the algorithm in words.
+    """Return the fastest plan found, and the algorithm in words.
 
     Raises
     ------
     InvalidOptions
-        If segments would be too many.
+        If there would be too many segments.
     """
     if options.fusion == "none":
         single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
@@ -115,7 +115,7 @@ def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPla
 
 
 def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
-    """Pair groups that suit reduce-scatters with groups that suit gathers, and price every pair."""
+    """Combine groups for the reduce-scatters with groups for the gathers, and evaluate every pair."""
     whole = problem.with_whole_cost()
     asked = Options(fusion="optimal", max_group_bytes=options.max_group_bytes)
     both = [_sent(problem, found) for found in fuse(whole, asked, Bounds(whole)).partitions]
@@ -165,7 +165,7 @@ def _fastest(problem: ShardingProblem, plans: "list[ShardedPlan | None] | list[S
 
 
 def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
-    """Return how much longer a window of this plan takes than on the compute clock."""
+    """Return by how many seconds this plan lengthens a window, compared with the compute clock."""
     sending = plan.sending
     return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
 
@@ -177,7 +177,7 @@ def _plan(
     options: Options,
     patience_factor: float,
 ) -> ShardedPlan | None:
-    """Lay the shards out and send; None where the patience leaves too many segments."""
+    """Lay out the shards and send; None if the patience requires too many segments."""
     first = _by_time(scattered, problem.gradients.ready, 1)
     second = _by_time(gathered, problem.gradients.tail, -1)
     shards = common_shards(first, second)
@@ -195,8 +195,8 @@ def _plan(
     segments = necessary_segments(call_columns, call_bytes, limit)
     if segments > MAX_SEGMENTS:
         raise InvalidOptions(
-            f"max_segment_bytes of {limit:.0f} cuts the gradients into {segments:,} segments, of "
-            f"{MAX_SEGMENTS:,} at most: give more, or leave max_segment_bytes out"
+            f"max_segment_bytes of {limit:.0f} cuts the gradients into {segments:,} segments; at most "
+            f"{MAX_SEGMENTS:,} are allowed: use a larger value, or leave max_segment_bytes out"
         )
     sending: HalvesSending | None
     if problem.norm_s is not None:
@@ -238,7 +238,7 @@ def _plan(
 
 
 def _by_time(groups: Partition, times: FloatArray, sign: int) -> Partition:
-    """Order the groups so that the document does not depend on the search."""
+    """Sort the groups, so that their numbers do not depend on the search."""
     return tuple(sorted(groups, key=lambda group: (sign * float(times[list(group)].max()), group)))
 
 

@@ -1,4 +1,4 @@
-"""The gradients of a profile as the search for a sharded plan sees them."""
+"""The gradients of a profile and the costs of both halves, for the search for a sharded plan."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,28 @@ from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.two_halves.calls import Half
 
-# What ranks exchange for the norm: the sum of squares as one float64, in which infinities and NaN show too.
+# Bytes that ranks exchange for the norm: the sum of squares as one float64, which also shows infinity and
+# NaN.
 NORM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingProblem:
-    """Gradients, what each half costs, and whether a norm lies between the halves.
+    """Gradients, the cost of each half, and the norm between the halves.
+
+    All times are on the compute clock (``pace.solver.compute_clock``).
 
     Attributes
     ----------
     gradients
-        With the tail of each gradient's own consumers, whatever the update rule.
+        The gradients, each with the tail of its own consumers, for any update rule.
     reduce_scatter, all_gather
-        What they cost, on the compute clock (``pace.solver.compute_clock``) as everything here.
+        The costs of both kinds of calls.
     norm_s
-        How long the exchange of the norm takes; None where updates wait for their own gradients only.
+        How long the exchange of the norm takes, in seconds; None if updates wait for their own gradients
+        only.
+    workers
+        Number of ranks.
     """
 
     gradients: FusionProblem
@@ -37,7 +43,13 @@ class ShardingProblem:
 
     @classmethod
     def of(cls, profile: Profile) -> "ShardingProblem":
-        """Build from a profile; raises InvalidOptions where gradients have no such halves."""
+        """Build from a profile.
+
+        Raises
+        ------
+        InvalidOptions
+            If the profile's cost has no reduce-scatters and all-gathers.
+        """
         try:
             first, second = profile.clocked_half_costs
         except ValueError as error:
@@ -53,41 +65,41 @@ class ShardingProblem:
 
     @property
     def floor_s(self) -> float:
-        """The window if nothing took time on the network; gradients without bytes are there when ready."""
+        """The window in seconds if transfers took no time."""
         problem = self.gradients
         unsent = problem.sizes == 0
         waits = problem.ready[unsent] + problem.tail[unsent]
         return max(problem.compute_s, float(np.max(waits, initial=0.0)))
 
     def stretch_s(self, carried_s: float) -> float:
-        """Return how much longer a window is than on the compute clock, where segments take `carried_s`.
+        """Return by how many seconds segments that take `carried_s` lengthen a window in wall time.
 
-        The exchange of the norm is carried besides them.
+        The exchange of the norm is included.
         """
         norm_s = self.norm_s or 0.0 if self.gradients.sizes.any() else 0.0
         return self.gradients.stretch_s(carried_s + norm_s)
 
     @property
     def elements(self) -> IntArray:
-        """Elements of every gradient."""
+        """The number of elements of each gradient."""
         return self.gradients.sizes // self.gradients.element_bytes
 
     def scattered(self, partition: Partition) -> Half:
-        """Return reduce-scatters of these groups, without padding."""
+        """Return the reduce-scatters of these groups, without padding."""
         return Half.of(partition, self.gradients.ready, self.gradients.sizes)
 
     def gathered(self, partition: Partition) -> Half:
-        """Return all-gathers of these groups, without padding."""
+        """Return the all-gathers of these groups, without padding."""
         return Half.of(partition, self.gradients.tail, self.gradients.sizes)
 
     def chains(self) -> list[tuple[IntArray, IntArray]]:
-        """Return, for each dtype with bytes to send, its gradients by ready time and by tail."""
+        """Return the gradients of each dtype by ready time and by tail, without gradients of no bytes."""
         problem = self.gradients
         by_tail = problem.sent_by_tail()
         return [(members, by_tail[np.isin(by_tail, members)]) for members in problem.classes()]
 
     def with_whole_cost(self) -> FusionProblem:
-        """Return the problem of all-reduces that cost what both halves do together."""
+        """Return the problem with all-reduces that cost as much as both halves together."""
         first, second = self.reduce_scatter, self.all_gather
         knots = np.union1d(first.sizes_bytes, second.sizes_bytes)
         durations: FloatArray = _from_zero(first, knots) + _from_zero(second, knots)
@@ -110,5 +122,5 @@ class ShardingProblem:
 
 
 def _from_zero(curve: CostCurve, sizes: FloatArray) -> FloatArray:
-    """Return a curve's durations with its latency, and not 0, where a size is 0."""
+    """Return a curve's durations; for a size of 0 its latency instead of 0."""
     return np.where(sizes > 0, curve(sizes), curve.durations_s[0])
