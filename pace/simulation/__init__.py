@@ -1,9 +1,9 @@
-"""Simulation: what a window takes under the policies of the field, from a profile.
+"""Simulation: how long a window takes under the policies of the field, from a profile.
 
 ``simulate(profile, policies, options)`` compares policies; ``run_policy`` runs one or several windows of one.
-Ready times never depend on communication (Assumption A), so a window falls into three steps: when gradients
-become ready, what the policy puts on the network and when that ends (``pace.simulation.network``), and what
-the forward pass then waits for.
+Ready times never depend on communication (Assumption A), so a window is computed in three steps: when
+gradients become ready, what the policy sends and when that ends (``pace.simulation.network``), and how long
+the forward pass waits for it.
 """
 
 from pace.simulation.comparison import SimulatedPolicy, SimulationOptions, simulate

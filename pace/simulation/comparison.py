@@ -1,4 +1,4 @@
-"""The one entry point for simulation: a profile under several policies, compared on the same windows."""
+"""The entry point for simulation: it compares several policies on the same windows of a profile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +24,18 @@ class SimulationOptions(Document):
     Attributes
     ----------
     exchange
-        "servers": policies on servers, as with a cluster; else on one network. Those of this exchange are
-        compared if none are named; None for all of one network.
+        The exchange whose policies are compared if none are named (default: all policies on one network).
+        With "servers", or with a cluster, these are the policies on parameter servers.
     cluster
-        The parameter servers; None for those of the profile's cost.
-    iterations, jitter, seed
-        How many windows; relative standard deviation of op durations; same seed, same windows.
+        The parameter servers (default: those of the profile's cost).
+    iterations
+        Number of windows.
+    jitter
+        Relative standard deviation of op durations.
+    seed
+        The same seed gives the same windows.
     consistency, staleness
-        With servers: "sync" or "async"; how many windows a worker may be ahead.
+        With servers: "sync" or "async", and how many windows a worker may be ahead.
     knobs
         Values of knobs, for every policy that has them.
     """
@@ -49,7 +53,7 @@ class SimulationOptions(Document):
 
     @property
     def policies_of(self) -> Exchange | None:
-        """Whose policies are compared: those of servers, of another exchange, or all of one network."""
+        """The exchange whose policies are compared; None for all policies on one network."""
         return "servers" if self.cluster is not None else self.exchange
 
     @property
@@ -64,10 +68,12 @@ class SimulatedPolicy:
 
     Attributes
     ----------
+    policy
+        Its name.
     knobs
-        Those of the options that it has.
+        The knobs that were set.
     run
-        Its windows in detail.
+        The windows in detail.
     """
 
     policy: str
@@ -81,20 +87,20 @@ class SimulatedPolicy:
 
     @property
     def iterations_s(self) -> tuple[float, ...]:
-        """Length of every window in seconds."""
+        """Lengths of all windows in seconds."""
         return tuple(float(each) for each in self.run.iterations_s)
 
 
 def simulate(
     profile: Profile, policies: str | Sequence[str] | None = None, options: SimulationOptions | None = None
 ) -> dict[str, SimulatedPolicy]:
-    """Simulate a profile under policies, all on the same windows, and return what each takes by name.
+    """Simulate a profile under several policies on the same windows; return the windows of each, by name.
 
     Parameters
     ----------
     policies
-        Names in ``POLICIES``, or in ``SERVER_POLICIES`` with a cluster; by default those that the options
-        name.
+        Names in ``POLICIES``, or in ``SERVER_POLICIES`` with a cluster (default: all of the options'
+        exchange).
 
     Raises
     ------
@@ -115,7 +121,7 @@ def simulate(
     if options.policies_of == "servers":
         cluster = cluster_of(profile, Options(cluster=options.cluster))
     elif options.is_stale or options.staleness is not None:
-        raise InvalidOptions("consistency and staleness belong to policies of servers")
+        raise InvalidOptions("consistency and staleness are for policies on servers: leave them out")
     return {name: _simulated(profile, name, cluster, options) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Senders whose groups and segments are decided before training: most of them."""
+"""Senders with groups and segments that are fixed before training, as most policies have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class GroupedSender:
     Attributes
     ----------
     groups
-        Gradient numbers of every group.
+        The numbers of each group's gradients.
     segment_groups, segment_bytes : integer arrays of shape (num_segments,)
-        The group and the size of every segment.
+        The group and the bytes of each segment.
     priority : array of shape (num_segments,)
-        Or None: first ready, first sent.
+        The priority of each segment; None for first ready, first sent.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -48,7 +48,7 @@ class GroupedSender:
 
 
 def over_groups(operation: np.ufunc, values: NDArray[T], groups: Sequence[tuple[int, ...]]) -> NDArray[T]:
-    """Reduce the values of every group's gradients to one, in O(gradients)."""
+    """Reduce the values of each group's gradients to one value by `operation`, in O(gradients)."""
     members = np.fromiter(chain.from_iterable(groups), dtype=np.int64)
     return over_runs(operation, values[members], np.fromiter(map(len, groups), dtype=np.int64))
 
@@ -56,7 +56,7 @@ def over_groups(operation: np.ufunc, values: NDArray[T], groups: Sequence[tuple[
 def carriers(
     groups: Sequence[tuple[int, ...]], segment_groups: IntArray, num_gradients: int
 ) -> tuple[IntArray, ...]:
-    """Return, for every gradient, the segments of its group."""
+    """Return the segments of each gradient's group."""
     order = np.argsort(segment_groups, kind="stable")
     ends = np.searchsorted(segment_groups[order], np.arange(len(groups)), side="right").tolist()
     of_group = [order[start:end] for start, end in pairwise([0, *ends])]

@@ -1,6 +1,6 @@
-"""Horovod's coordinator: cycles, a fusion buffer with look-ahead, a barrier at the end.
+"""Horovod's coordinator: cycles, a fusion buffer with look-ahead, and a barrier at the end.
 
-From Horovod 0.28.1, ``operations.cc`` (RunLoopOnce) and ``controller.cc`` (FuseResponses).
+Follows Horovod 0.28.1, ``operations.cc`` (RunLoopOnce) and ``controller.cc`` (FuseResponses).
 """
 
 from collections import deque
@@ -19,20 +19,21 @@ from pace.solver.compute_clock import ComputeClock
 
 @knobs
 class Horovod:
-    """Horovod's defaults: 128 MiB, 1 ms.
+    """Horovod with its defaults, a fusion buffer of 128 MiB and cycles of 1 ms.
 
     Attributes
     ----------
     fusion_bytes
-        HOROVOD_FUSION_THRESHOLD.
+        HOROVOD_FUSION_THRESHOLD, in bytes.
     cycle_s
-        HOROVOD_CYCLE_TIME.
+        HOROVOD_CYCLE_TIME, in seconds.
     negotiation_s
-        From the end of a cycle until its all-reduces may start.
+        Time from the end of a cycle until its all-reduces may start, in seconds.
     blocking
-        Whether a cycle ends with its all-reduces, as with CPU operations, or hands them to a stream.
+        Whether a cycle waits for its all-reduces, as with operations on the CPU. Otherwise it gives them to a
+        stream.
     barrier
-        Whether the forward pass waits for everything, as ``step()`` does.
+        Whether the forward pass waits for all gradients, as ``step()`` does.
     """
 
     fusion_bytes: Bytes = 128 << 20
@@ -42,7 +43,7 @@ class Horovod:
     barrier: bool = True
 
     def prepare(self, profile: Profile) -> "HorovodSender":
-        """Keep the policy and the gradients; Horovod decides while running."""
+        """Keep the policy and the gradients; Horovod chooses groups during the window."""
         return HorovodSender(
             policy=self, problem=FusionProblem.of(profile), rules=Rules(barrier=self.barrier)
         )
@@ -50,14 +51,14 @@ class Horovod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodSender:
-    """Fuses what is ready at each cycle."""
+    """Fuses the gradients that are ready at each cycle."""
 
     policy: Horovod
     problem: FusionProblem
     rules: Rules
 
     def traffic(self, ready_s: FloatArray) -> Traffic:
-        """Run the coordinator's loop over the window; its cycles pass in wall time."""
+        """Run the coordinator's loop over the window; its cycles are in wall time."""
         problem, policy = self.problem, self.policy
         clock = ComputeClock(problem.slowdown)
         order = [int(g) for g in np.argsort(ready_s, kind="stable") if problem.sizes[g]]
@@ -69,12 +70,12 @@ class HorovodSender:
         at = 0
         while at < len(order) or queue:
             if not queue:
-                # Cycles in which nothing is ready leave no trace.
+                # Skip cycles in which nothing is ready.
                 ready = float(clock.wall_s(ready_s[order[at]]))
                 idle = max(ready - cycle, 0.0)
                 missed = np.ceil(idle / policy.cycle_s) if policy.cycle_s > 0 else 0.0
                 cycle = max(cycle + missed * policy.cycle_s, ready)
-                # The next is ready at this cycle, however its time was rounded on the way.
+                # The next gradient is ready at this cycle, even if rounding says otherwise.
                 queue.append(order[at])
                 at += 1
             now = float(clock.compute_s(cycle))
@@ -106,9 +107,9 @@ def fuse_responses(
 ) -> list[tuple[int, ...]]:
     """Empty `queue` into fused groups as FuseResponses does.
 
-    Takes the head, appends what follows while dtypes match and the sum stays within the threshold, and looks
-    past what does not as long as fused and skipped bytes together stay within it; the skipped go back in
-    order.
+    Take the head, and append the next ones while dtypes match and the sum is within the threshold. Skip
+    others as long as fused and skipped bytes together are within the threshold. Skipped ones go back to the
+    queue, in order.
     """
     groups = []
     while queue:

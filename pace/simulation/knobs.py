@@ -1,4 +1,4 @@
-"""How a policy declares its knobs, so that whoever sets one hears of a wrong value."""
+"""How a policy declares its knobs, so that wrong values are refused."""
 
 from typing import Annotated, TypeVar, cast, dataclass_transform
 
@@ -14,6 +14,6 @@ Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def knobs(policy: type[Class]) -> type[Class]:
-    """Make a class of annotated knobs a frozen dataclass that validates them; others are refused."""
+    """Make a class with annotated knobs a frozen dataclass that validates them and refuses unknown knobs."""
     make = dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
     return cast("type[Class]", make(policy))

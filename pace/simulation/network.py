@@ -9,8 +9,8 @@ from pace.solver.arrays import FloatArray
 def carry(traffic: Traffic, rules: Rules) -> tuple[FloatArray, FloatArray]:
     """Return when every transfer starts and ends, in seconds.
 
-    A released transfer of least priority is handed over whenever the credit admits one; what was handed over
-    is served first come, first served and never recalled. O(n log n).
+    Whenever the credit admits one, the released transfer of smallest priority is handed over. Transfers are
+    then served first come, first served, without preemption. O(n log n).
     """
     from pace.simulation.kernels import network as kernel
 

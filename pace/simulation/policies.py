@@ -1,4 +1,4 @@
-"""The policies of the field on one network, each with its authors' constants."""
+"""The policies of the field on one network, each with the constants of its authors."""
 
 from typing import Literal
 
@@ -39,7 +39,7 @@ def _whole(
 
 @knobs
 class Fifo:
-    """Wait-free backpropagation: one all-reduce a gradient, first ready first sent (Zhang et al. 2017)."""
+    """Wait-free backpropagation (Zhang et al. 2017): an all-reduce per gradient, first ready, first sent."""
 
     barrier: bool = True
 
@@ -56,7 +56,9 @@ class Ddp:
     Attributes
     ----------
     first_bytes, bucket_bytes
-        Limits of the first bucket and of the others; an explicit ``bucket_cap_mb`` sets both.
+        Limits of the first bucket and of the others, in bytes. DDP's ``bucket_cap_mb`` sets both.
+    barrier
+        Whether the forward pass waits for all gradients.
     """
 
     first_bytes: Bytes = DDP_FIRST_BUCKET_BYTES
@@ -78,7 +80,7 @@ class MgWfbp:
     barrier: bool = True
 
     def prepare(self, profile: Profile) -> GroupedSender:
-        """Merge from the gradient ready first."""
+        """Merge gradients, beginning with the one that is ready first."""
         problem = FusionProblem.of(profile, barrier=False)
         return _whole(problem, mg_wfbp_groups(problem), Rules(barrier=self.barrier))
 
@@ -102,16 +104,18 @@ class TicTac:
 
 @knobs
 class Partitioned:
-    """Gradients cut evenly, layers nearest the input first, so many bytes in flight.
+    """Gradients cut evenly, layers nearest the input first, with a limit on the bytes in flight.
 
-    ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019) differ in their knobs only.
+    ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019) differ only in their knobs.
 
     Attributes
     ----------
     partition_bytes, credit_bytes
-        ByteScheduler's code: 1e6 and 4e6 parameters of 4 bytes.
+        Largest size of a segment, and bytes in flight. The defaults are those of ByteScheduler's code: 1e6
+        and 4e6 parameters of 4 bytes.
     admission
-        "code": while any credit is left; "paper": Algorithm 1, when the credit covers the whole segment.
+        When a segment is handed over. "code": while any credit is left, as in ByteScheduler's code; "paper":
+        when the credit covers the whole segment, as in its Algorithm 1.
     """
 
     partition_bytes: SomeBytes = 4_000_000

@@ -1,4 +1,4 @@
-"""The policies by name: one table, which says of each policy which exchanges it simulates, and how."""
+"""The table of policies by name, with the exchanges that each one simulates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields

@@ -22,16 +22,18 @@ class SimulatedWindow:
     iteration_s
         Its length in seconds.
     durations_s : array of shape (num_ops,)
-        The op durations it was run with; each is longer where the network carries something meanwhile and the
-        profile has a `compute_slowdown`.
-    traffic, starts_s, ends_s
-        The transfers, and when the network carried each.
+        The op durations of this window, without the slow-down by transfers (the profile's
+        `compute_slowdown`).
+    traffic
+        The transfers.
+    starts_s, ends_s : arrays of shape (num_transfers,)
+        When each transfer started and ended, in seconds.
     arrival_s : array of shape (num_gradients,)
-        When each gradient was reduced.
+        When each gradient was reduced, in seconds.
     barrier
-        Whether forward ops waited for all of them.
+        Whether forward ops waited for all gradients.
     clock
-        Between the compute clock and wall time, in which all times of a window are.
+        Converts between the compute clock and wall time. All times of a window are in wall time.
     """
 
     iteration_s: float
@@ -46,18 +48,18 @@ class SimulatedWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """The windows of a run, and their lengths in seconds as an array."""
+    """The windows of a run."""
 
     windows: tuple[SimulatedWindow, ...]
 
     @property
     def iterations_s(self) -> FloatArray:
-        """Length of every window."""
+        """Lengths of all windows in seconds: an array of shape (num_windows,)."""
         return np.array([window.iteration_s for window in self.windows])
 
     @property
     def iteration_s(self) -> float:
-        """Mean length of a window."""
+        """Mean length of a window in seconds."""
         return float(self.iterations_s.mean())
 
 
@@ -68,16 +70,18 @@ def run_policy(
 
     Parameters
     ----------
+    iterations
+        Number of windows.
     jitter
-        Relative standard deviation of op durations, for ops that the profile gives none; lognormal with the
-        profile's mean. With 0, ops keep the profile's durations exactly, whatever it says of their spread.
+        Relative standard deviation of op durations, for ops without one in the profile. Durations are
+        lognormal with the profile's mean. With 0, all ops have exactly the profile's durations.
     seed
-        Same seed, same windows. Policies that are compared under one seed see the same durations.
+        The same seed gives the same windows, for all policies.
 
     Notes
     -----
-    Windows run on the compute clock, where a `compute_slowdown` only makes transfers shorter, and are then
-    read in wall time: exact by the theorem of ``pace.solver.compute_clock``.
+    Windows are simulated on the compute clock, where a `compute_slowdown` only makes transfers shorter, and
+    then converted to wall time. This is exact by the theorem of ``pace.solver.compute_clock``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Our own schedules as a policy: as a network can carry them, and as if preemption were free."""
+"""PACE's schedules as a policy: with real segments, or as if preemption were free."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,17 +23,17 @@ from pace.solver.instance import Instance
 
 @knobs
 class Scheduled:
-    """Our own schedules: segments in the planned order, no barrier.
+    """PACE's schedules: segments in planned order, without a barrier.
 
     Attributes
     ----------
     fusion
         The fusion search.
     preemption
-        "real": segments that each pay g in full and are never recalled. "free": the oracle's schedule of the
-        best groups, which is what the PACE paper's model assumes.
+        "real": segments that each take the full g of their bytes and cannot be recalled. "free": the oracle's
+        schedule of the best groups, as in the model of the PACE paper.
     framework
-        "ddp": the best bucket list for DDP, first in, first out, with its barrier.
+        "ddp": the best list of buckets for DDP, sent first in, first out to a barrier.
     """
 
     fusion: Fusion = "optimal"
@@ -70,7 +70,7 @@ def _sender_of_plan(profile: Profile, plan: RealizedPlan, *, barrier: bool) -> G
 
 
 def sender_of(profile: Profile, schedule: Schedule) -> GroupedSender:
-    """Return what sends a schedule of this profile, its segments strictly in order of priority."""
+    """Return a sender for a schedule of this profile; it sends segments strictly in order of priority."""
     index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
     return GroupedSender(
         groups=tuple(tuple(index[name] for name in group.tensors) for group in schedule.groups),

@@ -1,4 +1,4 @@
-"""Senders that exchange in two halves: rivals that shard the optimizer, DeAR, and our own schedules.
+"""Senders of reduce-scatters and all-gathers: other sharded optimizers, DeAR, and PACE's schedules.
 
 Sources: Megatron-LM's distributed optimizer (NVIDIA/Megatron-LM, megatron/core/distributed:
 ``DistributedDataParallelConfig`` and ``_ParamAndGradBuffer``), PyTorch's ``ZeroRedundancyOptimizer``
@@ -31,20 +31,22 @@ MEGATRON_PARAMETERS_PER_RANK = 1_000_000
 
 
 def norm_s(profile: Profile) -> float | None:
-    """Return how long ranks that hold shards exchange their norms; None where no update waits for one."""
+    """Return how many seconds ranks with shards exchange their norms; None if no update waits for one."""
     return float(profile.clocked_cost(NORM_BYTES)) if profile.update == "global-norm" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothHalves:
-    """First halves as groups become ready, the norm if there is one, second halves behind the last of them.
+    """Sends first halves when groups become ready, then the norm if there is one, then all second halves.
 
     Attributes
     ----------
-    first_s, second_s : arrays
-        What the calls of each half take.
-    second_groups
-        What each call of the second half carries, in the order in which they go.
+    groups, second_groups
+        The gradients of each call of the first and the second half, in sending order.
+    first_s, second_s : arrays of shape (num_calls,)
+        The durations of these calls in seconds.
+    norm_s
+        How long the norm takes, in seconds; None without one.
     """
 
     groups: Partition
@@ -56,7 +58,7 @@ class BothHalves:
     rules: Rules
 
     def traffic(self, ready_s: FloatArray) -> Traffic:
-        """Send first halves first in, first out, and everything else behind them."""
+        """Send first halves first in, first out, and everything else after them."""
         count, following = len(self.groups), len(self.second_groups)
         ready = over_groups(np.maximum, ready_s, self.groups) if count else np.zeros(0)
         norm = [] if self.norm_s is None or not count else [self.norm_s]
@@ -115,18 +117,19 @@ class Dear:
 
 @knobs
 class ZeroOne:
-    """ZeRO-1 as Megatron's distributed optimizer overlaps it: a reduce-scatter a bucket, the update, gathers.
+    """ZeRO-1 with the overlap of Megatron's distributed optimizer: reduce-scatters, the update, all-gathers.
 
-    Buckets are filled in backward order until they hold ``max(40,000,000, 1,000,000 x ranks)`` parameters;
-    none is split. The optimizer steps behind the last of them, norm or not. Gathers go in forward order, back
-    to back: no later than Megatron starts them, which starts one when the one before is waited for.
+    Buckets are filled in backward order until they hold ``max(40,000,000, 1,000,000 x ranks)`` parameters. No
+    parameter is split. The optimizer steps after the last reduce-scatter, with or without a norm. Gathers are
+    sent in forward order without pauses. This is no later than in Megatron, which starts one when the
+    previous one is waited for.
 
     Attributes
     ----------
     bucket_parameters
-        Parameters of a bucket; 0 for Megatron's rule.
+        Number of parameters in a bucket; 0 for Megatron's rule.
     overlap_gather
-        ``--overlap-param-gather``: without it the forward pass waits for all gathers.
+        ``--overlap-param-gather``. Without it the forward pass waits for all gathers.
     """
 
     bucket_parameters: Bytes = 0
@@ -153,7 +156,7 @@ class ZeroOne:
 
 
 def _same_groups(profile: Profile, problem: FusionProblem, groups: Partition, *, barrier: bool) -> BothHalves:
-    """Exchange groups in both halves, the second in order of first use."""
+    """Return a sender with the same groups in both halves, the second half in order of first use."""
     sizes = np.array([problem.sizes[list(group)].sum() for group in groups], dtype=np.int64)
     first, second = _halves(profile)
     use = np.array([-problem.tail[list(group)].max() for group in groups])
@@ -172,24 +175,26 @@ def _same_groups(profile: Profile, problem: FusionProblem, groups: Partition, *,
 def _halves(profile: Profile) -> tuple[CostCurve, CostCurve]:
     try:
         return profile.clocked_half_costs
-    except ValueError:  # push and pull: a half each
+    except ValueError:  # with parameter servers, push and pull are the halves
         half = halved(profile.clocked_cost)
         return half, half
 
 
 @knobs
 class ZeroRedundancy:
-    """PyTorch's ZeroRedundancyOptimizer behind DDP: all-reduces, each rank's update, broadcasts, a barrier.
+    """PyTorch's ZeroRedundancyOptimizer with DDP: all-reduces, each rank's update, broadcasts, a barrier.
 
-    Whole parameters are dealt out, the largest first, each to the rank that has fewest
-    (``_partition_parameters``); behind the step every rank broadcasts what it has updated
-    (``_sync_params``), and nothing overlaps with that. A broadcast is priced as an all-gather of the same
-    bytes, which is no more than it costs on a ring.
+    Whole parameters are assigned to ranks, the largest first, each to the rank with the fewest
+    (``_partition_parameters``). After the step every rank broadcasts the parameters that it has updated
+    (``_sync_params``), and nothing overlaps with that. A broadcast takes as long as an all-gather of the same
+    bytes here, which is no longer than on a ring.
 
     Attributes
     ----------
     as_bucket_view
-        ``parameters_as_bucket_view``: one broadcast a rank instead of one a parameter.
+        ``parameters_as_bucket_view``: one broadcast for each rank instead of one for each parameter.
+    first_bytes, bucket_bytes
+        DDP's limits of the first bucket and of the others.
     """
 
     as_bucket_view: bool = False
@@ -221,14 +226,14 @@ class ZeroRedundancy:
             sizes=problem.sizes,
             first_s=problem.cost(reduced),
             second_s=gather(moved),
-            norm_s=None,  # every rank has all gradients, and computes it alone
+            norm_s=None,  # every rank has all gradients and computes the norm itself
             rules=Rules(sharded=True, barrier=True),
         )
 
 
 @knobs
 class Sharded:
-    """Our own sharded schedules: segments in the planned order."""
+    """PACE's sharded schedules: segments in planned order."""
 
     def prepare(self, profile: Profile) -> "PlannedHalves":
         """Optimize for the profile."""
@@ -246,7 +251,7 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHalves:
-    """Sends a plan's segments strictly in its order, each gather behind what it needs."""
+    """Sends a plan's segments strictly in order; each gather waits for the reduce-scatters that it needs."""
 
     plan: ShardedPlan
     reduce_scatter: CostCurve
@@ -256,7 +261,7 @@ class PlannedHalves:
     rules: Rules
 
     def traffic(self, ready_s: FloatArray) -> Traffic:
-        """Release reduce-scatters as their gradients become ready; the norm goes behind the last of them."""
+        """Release reduce-scatters when their gradients are ready; the norm follows the last of them."""
         plan, sending = self.plan, self.plan.sending
         count = len(plan.scattered)
         calls, sizes = sending.calls.tolist(), plan.segment_bytes().tolist()

@@ -4,9 +4,8 @@ Algorithms and equations have the numbers of its early version (arXiv 1803.03288
 properties, Algorithm 2 is the timing-aware order (TAO; later TAC), Algorithm 3 the timing-independent order
 (TIO; later TIC). Equations 1 to 4 are the metrics, and equation 5 compares two transfers.
 
-They are defined on a worker's DAG of compute ops and transfers that compute waits for. Here a transfer is
-known by its duration, and a compute op by its duration and the transfers that it waits for, directly or
-through its ancestors.
+They are defined on a worker's DAG of compute ops and the transfers that these wait for. Here a transfer is
+given by its duration, and an op by its duration and the transfers that it or an ancestor waits for.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from pace.solver.arrays import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferDag:
-    """What the orders look at.
+    """The ops and transfers of a worker, as the orders need them.
 
     Attributes
     ----------
@@ -33,7 +32,7 @@ class TransferDag:
     waits : boolean array of shape (num_ops, num_transfers)
         Which transfers each op waits for, ancestors' included.
     channels : integer array of shape (num_transfers,)
-        The channel that carries each transfer, from 0 on; None where there is one for all.
+        The number of the channel that carries each transfer; None if there is only one channel.
     """
 
     transfer_s: FloatArray
@@ -92,14 +91,15 @@ def fastest(runs: Sequence[Profile]) -> Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties:
-    """Algorithm 1's properties of every transfer.
+    """The properties of each transfer in Algorithm 1: arrays of shape (num_transfers,), in seconds.
 
     Attributes
     ----------
     unlocked_s
-        P: compute that waits for this outstanding transfer alone.
+        P: compute that waits only for this outstanding transfer.
     impending_s
-        M+: the least outstanding communication of any op that waits for this and others; inf if none.
+        M+: the least outstanding communication of an op that waits for this and other transfers; inf without
+        one.
     """
 
     unlocked_s: FloatArray
@@ -107,9 +107,9 @@ class Properties:
 
 
 def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
-    """Algorithm 1 (UpdateProperties) for the transfers that are `outstanding`.
+    """Return the properties (Algorithm 1, UpdateProperties) when the transfers in `outstanding` are left.
 
-    Channels work side by side, so an op's M, its outstanding communication, is that of its busiest channel.
+    Channels work in parallel, so an op's M, its outstanding communication, is that of its busiest channel.
     """
     waits = dag.waits & outstanding
     count = waits.sum(axis=1)
@@ -129,7 +129,7 @@ def properties(dag: TransferDag, outstanding: BoolArray) -> Properties:
 
 
 def tio(dag: TransferDag) -> FloatArray:
-    """Timing-independent order, Algorithm 3: every transfer counts 1, priority is M+; smaller first."""
+    """Return priorities in the timing-independent order (Algorithm 3): M+ if each transfer takes 1 s."""
     counted = TransferDag(
         transfer_s=np.ones_like(dag.transfer_s),
         op_s=np.zeros_like(dag.op_s),
@@ -141,15 +141,15 @@ def tio(dag: TransferDag) -> FloatArray:
 
 
 def tao(dag: TransferDag) -> FloatArray:
-    """Timing-aware order, Algorithm 2: the transfer that precedes all others, then again without it.
+    """Return places in the timing-aware order (Algorithm 2): take the one that precedes all others, repeat.
 
-    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 5); on equality, if its M+ is smaller; then by index.
-    The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers of equal
-    length the one that unlocks less compute would go first. So this keeps to the equation.
+    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 5); if both are equal, if its M+ is smaller; then by
+    index. The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers
+    of equal length the one that unlocks less compute would go first. So this uses the equation.
     """
     from pace.simulation.kernels import worker as kernel
 
-    # Ops that wait for the same transfers are one op here, as long as all of them.
+    # Ops that wait for the same transfers are merged into one op with their total duration.
     waits, same = np.unique(dag.waits, axis=0, return_inverse=True)
     rows, columns = np.nonzero(waits)
     place = np.empty(len(dag.transfer_s), dtype=np.int64)
@@ -166,12 +166,12 @@ def tao(dag: TransferDag) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """TicTac's eqs. 1-4 for one measured or simulated makespan.
+    """TicTac's equations 1-4 for one measured or simulated makespan.
 
     Attributes
     ----------
     worst_s, best_s
-        U: all ops and transfers one after another; L: the busiest resource alone.
+        U: the time of all ops and transfers one after another; L: the time of the busiest resource.
     efficiency
         E = (U - makespan) / (U - L); 1 where no order matters.
     speedup_potential
@@ -185,7 +185,7 @@ class Efficiency:
 
 
 def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> Efficiency:
-    """Return the metrics from the total time of each resource (compute, channels) and a makespan."""
+    """Return the metrics, from the total seconds of each resource (compute, channels) and a makespan."""
     busy = np.asarray(busy_s, dtype=np.float64)
     worst, best = float(busy.sum()), float(busy.max(initial=0.0))
     spread = worst - best

@@ -20,9 +20,10 @@ def carry(
     starts: FloatArray,
     ends: FloatArray,
 ) -> None:
-    """Hand transfers over as the credit admits and serve them first come, first served.
+    """Hand over transfers as the credit admits, and serve them first come, first served.
 
-    Writes every transfer's times to `starts` and `ends`. See ``pace.simulation.network``.
+    Writes the times of each transfer, in seconds, to `starts` and `ends`. Arrays have the shape
+    (num_transfers,). See ``pace.simulation.network``.
     """
     n = len(release)
     rank = np.empty(n, dtype=np.int64)

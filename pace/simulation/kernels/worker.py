@@ -19,7 +19,7 @@ def run(
     starts: FloatArray,
     ends: FloatArray,
 ) -> int:
-    """Run every op on its resource, the released op of lowest rank first; return how many ran.
+    """Run each op on its resource, the released op of lowest rank first; return the number of ops that ran.
 
     The successors of op i are ``successors[first_successor[i]:first_successor[i + 1]]``.
     """
@@ -76,11 +76,10 @@ def precede(
     channels: IntArray,
     place_of: IntArray,
 ) -> None:
-    """Write every transfer's place in TicTac's timing-aware order (Algorithm 2) to `place_of`.
+    """Write the place of each transfer in TicTac's timing-aware order (Algorithm 2) to `place_of`.
 
-    Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. Its communication is that of its busiest
-    channel.
-    O(transfers * (transfers + waits + ops * channels)).
+    Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. Its communication time is that of its busiest
+    channel. Takes O(transfers * (transfers + waits + ops * channels)).
     """
     n, num_ops = len(transfer), len(op)
     outstanding = np.ones(n, dtype=np.bool_)

@@ -1,7 +1,7 @@
 """Simulation of pushes and pulls: workers, servers and links, under the policies of the field.
 
-``run_server_policy(profile, cluster, policy)`` runs several windows of all workers one after another. A
-worker's compute is its profile's; a partition is pushed over the worker's uplink and its server's ingress,
-summed, and pulled over the server's egress and the worker's downlink. Links are shared max-min fairly by
-the messages under way.
+``run_server_policy(profile, cluster, policy)`` simulates several windows of all workers, one after another.
+Each worker computes the ops of the profile. A partition is pushed over the worker's uplink and its server's
+incoming link, summed, and pulled over the server's outgoing link and the worker's downlink. The messages in
+flight share links max-min fairly.
 """

@@ -14,24 +14,24 @@ from pace.simulation.servers.state import new_state
 from pace.simulation.servers.traffic import ServersPolicy, ServersTraffic
 from pace.solver.arrays import FloatArray
 
-# A worker that may be so many windows ahead waits for nobody.
+# A worker that may be this many windows ahead never waits for others.
 UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersSimulation:
-    """What simulated windows took.
+    """The times of simulated windows.
 
     Attributes
     ----------
     window_ends_s : array of shape (windows, workers)
         When each worker ended each of its windows, in seconds from the start of the first.
     push_starts_s, push_ends_s, pull_starts_s, pull_ends_s : arrays of shape (windows, workers, parts)
-        When each partition was on its way.
+        When the push and the pull of each partition started and ended, in seconds.
     traffic
         The partitions.
     consistency
-        As it was simulated.
+        The simulated consistency.
     """
 
     window_ends_s: FloatArray
@@ -44,31 +44,33 @@ class ServersSimulation:
 
     @property
     def iterations_s(self) -> FloatArray:
-        """Time from one window's end on the slowest worker to the next one's."""
+        """Seconds between the ends of successive windows on the slowest worker; of shape (windows,)."""
         return np.diff(self.window_ends_s.max(axis=1), prepend=0.0)
 
     @property
     def iteration_s(self) -> float:
-        """Mean time of a window: of the slowest worker, which the others wait for, or of all if none waits.
+        """Mean time of a window in seconds.
 
-        In async mode: the inverse of the mean rate of all workers.
+        In sync mode it is that of the slowest worker, for which the others wait. In async mode it is the
+        inverse of the mean rate of all workers.
         """
         windows, workers = self.window_ends_s.shape
         last = self.window_ends_s[-1]
         if self.consistency == "sync":
-            # A worker beside a server that holds much has its sums first, but is not faster in the long run.
+            # A worker on the host of a server with many bytes gets sums first, but is not faster in the long
+            # run.
             return float(last.max() / windows)
         return float(workers / (windows / last).sum()) if last.all() else 0.0
 
     @property
     def straggler_share(self) -> float:
-        """TicTac's straggler effect: the longest wait of any worker for the slowest, over the window."""
+        """TicTac's straggler effect: the longest wait for the slowest worker, as a share of the window."""
         waits = self.window_ends_s.max(axis=1) - self.window_ends_s.min(axis=1)
         return float((waits / self.iterations_s).mean())
 
     @property
     def lead(self) -> int:
-        """Most windows by which a worker had gone ahead of the slowest."""
+        """The most windows by which a worker was ahead of the slowest."""
         ahead = 0
         for number, ends in enumerate(self.window_ends_s):
             for worker in range(self.window_ends_s.shape[1]):
@@ -88,24 +90,29 @@ def run_server_policy(
     consistency: Consistency = "sync",
     staleness: int | None = None,
 ) -> ServersSimulation:
-    """Simulate `iterations` windows of all workers, one after another without a pause between.
+    """Simulate `iterations` windows of all workers, one after another without a pause.
 
     Parameters
     ----------
+    iterations
+        Number of windows.
     jitter
-        Relative standard deviation of op durations, drawn anew for every worker and window; lognormal.
+        Relative standard deviation of op durations. Durations are lognormal, drawn for every worker and
+        window.
     seed
-        Same seed, same windows. Policies that are compared under one seed see the same durations.
+        The same seed gives the same windows, for all policies.
     consistency
-        "sync": a pull waits for all workers' pushes. "async": a server answers every push at once.
+        "sync": a pull waits for the pushes of all workers. "async": a server answers every push at once.
     staleness
-        A pull at a worker's clock k waits until the slowest worker has pushed at clock k - staleness; 0 is
-        "sync".
+        A pull of a worker in its window k waits until the slowest worker has pushed in window k - staleness.
+        0 is the same as "sync" without it.
 
     Raises
     ------
-    InvalidOptions, InvalidCluster
-        If a number is out of range, or the cluster does not fit the profile.
+    InvalidOptions
+        If a number is out of range, or the options do not fit one another.
+    InvalidCluster
+        If the cluster does not fit the profile.
     """
     if iterations < 1:
         raise InvalidOptions(f"iterations is {iterations}: expected at least 1")
@@ -113,7 +120,7 @@ def run_server_policy(
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     if staleness is not None and (staleness < 0 or consistency != "sync"):
         raise InvalidOptions(
-            f"staleness {staleness} in {consistency} mode: expected at least 0, in sync mode"
+            f"staleness is {staleness} in {consistency} mode: expected at least 0, and sync mode"
         )
     traffic = policy.traffic(profile, cluster)
     rules = traffic.rules
@@ -136,7 +143,7 @@ def run_server_policy(
     state = new_state((iterations, workers, len(profile.ops)), dag, parts, links, rules)
     done = kernel.run(durations, dag, parts, links, rules, behind, state, window_ends, times)
     if done < iterations:
-        raise InvalidCluster("the simulated workers wait for one another for ever")
+        raise InvalidCluster("the simulated workers wait for one another forever: change the cluster")
     return ServersSimulation(
         window_ends_s=window_ends,
         push_starts_s=times[..., 0],

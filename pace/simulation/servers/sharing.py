@@ -1,4 +1,4 @@
-"""Max-min fair sharing of links, compiled: no message can be faster but by making a slower one slower."""
+"""Max-min fair sharing of links, compiled: no message can be faster unless a slower one becomes slower."""
 
 import numpy as np
 
@@ -24,8 +24,9 @@ def share(
 ) -> None:
     """Write the max-min fair rates of the first `count` `active` flows to `rates`, none above `most`.
 
-    Progressive filling: the link with the least fair share fixes its flows' rates; what they leave is shared
-    on. `left`, `counts` and `full` are scratch, one for each link. O(links * (links + flows)).
+    Progressive filling: the link with the smallest fair share fixes the rates of its flows, and the other
+    flows share the rest. `left`, `counts` and `full` are scratch space, one entry for each link. Takes
+    O(links * (links + flows)).
     """
     links = len(capacity)
     for link in range(links):

@@ -1,4 +1,4 @@
-"""What a policy puts on the links: partitions, their servers and orders, and the rules of both sides."""
+"""What a policy sends: partitions, their servers and orders, and the rules of workers and servers."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -16,30 +16,31 @@ class ServersRules(NamedTuple):
     Attributes
     ----------
     credit_bytes
-        Bytes that a worker may have handed over and not got back; one partition always may be.
+        How many bytes of a worker may be in flight. One partition always may.
     overshoots
-        Whether a partition is admitted as soon as any credit is left (ByteScheduler's code), or when the
-        credit covers all of it (its paper).
+        Whether a partition is admitted while any credit is left (as in ByteScheduler's code). Otherwise the
+        credit must cover all of it (as in its paper).
     per_connection
-        Whether each connection has a credit of its own, or all of a worker share one.
+        Whether each connection has its own credit. Otherwise all connections of a worker share one.
     acknowledged
-        Whether credit returns a round trip after the push has left, or at once.
+        Whether credit returns one round trip after the push has ended. Otherwise it returns at once.
     until_pulled
         Whether credit returns only when the partition has been pulled.
     led
-        Whether worker 0 alone has credit, and the others hand a partition over when worker 0 has.
+        Whether only worker 0 has credit, and the other workers hand over a partition after worker 0 has.
     push_in_order, pull_in_order
-        Whether a connection waits for the partition that comes next in its order; servers' gates (TicTac).
+        Whether a connection waits for the next partition in its order, as with TicTac's gates on servers.
     arrival_pushes, arrival_pulls
-        Whether pushes go in the order of readiness, pulls in that of their sums, whatever the priorities.
+        Whether pushes are in order of readiness, and pulls in the order of their sums, instead of by
+        priority.
     streams
-        Messages that a connection carries at once, as gRPC multiplexes.
+        Number of messages that a connection carries at once, as gRPC multiplexes.
     step_barrier
-        Whether no pull starts before everything has been pushed by all.
+        Whether pulls wait until all workers have pushed everything.
     barrier
-        Whether forward ops wait for every gradient.
+        Whether forward ops wait for all gradients.
     paced
-        Whether each connection is held to its share, so that it cannot use what others leave.
+        Whether each connection is limited to its share of the links, even if other connections are idle.
     """
 
     credit_bytes: float = 0.0
@@ -65,17 +66,17 @@ class ServersTraffic:
     Attributes
     ----------
     groups
-        The gradients of every group; a group is pushed when the last of them is ready.
+        The gradients of each group. A group is pushed when the last of them is ready.
     part_groups : integer array of shape (num_parts,)
-        The group of every partition, not decreasing.
+        The group of each partition, not decreasing.
     server, sizes : integer arrays of shape (num_parts,)
-        Where it is placed, and its bytes.
+        The server of each partition, and its bytes.
     push_priority, pull_priority : arrays of shape (num_parts,)
         Smaller goes first; ties by index.
     rules
-        Of both sides.
+        The rules of workers and servers.
     shuffled
-        Whether every worker pulls in a random order of its own in every window.
+        Whether every worker pulls in its own random order in every window.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -92,21 +93,21 @@ class ServersPolicy(Protocol):
     """A rule for pushing and pulling gradients."""
 
     def traffic(self, profile: Profile, cluster: Cluster) -> ServersTraffic:
-        """Decide all that is decided before training."""
+        """Return the partitions, orders and rules, which are fixed before training."""
 
 
 def ranks(priority: FloatArray) -> IntArray:
-    """Return each partition's place by priority; ties by index, those without one (nan) first."""
+    """Return each partition's place by priority; ties by index, partitions without a priority (nan) first."""
     placed = np.empty(len(priority), dtype=np.int64)
     placed[np.argsort(np.nan_to_num(priority, nan=-np.inf), kind="stable")] = np.arange(len(priority))
     return placed
 
 
 def gates(priority: FloatArray, server: IntArray) -> IntArray:
-    """Return how many partitions of strictly smaller priority each one's server hands over before it.
+    """Return, for each partition, how many of smaller priority its server must hand over before it.
 
-    A gate opens when the counter of hand-overs has reached the number: equal priorities go together. A
-    partition without a priority (nan) passes at once and is not counted: its number is -1.
+    A gate opens when the number of hand-overs has reached this number, so partitions of equal priority pass
+    together. A partition without a priority (nan) passes at once and is not counted; its number is -1.
     """
     before = np.zeros(len(priority), dtype=np.int64)
     for number in np.unique(server):
