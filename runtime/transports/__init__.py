@@ -1,1 +1,1 @@
-"""Transports: what carries segments between ranks, and the devices and clocks that they run by."""
+"""Transports, which carry segments between ranks, and the devices and clocks that they use."""

@@ -1,4 +1,4 @@
-"""Sends gradients in half precision: half the bytes, at the price of rounding what is summed."""
+"""Sends gradients in half precision: half the bytes, but sums are rounded."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ _DTYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class CompressedTransport:
-    """Another transport whose segments travel in `dtype`; control messages are left alone."""
+    """Wraps a transport and sends its segments in `dtype`; control messages are not changed."""
 
     takes_runs = False
 
@@ -25,11 +25,11 @@ class CompressedTransport:
         self._dtype = dtype
 
     def _travels(self, segment: torch.Tensor) -> bool:
-        """Whether a segment is sent in half precision."""
+        """Return whether a segment is sent in half precision."""
         return segment.is_floating_point() and segment.element_size() > self._dtype.itemsize
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Learn which segments will be summed, in the form that they travel in; see ``Transport``."""
+        """Announce the segments in the dtype in which they are sent; see ``Transport``."""
         self._inner.prepare(
             [
                 replace(call, tensor=torch.empty_like(call.tensor, dtype=self._dtype, device="meta"))
@@ -50,7 +50,7 @@ class CompressedTransport:
         return self._inner.allreduce(wire, name, done, lambda: segment.copy_(wire))
 
     def measure_exchange(self, size_bytes: int) -> PushPull | None:
-        """Measure what a byte before compression costs; see ``Transport``."""
+        """Measure the cost of bytes before compression; see ``Transport``."""
         share = self._dtype.itemsize / torch.float32.itemsize
         found = self._inner.measure_exchange(int(size_bytes * share))
         if found is None:
@@ -67,6 +67,6 @@ class CompressedTransport:
 
 
 def compressed(transport: Transport, compression: Compression) -> Any:
-    """Wrap a transport so that it sends in the wire format asked for."""
+    """Return a transport that sends with this compression."""
     dtype = _DTYPES[compression]
     return transport if dtype is None else CompressedTransport(transport, dtype)

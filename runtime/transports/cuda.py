@@ -1,4 +1,4 @@
-"""torch.distributed as a transport for CUDA tensors: NCCL where the job uses it, else Gloo."""
+"""torch.distributed as a transport for CUDA tensors: NCCL if the job uses it, else Gloo."""
 
 import queue
 from typing import Any
@@ -13,10 +13,10 @@ from pace.runtime.transports.transport import After, Done
 
 
 class CudaTransport(GlooTransport):
-    """Sums CUDA tensors on the device's stream for communication; control messages still travel over Gloo.
+    """Sums CUDA tensors on the device's stream for communication; control messages use Gloo.
 
-    NCCL's sums are queued, so the moment at which one is in place is known at once. Gloo's pass through the
-    host, which has to wait for them.
+    NCCL queues its sums, so the event that a sum is done exists at once. Gloo's sums pass through the host,
+    which has to wait for them.
     """
 
     has_halves = False
@@ -32,7 +32,7 @@ class CudaTransport(GlooTransport):
             ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
             try:
                 with self._control_message("making a process group for NCCL"):
-                    # Only members make it: in a smaller process group the other ranks wrap nothing.
+                    # Only members create it: ranks outside a smaller process group do not wrap an optimizer.
                     self._nccl = dist.new_group(
                         ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
                     )
@@ -59,7 +59,7 @@ class CudaTransport(GlooTransport):
         return summed
 
     def _finish(self, work: Any, after: After | None) -> Any:
-        """Queue what follows a sum, and return the moment when all is in place."""
+        """Queue the work after a sum, and return the event at which all is done."""
         work.wait()  # NCCL's blocks the stream, Gloo's the calling thread too
         if after is not None:
             after()
@@ -73,7 +73,7 @@ class CudaTransport(GlooTransport):
                 if summed is None:
                     with self.device.apart():
                         summed = self._finish(work, after)
-                summed.synchronize()  # where a peer is gone, NCCL's own watchdog ends the process
+                summed.synchronize()  # if a peer is gone, NCCL's own watchdog ends the process
             except Exception as raised:  # whatever it is, waiting threads receive it
                 error = raised
             del work

@@ -1,7 +1,7 @@
-"""Devices that run behind the host: how what is queued in one place comes after what is queued in another.
+"""Devices (GPUs), to which the host queues work: how work in one queue waits for work in another.
 
-The host queues work and goes on. So a gradient is ready when the device has computed it, not when its hook
-runs, and a forward pass that needs a sum has the device wait for it, not the host.
+The host queues work and continues. So a gradient is ready when the device has computed it, not when its hook
+runs. If a forward pass needs a sum, the device waits for it, not the host.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -13,20 +13,20 @@ from pace.runtime.transports.clock import Clock, CudaClock
 
 
 class Device(Clock, Protocol):
-    """A device's queues, as the calling thread sees them: the one it fills now, and one for communication."""
+    """A device's queues: the one that the calling thread fills, and one for communication."""
 
     def now(self) -> Any:
-        """Return the moment when the device gets to what the calling thread queues next."""
+        """Return the moment at which the device reaches the work that the calling thread queues next."""
 
     def wait_for(self, moment: Any) -> None:
-        """Have the device wait for a moment before what the calling thread queues next; returns at once."""
+        """Make the device wait for a moment before the next work of the calling thread; returns at once."""
 
     def apart(self) -> AbstractContextManager[Any]:
-        """What is queued inside does not wait for compute, nor compute for it."""
+        """Inside, queue into the communication queue: its work and compute do not wait for one another."""
 
 
 class CudaDevice(CudaClock):
-    """One GPU, with a stream of its own for communication."""
+    """One GPU, with a separate stream for communication."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -34,7 +34,7 @@ class CudaDevice(CudaClock):
         self._communication: torch.cuda.Stream = make(device)
 
     def wait_for(self, moment: torch.cuda.Event) -> None:
-        """Have the current stream wait for a moment of any stream; see ``Device``."""
+        """Make the current stream wait for a moment of any stream; see ``Device``."""
         moment.wait(torch.cuda.current_stream(self._device))
 
     def apart(self) -> AbstractContextManager[Any]:
@@ -44,9 +44,9 @@ class CudaDevice(CudaClock):
 
 
 def device_of(model: object) -> CudaDevice | None:
-    """Return the device on which a model's gradients are computed; None where the host computes them.
+    """Return the device on which a model's gradients are computed; None if the host computes them.
 
-    Also None for what is no model, which is refused where all ranks learn of it.
+    Also None if `model` is not a module: that is refused later, on all ranks.
     """
     if not isinstance(model, torch.nn.Module):
         return None
@@ -55,5 +55,5 @@ def device_of(model: object) -> CudaDevice | None:
 
 
 def apart(device: Device | None) -> AbstractContextManager[Any]:
-    """What is queued inside goes into the device's queue for communication, where there is a device."""
+    """Inside, queue into the device's communication queue, if there is a device."""
     return nullcontext() if device is None else device.apart()

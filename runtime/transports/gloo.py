@@ -1,6 +1,6 @@
 """torch.distributed as a transport.
 
-Process groups of the runtime's own, so that the user's collectives never come between its own.
+It uses its own process groups, so that the user's collectives never come between the runtime's.
 """
 
 import datetime
@@ -37,17 +37,17 @@ from pace.runtime.transports.transport import (
     to_tensor,
 )
 
-# What is in flight at once shares the network, and the urgent one of two segments ends as late as the other:
-# with more than one thread, two large segments in flight cost a window of 0.5 s a quarter on the testbed.
+# Segments in flight at the same time share the network, and the urgent one ends as late as the other. With
+# more than one thread, two large segments in flight made a window of 0.5 s 25 % longer on the testbed.
 _THREADS = 1
 
 
 class GlooTransport(SumsAlone):
     """Sums tensors in the host's memory with Gloo.
 
-    Completions come from Gloo's own threads. Three process groups, because calls on one group must be
-    made in one order and these come from different threads: segments, rank 0's decisions (opened at
-    first need) and control messages.
+    Gloo's own threads report completions. There are three process groups, because calls on one group must
+    have one order and these come from different threads: segments, rank 0's decisions (opened when first
+    needed) and control messages.
     """
 
     sequencing: Sequencing = "decision"
@@ -57,7 +57,7 @@ class GlooTransport(SumsAlone):
 
     @property
     def other_groups(self) -> dict[str, datetime.timedelta]:
-        """Names and time-outs of process groups that a transport needs besides."""
+        """Names and time-outs of further process groups that a transport needs."""
         return {}
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
@@ -67,7 +67,7 @@ class GlooTransport(SumsAlone):
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise InvalidUse(
                 f"rank {dist.get_rank()} is not in the process group: only its members wrap an optimizer for"
-                " it; the others use the torch optimizer as it is"
+                " it; use the torch optimizer itself on other ranks"
             )
         if not isinstance(group, dist.ProcessGroup):
             raise InvalidOptions(f"process_group is {group!r}; a torch.distributed.ProcessGroup is needed")
@@ -153,13 +153,13 @@ class GlooTransport(SumsAlone):
 
     @property
     def ring(self) -> Ring:
-        """What carries the two halves; opened at first need."""
+        """The ring for reduce-scatters and all-gathers; opened when first needed."""
         if self._ring is None:
             self._ring = Ring(self._segments, self.rank, self.size)
         return self._ring
 
     def open_halves(self) -> None:
-        """Nothing to open: the ring uses the connections that are there."""
+        """Do nothing: the ring uses existing connections."""
 
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
         """Start to sum matrices by rows; see ``Transport``."""
@@ -172,7 +172,7 @@ class GlooTransport(SumsAlone):
     def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
         """Give every rank's payload to every rank; see ``Transport``."""
         if self._aside is None:
-            # A ring of its own: the other may be waiting for a rank that waits for this.
+            # A separate ring: the other one may be waiting for a rank that waits for this call.
             self._aside = Ring(self._segments, self.rank, self.size)
         with self._control_message("a gathering"):
             lengths = self._rows(
@@ -201,7 +201,7 @@ class GlooTransport(SumsAlone):
         return rows
 
     def decide(self, segment: int | None) -> int:
-        """Publish or learn rank 0's choice; see ``Transport``."""
+        """Publish or receive rank 0's choice; see ``Transport``."""
         message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64, device="cpu")
         broadcast_over(self._decisions, message)
         return int(message.item())
@@ -243,15 +243,15 @@ class GlooTransport(SumsAlone):
 
 
 class JobStores(NamedTuple):
-    """Connections to the job's store: one that waits keeps others from using it."""
+    """Connections to the job's store. Several, because a call that waits blocks its connection."""
 
     meetings: Store
     peers: PeerStore
     sockets: Sockets
 
 
-# One for all wrappers, with the job's own connection that it was made from: a connection can cost the store a
-# reverse look-up of names, which it makes all ranks wait for.
+# One connection for all wrappers, with the job's own connection that it was cloned from. For a new connection
+# the store may do a reverse name look-up, for which all ranks wait.
 _meetings: tuple[Any, Any] | None = None
 
 
@@ -261,21 +261,21 @@ def _forget_meetings() -> None:
 
 
 def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores:
-    """Connect to the job's store once more, with room of its own for the next meeting of these ranks.
+    """Connect to the job's store again, with separate keys for this transport of these ranks.
 
     Parameters
     ----------
     group, rank
-        A name of the ranks that meet, and the number of this one among them.
+        A name for this set of ranks, and this rank's number in it.
     """
     global _meetings
     default: Any = dist.distributed_c10d._get_default_store()
     known = _meetings
     store = known[1] if known is not None and known[0]() is default else default.clone()
-    # The job's own time-out, which is torch's half hour, would also hold for Gloo's waits for other ranks.
+    # The job's own time-out, by default torch's 30 min, would also apply to Gloo's waits for other ranks.
     store.set_timeout(timeout)
     name = f"pace/{hashlib.sha256(group.encode()).hexdigest()[:16]}"
-    # Counted in the store, by group and rank: members build the transports of a group in the same order, and
+    # Counted in the store by group and rank: members create the transports of a group in the same order, but
     # may be in any number of other groups.
     number = store.add(f"{name}/{rank}", 1)
     name = f"{name}/{number}"

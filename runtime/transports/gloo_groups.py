@@ -1,4 +1,4 @@
-"""Process groups of Gloo's that belong to a transport: connecting them, and letting go of them."""
+"""Gloo's process groups of a transport: connecting and releasing them."""
 
 import datetime
 import os
@@ -26,8 +26,8 @@ def connect_group(
     Parameters
     ----------
     hostname
-        By which others reach this rank, where no interface is named in the environment; the machine's own
-        name by default.
+        The name by which other ranks reach this one (default: the machine's name). An interface named in the
+        environment takes precedence.
     """
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in its stub
     interfaces = [i for i in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if i]
@@ -42,7 +42,7 @@ def connect_group(
 
 
 def broadcast_over(group: Any, message: torch.Tensor) -> None:
-    """Overwrite a tensor with rank 0's."""
+    """Overwrite a tensor with that of rank 0."""
     if message.numel():
         options = BroadcastOptions()
         options.rootRank = 0
@@ -50,9 +50,9 @@ def broadcast_over(group: Any, message: torch.Tensor) -> None:
 
 
 def release_groups(groups: list[Any], sockets: Sockets, *, failed: bool) -> None:
-    """Let go of process groups by emptying the list, which holds the only references to them."""
+    """Release process groups by emptying the list, which holds the only references to them."""
     if failed:
-        # Their destructors wait for calls that only end when the time-out does.
+        # Their destructors wait for calls, which end only with the time-out.
         torch_thread(groups.clear, name="pace.close", sockets=sockets).start()
     else:
         groups.clear()

@@ -1,4 +1,4 @@
-"""Reduce-scatters and all-gathers for jobs whose own library has none that are fast: a ring over Gloo."""
+"""A ring over Gloo for reduce-scatters and all-gathers, for jobs whose own library has no fast ones."""
 
 import datetime
 from typing import Any
@@ -13,14 +13,14 @@ from pace.runtime.transports.transport import Done, Parts
 
 
 class GlooHalves:
-    """A ring between ranks that have a store in common; every rank must open it.
+    """A ring between ranks that share a store; every rank must open it.
 
     Parameters
     ----------
     hostname
-        By which other ranks reach this one.
+        The name by which other ranks reach this one.
     scale
-        What every sum is multiplied by.
+        Every sum is multiplied by this.
     """
 
     hand_over_s = 1e-3
@@ -62,13 +62,13 @@ class GlooHalves:
         self.ring.all_gather(parts, name, done)
 
     def decide(self, segment: int | None) -> int:
-        """Publish or learn rank 0's choice; see ``Transport``."""
+        """Publish or receive rank 0's choice; see ``Transport``."""
         message = torch.tensor([-1 if segment is None else segment], dtype=torch.int64, device="cpu")
         broadcast_over(self._groups[1], message)
         return int(message.item())
 
     def close(self, *, failed: bool) -> None:
-        """End the ring, and let go of its connections."""
+        """End the ring, and close its connections."""
         self.ring.close(failed=failed)
         groups, self._groups = self._groups, []
         release_groups(groups, self._sockets, failed=failed)

@@ -34,16 +34,16 @@ from pace.runtime.transports.transport import (
 
 _STORE_TIMEOUT_S = 30.0
 _ADDRESS_BYTES = 300
-# Half of what hvd.synchronize() itself sleeps between two looks.
+# Half of the time that hvd.synchronize() itself sleeps between two polls.
 _LOOK_S = 5e-4
 
 
-# Ranks must build their transports in the same order: names tell the instances apart. By process set,
-# as ranks that share one may differ in how many others they are in.
+# Names distinguish the instances, so ranks must create their transports in the same order. Counted by process
+# set, as ranks that share one may be in different numbers of other sets.
 _instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-# What ranks say that they are alive in, once `open_store` was called; None where that failed.
+# The store for signs of life, after `open_store` was called; None if that failed.
 _store: TCPStore | None = None
 _store_opened = False
 
@@ -56,22 +56,22 @@ class _Call(NamedTuple):
 
 
 class HorovodTransport(SumsAlone):
-    """Sums tensors with whatever Horovod was built for.
+    """Sums tensors with the library that Horovod was built for.
 
-    Horovod has no completion callback: one thread looks at all handles under way, because they end in
-    rank 0's order and not in that of their submission here.
+    Horovod has no completion callback, so one thread polls all handles in flight. They end in rank 0's order,
+    not in the order of their submission on this rank.
 
     Parameters
     ----------
     process_set
-        The processes that train together; ranks and size are counted within it.
+        The processes that train together. Rank and size are those within the set.
     timeout_s
-        A control message that takes longer fails.
+        A control message that takes longer, in seconds, fails.
 
     Attributes
     ----------
     scale
-        What every sum is multiplied by; the same on all ranks.
+        Every sum is multiplied by this; the same on all ranks.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HorovodTransport(SumsAlone):
         timeout_s: float,
         device: Device | None = None,
     ) -> None:
-        # A cycle of Horovod's, its negotiation, and a look of ours.
+        # One cycle of Horovod, its negotiation, and one poll of this transport.
         self.hand_over_s = _cycle_s() + 1.5e-3
         self.rank: int = process_set.rank()
         self.size: int = process_set.size()
@@ -103,7 +103,7 @@ class HorovodTransport(SumsAlone):
         try:
             with self._control_message("connecting to the other ranks"):
                 self.peers = self._open_peers()
-            # All are here, or the error says who is not.
+            # All ranks are here, or the error names those that are not.
             self.gather(b"")
         except BaseException:
             self.close(failed=True)
@@ -112,14 +112,14 @@ class HorovodTransport(SumsAlone):
             raise
 
     def _open_store(self) -> Any:
-        """Return a connection of its own to the job's store, which must be there."""
+        """Return a separate connection to the job's store, which must exist."""
         connect: Any = _store.clone  # type: ignore[union-attr]  # missing in its stub
         return PrefixStore(self._prefix, call_within(self._timeout_s, connect, name="pace.store"))
 
     def open_halves(self) -> None:
-        """Connect a ring of our own, where ranks can reach one another; else Horovod's own halves are used.
+        """Connect a ring if ranks can reach one another; otherwise Horovod's own collectives are used.
 
-        On the host Horovod's reduce-scatter puts as many bytes on the wire as its all-reduce does.
+        On the host, Horovod's reduce-scatter sends as many bytes as its all-reduce.
         """
         with self._control_message("connecting to the other ranks"):
             if self._halves is not None or not all(self.gather(b"store" if _store is not None else b"")):
@@ -154,7 +154,7 @@ class HorovodTransport(SumsAlone):
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""
-        # Horovod waits for what is queued where it is called, and compute is queued far ahead.
+        # Horovod waits for work queued on the current stream, and compute is queued far ahead.
         with apart(self.device):
             handle = hvd.allreduce_async_(
                 segment,
@@ -233,7 +233,7 @@ class HorovodTransport(SumsAlone):
             moment.synchronize()
 
     def _submitted(self, *, wait: bool) -> Iterator["_Call | None"]:
-        """Yield what was submitted since the last call; with `wait`, at least one entry."""
+        """Yield the calls submitted since the last time; with `wait`, at least one."""
         if wait:
             yield self._waiting.get()
         with contextlib.suppress(queue.Empty):
@@ -241,7 +241,7 @@ class HorovodTransport(SumsAlone):
                 yield self._waiting.get_nowait()
 
     def decide(self, segment: int | None) -> int:
-        """Publish or learn rank 0's choice; see ``Transport``."""
+        """Publish or receive rank 0's choice; see ``Transport``."""
         assert self._halves is not None, "Horovod's order is rank 0's order of submission"
         return self._halves.decide(segment)
 
@@ -300,19 +300,19 @@ class HorovodTransport(SumsAlone):
 
 
 def _side_by_side(parts: Parts) -> torch.Tensor:
-    """Return the matrices as one that is contiguous and not theirs."""
+    """Return a contiguous copy of the matrices side by side."""
     return torch.cat([part.detach() for part in parts], dim=1).contiguous()
 
 
 def open_store(*, anew: bool) -> None:
-    """Open a store on rank 0 and connect every rank to it: Horovod's own cannot be reached from outside.
+    """Open a store on rank 0 and connect every rank to it, as Horovod's own store is not accessible.
 
-    Every rank must call it. Without a store training runs all the same, and errors name no rank.
+    Every rank must call it. Without a store training works, but errors do not name the rank at fault.
 
     Parameters
     ----------
     anew
-        Whether Horovod was initialized just now; otherwise a store that is open stays.
+        Whether Horovod was initialized just now. Otherwise an open store is kept.
     """
     global _store, _store_opened
     if _store_opened and not anew:
@@ -339,7 +339,7 @@ def _connect(host: str, port: int, *, server: bool) -> TCPStore:
 
 
 def _end_of(handle: Any, timeout_s: float) -> Any:
-    """Wait for what was begun, which Horovod's own ``synchronize`` does without a time limit."""
+    """Wait for a handle with a time limit, which Horovod's own ``synchronize`` does not have."""
     deadline = time.monotonic() + timeout_s
     while not hvd.poll(handle):
         if time.monotonic() >= deadline:
@@ -349,7 +349,7 @@ def _end_of(handle: Any, timeout_s: float) -> Any:
 
 
 def _cycle_s() -> float:
-    """Return how often Horovod looks for what it is to send, as it was told, or its default of 1 ms."""
+    """Return the length of Horovod's cycle in seconds: as set, or its default of 1 ms."""
     with contextlib.suppress(ValueError):
         told_ms = float(os.environ.get("HOROVOD_CYCLE_TIME", ""))
         if 0.0 <= told_ms < math.inf:
@@ -358,7 +358,7 @@ def _cycle_s() -> float:
 
 
 def _own_address() -> str:
-    """The address by which other ranks reach this one: that of the way to Horovod's rendezvous."""
+    """Return the address by which other ranks reach this one: that of its route to Horovod's rendezvous."""
     rendezvous = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((rendezvous, 9))

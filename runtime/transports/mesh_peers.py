@@ -1,7 +1,8 @@
-"""Signs of life over a whole mesh, for ranks that train with only a few of those that they wait for.
+"""Signs of life over a whole mesh, for ranks that also wait for ranks outside of their transport.
 
-Under ``fully_shard`` a rank sums gradients with its replicas, and waits for the ranks of its shards as well.
-A rank that is lost in another replica and another shard stops it too: by way of ranks that wait for it.
+Under ``fully_shard`` a rank sums gradients with its replicas, and also waits for the ranks of its shards. A
+lost rank with another replica and another shard stops it too, because some of these ranks wait for the lost
+one.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +12,18 @@ from pace.runtime.transports.sockets import Sockets
 
 
 class MeshPeers(Peers):
-    """The signs of life of all ranks of a mesh; what ranks ask one another stays among the replicas.
+    """The signs of life of all ranks of a mesh. Requests between ranks go to the replicas only.
 
     Parameters
     ----------
     store
-        Shared by all ranks of the mesh, used by no other thread.
+        The store shared by all ranks of the mesh; no other thread uses it.
     members
-        The ranks of the mesh, as numbered in the whole job, this one among them.
+        The ranks of the mesh, including this one, as numbered in the whole job.
     rank
-        This one's number in the whole job.
+        This rank's number in the whole job.
     replicas
-        What the transport has: the ranks that this one sums gradients with.
+        The transport's peers: the ranks with which this one sums gradients.
     sockets
         The store's connections.
     """
@@ -41,7 +42,7 @@ class MeshPeers(Peers):
         )
 
     def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:
-        """Say how far this rank is to the whole mesh, and answer its replicas; see ``Peers``."""
+        """Report this rank's progress to the whole mesh, and answer its replicas; see ``Peers``."""
         super().follow(progress)
         self._replicas.follow(progress, answer)
 
@@ -64,7 +65,7 @@ class MeshPeers(Peers):
         self._replicas.close(reason, failed=failed)
 
     def release(self) -> None:
-        """Let go of both stores."""
+        """Release both stores."""
         super().release()
         self._replicas.release()
 

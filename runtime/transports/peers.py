@@ -1,7 +1,7 @@
-"""Who is alive and how far: what turns "an all-reduce failed" into "rank 3 is gone".
+"""Signs of life of all ranks, which turn the error "an all-reduce failed" into "rank 3 is gone".
 
-Every rank writes a few words about itself to a shared store, twice a second, from a thread of its own.
-Nobody reads them until something stalls or fails.
+Every rank writes a sign of life with its progress to a shared store, twice a second, from its own thread. The
+signs are read only when something stalls or fails.
 """
 
 import contextlib
@@ -18,27 +18,27 @@ from pace.runtime.transports.torch_threads import torch_thread
 
 PERIOD_S = 0.5
 
-# The key under which a rank asks for others' contributions.
+# The key under which a rank asks other ranks for their contributions.
 _ASKED = "asked"
 
-# The key under which a rank asks for the others' parts of the optimizer's state: of which gather, after which
-# step, and whether it is the last.
+# The key under which a rank asks other ranks for their parts of the optimizer's state: the number of the
+# gathering, the step, and whether it is the last.
 _STATE_ASKED = "state"
 
-# The key under which a rank that failed says which rank is at fault.
+# The key under which a failed rank writes which rank is at fault.
 _FAILED = "failed"
 
-# A rank that was asked once expects to be asked again, and looks more often for a while.
+# A rank that was asked once expects to be asked again, and polls more often for a while.
 _OFTEN_S = 0.02
 _ASKED_AGAIN_S = 60.0
 
-# A rank that says nothing for so long is silent.
+# A rank without a sign of life for this many seconds is silent.
 _SILENCE_S = 2.5 * PERIOD_S
 
-# The store itself may be on the rank that is gone: no answer in this time means so.
+# The store may be on the lost rank: without an answer in this many seconds, it is taken for lost.
 _ANSWER_S = 1.5
 
-# How long the store's keeper stays for ranks that notice a failure later than itself.
+# How long, in seconds, the rank with the store stays for ranks that notice a failure later.
 _LINGER_S = 6.0
 
 EVERYTHING_SENT = "every rank has sent all of its groups: the network is slow, or a rank is silent"
@@ -54,27 +54,27 @@ class Store(Protocol):
         """Read a value, waiting until there is one."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all keys have values."""
+        """Return whether all keys have values."""
 
 
 Progress = Callable[[], dict[str, Any]]
-"""What a rank says about itself: ``round`` (how many steps it has taken), ``open`` (whether it has begun the
-next), ``missing`` (the groups that it has not submitted in it), ``failed`` (whether it noticed a failure)."""
+"""Returns a rank's progress: ``round`` (steps taken), ``open`` (whether the next step has begun), ``missing``
+(the groups not submitted in this step), ``failed`` (whether it noticed a failure)."""
 
 
 class Peers:
-    """A rank's sign of life, and a look at the others'.
+    """Writes this rank's sign of life, and reads those of the other ranks.
 
     Parameters
     ----------
     store
-        Shared by all ranks, used by no other thread.
+        The store shared by all ranks; no other thread uses it.
     progress
         See ``follow``.
     keeper
-        The rank whose process the store ends with; None where that is none of these.
+        The rank whose process holds the store; None if it is none of these ranks.
     global_ranks
-        The number of each rank in the whole job, where only some of its ranks train together.
+        The number of each rank in the whole job, if only some of its ranks train together.
     sockets
         The store's connections.
     """
@@ -116,15 +116,17 @@ class Peers:
         self._thread.start()
 
     def follow(self, progress: Progress, answer: Callable[[int], bool] | None = None) -> None:
-        """From now on, say with every sign of life how far this rank is.
+        """From now on, write this rank's progress with every sign of life.
 
-        Bound methods are held weakly: that this rank is alive keeps no training alive.
+        Bound methods are held weakly, so that this object does not keep the training alive.
 
         Parameters
         ----------
+        progress
+            Returns the progress.
         answer
-            Called, from a thread of its own and again and again, with the turn that another rank asked for;
-            says whether that was of use.
+            Called repeatedly, in the thread of this object, with the turn that another rank asked for.
+            Returns whether this rank's contribution is now final.
         """
         self._progress = (
             weakref.WeakMethod(progress) if isinstance(progress, MethodType) else lambda: progress
@@ -132,13 +134,13 @@ class Peers:
         self._answer = weakref.WeakMethod(answer) if isinstance(answer, MethodType) else lambda: answer
 
     def follow_state(self, give: Callable[[list[int]], bool]) -> None:
-        """From now on, call this bound method, held weakly, with what ``ask_for_state`` says elsewhere."""
+        """From now on, call this bound method (held weakly) when another rank calls ``ask_for_state``."""
         self._give_state = weakref.WeakMethod(give)
 
     def follow_failures(self, fail: Callable[[str], None]) -> None:
-        """From now on, call this bound method, held weakly, with what another rank says of a failure.
+        """From now on, call this bound method (held weakly) with the reason when another rank has failed.
 
-        A transport may notice a lost rank on some ranks only, and leave others waiting.
+        A transport may notice a lost rank only on some ranks, while others go on waiting.
         """
         self._on_failure = weakref.WeakMethod(fail)
 
@@ -154,11 +156,11 @@ class Peers:
                 last = self._listen()
                 if last:
                     self._say(signs | {"beat": beat + 1, "left": True})
-            except (RuntimeError, OSError):  # the store went with its keeper: others find out as they read
+            except (RuntimeError, OSError):  # the store ended with its rank: other ranks notice too
                 return
 
     def _learn_failure(self) -> None:
-        # Acts at the second look: most ranks notice by themselves, and say more about what they waited for.
+        # Act at the second poll: most ranks notice by themselves, and then name what they waited for.
         told = self._asked_for(_FAILED) if self._on_failure() is not None else b""
         fail = self._on_failure()
         if told and self._others_failed and fail is not None:
@@ -171,7 +173,7 @@ class Peers:
                 self._store.set(f"alive/{self._rank}", json.dumps(signs | self._goodbye))
 
     def _listen(self) -> bool:
-        """Answer what other ranks ask until the next sign of life is due; True when this rank leaves."""
+        """Answer other ranks until the next sign of life is due; return whether this rank leaves."""
         until = time.monotonic() + PERIOD_S
         while (left_s := until - time.monotonic()) > 0:
             often = time.monotonic() < self._asked_until
@@ -182,7 +184,7 @@ class Peers:
         return False
 
     def _answer_others(self) -> bool:
-        # What is called is held while it is called and no longer: not while the store is asked.
+        # Hold a reference to the callback only during its call, not while the store is asked.
         if self._give_state() is not None:
             wanted = self._asked_for(_STATE_ASKED)
             if wanted and (give := self._give_state()) is not None and give(json.loads(wanted)):
@@ -199,7 +201,7 @@ class Peers:
             return bytes(store.get(key)) if store is not None and store.check([key]) else b""
 
     def ask(self, turn: int) -> None:
-        """Ask the other ranks to make their contributions to a turn final: this one waits for them."""
+        """Ask the other ranks to make their contributions to a turn final; this rank waits for them."""
         self._put(_ASKED, str(turn))
 
     def ask_for_state(self, number: int, step: int, *, last: bool) -> None:
@@ -207,7 +209,7 @@ class Peers:
         self._put(_STATE_ASKED, json.dumps([number, step, int(last)]))
 
     def _put(self, key: str, value: str) -> None:
-        # By the thread that trains: whatever has become of the store, its next wait has a time-out.
+        # Called in the training thread. If the store is lost, the next wait ends with its time-out.
         def write() -> None:
             with self._lock:
                 if self._store is not None:
@@ -216,26 +218,26 @@ class Peers:
         self._within_answer(write, "pace.ask")
 
     def _how_far(self) -> dict[str, Any]:
-        # Here, and not in the thread's loop, which would hold what it called while it sleeps.
+        # Not in the thread's loop, which would keep a reference to the callback while it sleeps.
         progress = self._progress()
         return {} if progress is None else progress()
 
     def close(self, reason: str | None = None, *, failed: bool = False) -> None:
-        """Say goodbye and stop; idempotent. The others can be looked at until ``release``.
+        """Write a goodbye and stop. Idempotent. Signs of other ranks can be read until ``release``.
 
         Parameters
         ----------
         reason
-            Why this rank leaves, if there is more to say than that it does.
+            Why this rank leaves, for messages on other ranks.
         failed
-            Whether it leaves because of a failure, whose cause is then another rank.
+            Whether it leaves because of a failure that another rank caused.
         """
         self.leave(reason, failed=failed)
-        # In all so long, however often this is called: the store may be on a rank that is stopped.
+        # This is the limit over all calls: the store may be on a stopped rank.
         self._thread.join(timeout=max(self._leaves_s + _ANSWER_S - time.monotonic(), 0.0))
 
     def leave(self, reason: str | None = None, *, failed: bool = False) -> None:
-        """Begin to say goodbye; see ``close``, which waits until that is said."""
+        """Begin to write a goodbye; see ``close``, which waits until it is written."""
         if self._stop.is_set():
             return
         if reason is not None:
@@ -246,13 +248,14 @@ class Peers:
         self._stop.set()
 
     def release(self) -> None:
-        """Let go of the store."""
+        """Release the store."""
         self._store = None
 
     def linger(self) -> None:
-        """Keep the store until the others have left or fallen silent, and then release it.
+        """Keep the store until the other ranks have left or are silent, then release it.
 
-        They ask it who is at fault. Otherwise a keeper that noticed first would be taken for the culprit.
+        They read in it which rank is at fault. Otherwise they would blame the rank with the store if it left
+        first.
         """
         if self._rank == self._keeper:
             self._wait_for_others()
@@ -274,7 +277,7 @@ class Peers:
             time.sleep(0.1)
 
     def look(self) -> list[dict[str, Any]] | None:
-        """Read the last sign of life of every rank; None when the store does not answer."""
+        """Return the last sign of life of every rank; None if the store does not answer."""
         found: list[dict[str, Any]] = []
         store = self._store
         if store is None:
@@ -291,9 +294,9 @@ class Peers:
         return found if len(found) == self._size else None
 
     def explain_failure(self) -> str:
-        """Say which ranks have left or given no sign of life for a while; the same at every call.
+        """Return which ranks have left or are silent; the same text at every call.
 
-        At once where a stall came before and its culprit is silent still; else it takes a while.
+        Takes a while, unless there was a stall before and the rank at fault is still silent.
         """
         if self._explained is None:
             self._explained = self._explain()
@@ -313,7 +316,7 @@ class Peers:
         after = self.look() if before is not None else None
         if before is None or after is None:
             self.rank_lost = True
-            # Who keeps the store may have left for the same reason as this rank, and sooner.
+            # The rank with the store may have left earlier, for the same reason as this rank.
             return ", ".join(self._left(before or []).values()) or self._no_store()
         lost = self._lost(before, after)
         self.rank_lost = bool(lost)
@@ -341,7 +344,7 @@ class Peers:
         return ", ".join(told[rank] for rank in sorted(told))
 
     def _left(self, signs: list[dict[str, Any]]) -> dict[int, str]:
-        """Say which ranks have left: not because of this very failure, whose cause they are not."""
+        """Return which ranks have left, without those that left because of this failure."""
         return {
             rank: f"{self._name(rank)} has left the training"
             + (f" ({each['reason']})" if "reason" in each else "")
@@ -350,7 +353,7 @@ class Peers:
         }
 
     def explain_stall(self) -> str:
-        """Say which ranks have not submitted which groups."""
+        """Return which ranks have not submitted which groups."""
         self._stalled, self._stalled_at = self.look(), time.monotonic()
         if self._stalled is None:
             return self._no_store()
@@ -374,7 +377,7 @@ class Peers:
         return "; ".join(told)
 
     def _within_answer(self, call: Callable[[], None], name: str) -> None:
-        """Call the store for as long as it may take to answer; no answer is an answer here."""
+        """Call the store with a time limit; ignore a missing answer."""
 
         def attempt() -> None:
             with contextlib.suppress(RuntimeError, OSError):

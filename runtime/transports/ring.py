@@ -1,10 +1,10 @@
 """Reduce-scatters and all-gathers over the point-to-point messages of a process group, in a ring.
 
-Gloo's own reduce-scatter puts as many bytes on the wire as an all-reduce. Here a rank sends (W - 1) / W of a
-buffer's bytes for each half. Rows travel in chunks: one is passed on while the next is received. Messages are
-matched by the call's name, so ranks need not make calls in the same order.
+Gloo's own reduce-scatter sends as many bytes as an all-reduce. Here a rank sends (W - 1) / W of a buffer's
+bytes for each half. Rows are sent in chunks: one is passed on while the next is received. Messages are
+matched by the call's name, so ranks may make calls in different orders.
 
-The sum of a row is added up in the order of ranks, from the one behind its owner on: always the same bits.
+A row is summed in the order of ranks, beginning after its owner. So the result always has the same bits.
 """
 
 import collections
@@ -19,15 +19,15 @@ import torch
 from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import Done
 
-# A row travels in so many equal chunks, if they are not too small: the first is passed on while the others
-# are still sent, so that the network is busy from the first step to the last. With a single chunk, four ranks
-# at 200 Mbit/s needed 18 % more for 600 kB.
+# A row is sent in this many equal chunks, unless they are too small: the first is passed on while the others
+# are being sent, so that the network is always busy. With a single chunk, four ranks at 200 Mbit/s took 18 %
+# longer for 600 kB.
 CHUNKS = 4
 LEAST_CHUNK_BYTES = 8 << 10
 MOST_CHUNK_BYTES = 512 << 10
 
-# How much may arrive before it is taken. Counted in chunks, weights beside biases left the network idle
-# between messages: four ranks at 200 Mbit/s needed 20 % more for 5.6 MB in six parts.
+# How many bytes are awaited ahead. With a number of chunks instead, rows of weights and biases left the
+# network idle between messages: four ranks at 200 Mbit/s took 20 % longer for 5.6 MB in six parts.
 _AHEAD_BYTES = 4 * MOST_CHUNK_BYTES
 
 
@@ -37,17 +37,17 @@ class _Call(NamedTuple):
 
 
 class Ring:
-    """Makes one call after the other, in a thread of its own; ranks in a ring.
+    """Makes calls one after another in its own thread, with ranks in a ring.
 
     Parameters
     ----------
     group
-        A process group with ``send`` and ``recv`` that nobody else sends messages through.
+        A process group with ``send`` and ``recv``, not used by other code.
 
     Attributes
     ----------
     sent_bytes
-        What this rank has put on the wire so far.
+        Number of bytes that this rank has sent.
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -68,7 +68,7 @@ class Ring:
         self._calls.put(_Call(lambda: self._all_gather(parts, _tag(name)), done))
 
     def close(self, *, failed: bool) -> None:
-        """End the thread after the calls under way; after a failure they may be left behind."""
+        """End the thread after the calls in progress; after a failure it may be left running."""
         self._calls.put(None)
         self._thread.join(timeout=1.0 if failed else None)
         self._group = None
@@ -103,14 +103,16 @@ class Ring:
         into: Callable[[int, torch.Tensor], torch.Tensor],
         take: Callable[[torch.Tensor, torch.Tensor], object],
     ) -> None:
-        """Pass rows around: each that is received is taken, and passed on but for the last.
+        """Pass rows around the ring: take each received row, and pass it on unless it is the last.
 
         Parameters
         ----------
         first
-            The row that is sent first, counted from this rank's.
+            The row to send first, relative to this rank's row.
         into
-            Where to receive a chunk, given the step and this rank's own memory of it.
+            Returns where to receive a chunk, given the step and this rank's own memory of the chunk.
+        take
+            Called with this rank's own memory of a chunk and the received chunk.
         """
         rank, size = self._rank, self._size
         after, before = (rank + 1) % size, (rank - 1) % size
@@ -128,8 +130,9 @@ class Ring:
                 waiting.append((self._group.recv([buffer], before, tag), buffer))
                 awaited_bytes += buffer.numel() * buffer.element_size()
 
-        # Gloo sends nothing before it has heard that it is awaited. Said after this rank's own row was handed
-        # to the kernel, that would wait behind the row on its way out, and the rank before would be late.
+        # Gloo sends a message only after the receiver has announced that it awaits it. If this rank first
+        # gave its own row to the kernel, the announcement would queue behind the row, and the previous rank
+        # would be late.
         await_more()
         sends = [self._send(chunk, after, tag) for chunk in (rows[0] if size > 1 else [])]
         for step, chunk in arriving:

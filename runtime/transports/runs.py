@@ -1,4 +1,4 @@
-"""Runs of elements of a flat tensor: which of them a sparse gradient has, when all others are zero."""
+"""Runs of elements of a flat tensor: the elements of a sparse gradient that may be nonzero."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Runs of elements, ascending; none overlaps another.
+    """Runs of elements in ascending order, without overlaps.
 
     Attributes
     ----------
-    starts, lengths
-        In elements. No length is 0.
+    starts, lengths : integer arrays of shape (num_runs,)
+        First element and number of elements of each run; no length is 0.
     """
 
     starts: Places
@@ -30,41 +30,41 @@ class Runs:
 
     @classmethod
     def whole(cls, start: int, length: int) -> Self:
-        """Return one run, or none where its length is 0."""
+        """Return one run, or none if its length is 0."""
         return cls(np.full(min(length, 1), start, np.int64), np.full(min(length, 1), length, np.int64))
 
     @classmethod
     def of_rows(cls, rows: Places, width: int) -> Self:
-        """Return rows of a table, given in ascending order, of so many elements each."""
+        """Return the runs of rows of a table, in ascending order, with `width` elements each."""
         if not width:
             return cls.none()
         return cls(rows * width, np.full(len(rows), width, dtype=np.int64))
 
     @classmethod
     def joined(cls, parts: "Sequence[Runs]") -> Self:
-        """Return runs that follow one another."""
+        """Concatenate runs; each part must begin after the previous one."""
         return cls(
             np.concatenate([part.starts for part in parts]), np.concatenate([part.lengths for part in parts])
         )
 
     @property
     def ends(self) -> Places:
-        """Where each run ends."""
+        """The end of each run."""
         return self.starts + self.lengths
 
     @property
     def num_elements(self) -> int:
-        """How many elements all runs have."""
+        """The number of elements in all runs."""
         return int(self.lengths.sum())
 
     @property
     def places(self) -> Places:
-        """The place of every element."""
+        """The index of every element."""
         begins = np.repeat(self.starts - np.cumsum(self.lengths) + self.lengths, self.lengths)
         return begins + np.arange(self.num_elements)
 
     def cut(self, first: int, last: int) -> "Runs":
-        """Return what lies from place `first` on, before `last`, counted from `first`."""
+        """Return the parts of runs in the range from `first` to `last`, relative to `first`."""
         if first >= last:
             return Runs.none()
         begin = int(np.searchsorted(self.ends, first, side="right"))
@@ -74,16 +74,16 @@ class Runs:
         return Runs(starts - first, lengths)
 
     def shifted(self, by: int) -> "Runs":
-        """Return the runs so many places later."""
+        """Return the runs moved by `by` elements."""
         return Runs(self.starts + by, self.lengths)
 
     def without(self, first: int, last: int) -> "Runs":
-        """Return what lies before place `first`, and from `last` on."""
+        """Return the parts of runs outside of the range from `first` to `last`."""
         total = int(self.ends[-1]) if len(self.starts) else 0
         return Runs.joined([self.cut(0, first), self.cut(last, max(total, last)).shifted(last)])
 
     def union(self, other: "Runs") -> "Runs":
-        """Return the elements of both. Runs that only touch stay apart: rows of a table, for example."""
+        """Return runs with the elements of both. Adjacent runs are not merged."""
         starts = np.concatenate([self.starts, other.starts])
         order = np.argsort(starts, kind="stable")
         starts = starts[order]

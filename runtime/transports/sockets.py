@@ -1,4 +1,4 @@
-"""Connections of a library that gives no access to them, so that they can be broken as the process ends."""
+"""Finds the connections of a library that gives no access to them, to break them when the process ends."""
 
 import contextlib
 import os
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 class Sockets:
-    """The sockets that came into being in a block of code.
+    """The sockets that were opened during a block of code.
 
-    Those that other threads open meanwhile are among them: break them only where that does no harm.
+    They include those that other threads open meanwhile, so break them only if that does no harm.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def opened_here(self) -> Iterator[None]:
-        """Take note of sockets that are there at the block's end and were not at its start."""
+        """Record the sockets that exist at the block's end and did not at its start."""
         before = set(_open_sockets())
         try:
             yield
@@ -26,17 +26,17 @@ class Sockets:
             self._inodes |= set(_open_sockets()) - before
 
     def shut_down(self) -> None:
-        """Shut down those that are still open: calls that wait for them, on either side, end at once."""
+        """Shut down those that are still open; calls that wait for them, on either side, end at once."""
         for inode, descriptor in _open_sockets().items():
             if inode in self._inodes:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                    # Gloo takes a listener that is gone for a fault of its own, and aborts.
+                    # If a listener is gone, Gloo takes that for an internal error and aborts.
                     if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _open_sockets() -> dict[int, int]:
-    """Descriptors of this process's sockets by inode; none where the system does not list them."""
+    """Return this process's socket descriptors by inode; none if the system does not list them."""
     found: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):

@@ -1,7 +1,7 @@
-"""Daemon threads that call into torch: they come to their end before the interpreter does.
+"""Daemon threads that call into torch and must end before the interpreter does.
 
-While the interpreter ends, Python unwinds the stack of a daemon thread that comes back from a call. Inside
-torch's C++ that aborts the process: "terminate called without an active exception".
+While the interpreter shuts down, Python unwinds the stack of a daemon thread that returns from a call. Inside
+torch's C++ this aborts the process: "terminate called without an active exception".
 """
 
 import threading
@@ -14,8 +14,8 @@ from pace.runtime.transports.sockets import Sockets
 
 T = TypeVar("T")
 
-# How long the process waits for threads as it ends: no exit takes for ever. Those whose connections were
-# broken end at once; others may be in a call that nothing can end.
+# How long, in seconds, the process waits for threads when it ends. Threads whose connections were broken end
+# at once; others may be in a call that cannot be ended.
 _BROKEN_S = 10.0
 _OTHERS_S = 2.0
 
@@ -26,12 +26,12 @@ _lock = threading.Lock()
 def torch_thread(
     target: Callable[..., Any], *, name: str, args: tuple[Any, ...] = (), sockets: Sockets | None = None
 ) -> threading.Thread:
-    """Return a daemon thread, to be started, that is waited for as the process ends.
+    """Return a daemon thread, not started, for which the process waits when it ends.
 
     Parameters
     ----------
     sockets
-        What its calls may wait for, and what is broken then if it has not ended.
+        Connections that its calls may wait for. They are broken if the thread has not ended by then.
     """
     thread = threading.Thread(target=target, name=name, args=args, daemon=True)
     with _lock:
@@ -40,12 +40,12 @@ def torch_thread(
 
 
 def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
-    """Return what `call` returns; it runs in a daemon thread, which is left behind when it takes too long.
+    """Call a function in a daemon thread and return its result; after the time-out the thread goes on.
 
     Raises
     ------
     TimeoutError
-        When it did not end in time. What it raises itself is raised here.
+        If the call did not end in time. Errors of the call itself are raised too.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -67,9 +67,9 @@ def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
 
 
 def finish_torch_threads() -> None:
-    """Wait until no thread is inside torch, as the process ends and everything is closed.
+    """Wait until no thread is inside torch, when the process ends and everything is closed.
 
-    A call under way ends only with its time-out or its connections, so these are broken.
+    A call in progress ends only with its time-out or its connections, so the connections are broken.
     """
     with _lock:
         running = [(thread, sockets) for thread, sockets in _threads.items() if thread.is_alive()]

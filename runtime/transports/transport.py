@@ -1,4 +1,4 @@
-"""What the engine asks of whatever carries its segments."""
+"""The interface between the engine and the libraries that carry its segments."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,48 +18,50 @@ Done = Callable[[BaseException | None], None]
 After = Callable[[], Any]
 
 Parts = Sequence[torch.Tensor]
-"""Matrices of one dtype side by side, each with a contiguous row for every rank."""
+"""Matrices of one dtype, side by side, each with one contiguous row for each rank."""
 
 Discipline = Literal["static", "adaptive", "priority", "overtake"]
-"""Who decides which segment goes next.
+"""What decides which segment is sent next.
 
-"static": the plan. "adaptive": the plan, but rank 0 lets others overtake a segment that is late.
-"priority": rank 0 takes what is needed first among all that is ready, whatever the plan's order.
-"overtake": what the plan has first among all that is ready; nobody waits for what is late.
-Where segments are matched by name alone ("keyed"), every rank decides for itself.
+"static": the plan's order. "adaptive": the plan's order, but rank 0 lets others overtake a late segment.
+"priority": of the ready segments, rank 0 takes the one that is needed first, in spite of the plan's order.
+"overtake": of the ready segments, the one that is first in the plan; no late segment is waited for.
+If segments are matched only by name ("keyed"), every rank decides for itself.
 """
 
 Order = Discipline | Literal["auto"]
 
 Sequencing = Literal["submission", "decision", "keyed"]
-"""How a transport learns rank 0's choice.
+"""How all ranks get the same order.
 
-"submission": a collective runs when the last rank has submitted it, matched by name, so rank 0 decides
-by being the last. "decision": collectives are matched by their position in each rank's sequence, so
-all ranks must issue the same sequence and rank 0's choice must be published before it is used. "keyed":
-segments are matched by name whenever they come, so no order has to be common; the transport must be told of
-all of them with ``prepare``, and then takes what it is given and chooses itself what it sends next.
+"submission": collectives are matched by name and run when the last rank has submitted them, so rank 0 decides
+by submitting last. "decision": collectives are matched by their position in each rank's sequence, so all
+ranks must issue the same sequence, and rank 0's choice must be published before it is used. "keyed": segments
+are matched by name at any time, so no common order is needed. The transport must know all of them by
+``prepare``. It takes all segments that it gets, and chooses which to send next.
 """
 
 Role = Literal["planned", "leader", "follower", "submitter"]
-"""What a rank's engine does about the order: keeps to the plan, chooses, does what was chosen, or submits at
-once because rank 0 chooses by being last."""
+"""What a rank's engine does about the order: follow the plan, choose, follow the choice, or submit at once
+because rank 0 chooses by submitting last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentCall:
-    """An all-reduce that will be made again and again.
+    """An all-reduce that is made in every round.
 
     Attributes
     ----------
+    name
+        The name by which ranks match it.
     tensor
-        Of the size and dtype that it will have.
+        A tensor with its size and dtype.
     turn
         Its place in the order; smaller goes first.
     link
-        The parameter server that the plan places it on, if it does.
+        The number of the parameter server on which the plan places it; None if it does not.
     pushed
-        Whether it goes over parameter servers, where there are both ways.
+        Whether it is sent over parameter servers, in a job that also all-reduces.
     """
 
     name: str
@@ -70,30 +72,30 @@ class SegmentCall:
 
 
 class Transport(Protocol):
-    """Carries segments and a few control messages between ranks; one instance a wrapper.
+    """Carries segments and control messages between ranks; each wrapper has one instance.
 
-    Control messages (``broadcast``, ``broadcast_tensor``, ``gather``) that fail, or do not end within the
-    transport's time-out, raise ``CommunicationFailed``, which names the rank at fault where that is known. So
-    does building a transport.
+    If a control message (``broadcast``, ``broadcast_tensor``, ``gather``) fails or does not end within the
+    transport's time-out, it raises ``CommunicationFailed``, which names the rank at fault if it is known. So
+    does the creation of a transport.
     """
 
     rank: int
     size: int
     sequencing: Sequencing
     hand_over_s: float
-    """How long before the segment under way ends the next is best handed over."""
+    """How long before the end of the segment in flight to hand over the next one, in seconds."""
     num_servers: int
-    """How many parameter servers hold segments; 0 where there are none."""
+    """Number of parameter servers; 0 without any."""
     pushed: frozenset[str] | None
-    """Which gradients go over parameter servers and are not all-reduced; None where all go one way."""
+    """Names of gradients that are sent over parameter servers, not all-reduced; None if all go one way."""
     peers: Peers | None
-    """Who is alive and how far; None where ranks have no store in common."""
+    """The signs of life of ranks; None if ranks share no store."""
     device: Device | None
-    """Where segments lie; None for the host's memory."""
+    """The device that holds segments; None for the host's memory."""
     has_halves: bool
-    """Whether it can reduce-scatter and gather."""
+    """Whether it has reduce-scatters and all-gathers."""
     takes_runs: bool
-    """Whether `allreduce` also takes `runs`: the elements of the segment outside of which all are zero."""
+    """Whether `allreduce` also takes `runs`: the elements of the segment that may be nonzero."""
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum `segment` over all ranks in place; returns at once.
@@ -101,46 +103,47 @@ class Transport(Protocol):
         Parameters
         ----------
         segment
-            Computed: what is queued on a device is not waited for.
+            A contiguous tensor. It must be computed already: work queued on a device is not waited for.
         done
-            Called from any thread, once, with the error if there was one.
+            Called once, in any thread, with the error or None.
         after
-            Called once the sum is in place, from any thread, before `done` or the moment that is returned. On
-            a device, "in place" is meant for what it queues.
+            Called in any thread once the sum is done, before `done` or the returned moment. On a device, work
+            that it queues comes after the sum.
 
         Returns
         -------
-        On a device, the moment when the sum is in place, if that is known beforehand; else None.
+        Any
+            On a device, the moment at which the sum is done, if it is known beforehand; else None.
         """
 
     def open_halves(self) -> None:
-        """Connect what carries the two halves, before any is asked for; every rank alike."""
+        """Open connections for reduce-scatters and all-gathers, before the first; every rank must call it."""
 
     def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
-        """Start to sum matrices over all ranks, so that each has the sum of its own row; returns at once.
+        """Start to sum matrices over all ranks, so that each rank gets the sum of its row; returns at once.
 
-        What is in the other rows afterwards is undefined.
+        The other rows are undefined afterwards.
         """
 
     def all_gather(self, parts: Parts, name: str, done: Done) -> None:
         """Start to give every rank the row of every other rank; returns at once."""
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Learn which segments will be summed from now on, with nothing under way; every rank alike.
+        """Announce the segments of the rounds to come, while nothing is in flight; every rank must call it.
 
         Parameters
         ----------
         pace_bytes_per_s
-            How fast the plan has either end of a connection to a server send.
+            The rate at which both ends of a connection to a server send; None for no limit.
         """
 
     def measure_exchange(self, size_bytes: int) -> PushPull | None:
-        """Measure what pushes and pulls cost; None where all-reduces are what counts. Every rank alike."""
+        """Measure the cost of pushes and pulls; None without parameter servers. Every rank must call it."""
 
     def decide(self, segment: int | None) -> int:
-        """Rank 0 publishes which segment is next; every other rank passes None and gets it.
+        """Publish which segment is next (on rank 0), or receive it (other ranks pass None).
 
-        Only where `sequencing` is "decision"; blocks until rank 0 has decided.
+        Only if `sequencing` is "decision". Blocks until rank 0 has decided.
         """
 
     def broadcast(self, payload: bytes | None) -> bytes:
@@ -153,20 +156,20 @@ class Transport(Protocol):
         """Give every rank's payload to every rank, in rank order."""
 
     def gather_aside(self, payload: bytes, name: str) -> list[bytes]:
-        """Give every rank's payload to every rank; matched by name, whatever else is under way.
+        """Give every rank's payload to every rank, matched by name, even while other calls are in progress.
 
-        From any thread. Only where there are halves.
+        Any thread may call it. Only if `has_halves`.
         """
 
     def close(self, *, failed: bool) -> None:
-        """Let go of threads and connections, `peers` included; with `failed`, of calls under way too.
+        """End threads and close connections, also of `peers`; with `failed`, abandon calls in progress.
 
-        After a failure `peers` can be asked still, until its ``linger`` or ``release``.
+        After a failure, signs of life can be read from `peers` until its ``linger`` or ``release``.
         """
 
 
 class SumsAlone:
-    """What transports that sum among ranks have in common: mostly control messages."""
+    """The common part of transports that sum among ranks, mostly control messages."""
 
     rank: int
     size: int
@@ -176,10 +179,10 @@ class SumsAlone:
     peers: Peers | None = None
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
-        """Nothing to prepare: calls are matched by position or by name."""
+        """Do nothing: calls are matched by position or by name."""
 
     def measure_exchange(self, size_bytes: int) -> PushPull | None:  # noqa: ARG002
-        """Nothing is pushed."""
+        """Return None: nothing is pushed."""
         return None
 
     def broadcast_tensor(self, tensor: torch.Tensor) -> None:
@@ -208,7 +211,7 @@ class SumsAlone:
 
 
 def to_tensor(payload: bytes, length: int) -> torch.Tensor:
-    """Return bytes as a tensor of this length, with zeros behind them."""
+    """Return bytes as a tensor of this length, padded with zeros."""
     message = torch.zeros(length, dtype=torch.uint8, device="cpu")
     if payload:
         message[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -224,7 +227,7 @@ def to_bytes(message: torch.Tensor) -> bytes:
 
 @contextlib.contextmanager
 def control_message(rank: int, size: int, explain: Callable[[], str], what: str) -> Iterator[None]:
-    """Turn what backends raise inside into ``CommunicationFailed`` with what is known of the other ranks."""
+    """Convert errors of backends inside to ``CommunicationFailed``, with what is known of the other ranks."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -236,7 +239,7 @@ def control_message(rank: int, size: int, explain: Callable[[], str], what: str)
 
 
 def role_of(rank: int, sequencing: Sequencing, discipline: Discipline) -> Role:
-    """Return what a rank does about the order."""
+    """Return a rank's role in choosing the order."""
     if sequencing == "submission" and rank != 0:
         return "submitter"
     if discipline == "static":
