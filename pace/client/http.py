@@ -131,11 +131,6 @@ class Client:
             self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")
         return schedule
 
-    def get_schedule(self, schedule_id: str) -> Schedule:
-        """Return a stored schedule by its identifier."""
-        answer = self._request(self._deadline(), "GET", f"/v1/schedules/{schedule_id}")
-        return self._parse(answer, ScheduleResource).schedule
-
     def create_schedule(
         self, profile: Profile, options: Options | None = None, job: str | None = None
     ) -> Schedule:

@@ -116,10 +116,6 @@ class HostDaemon(Closing):
         """Where it listens, as HOST:PORT."""
         return self._listener.address
 
-    def wait_registered(self, timeout_s: float) -> bool:
-        """Wait until the scheduler knows this host; return whether it does."""
-        return self._scheduler.answered.wait(timeout_s)
-
     def close(self) -> None:
         """Leave the fabric at once; updates that are not committed fail. Idempotent."""
         if self._closed.is_set():
@@ -212,7 +208,6 @@ class HostDaemon(Closing):
                     self._workers.release(update)
             case WelcomeOrder():
                 self._progress_s = order.progress_s
-                self._scheduler.answered.set()
                 if self.model is not None:
                     self.model.begin(order.momentum, order.network_state)
             case RefusalOrder():
@@ -223,7 +218,6 @@ class HostDaemon(Closing):
     def _refuse(self, order: RefusalOrder) -> None:
         if order.round is None:
             self.refused = order.reason
-            self._scheduler.answered.set()
             log.error("pace.fabric_host_refused", host=self.name, reason=order.reason)
             return
         self._workers.fail_round(order)

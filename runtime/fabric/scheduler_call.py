@@ -34,11 +34,6 @@ class SchedulerCall:
         Called with every order.
     on_absence
         Called, again and again, once the scheduler has been gone for `patience_s`, with the reason.
-
-    Attributes
-    ----------
-    answered
-        Whether the scheduler has taken this host in, or refused it.
     """
 
     def __init__(
@@ -58,7 +53,6 @@ class SchedulerCall:
         self._obey, self._on_absence, self._patience_s = obey, on_absence, patience_s
         self._link: FabricLink | None = None
         self._lost_at = time.monotonic()
-        self.answered = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pace.fabric.call", daemon=True)
 
@@ -119,7 +113,6 @@ class SchedulerCall:
     def _lose(self, link: FabricLink, reason: str) -> None:
         if self._link is link:
             self._link = None
-            self.answered.clear()
             self._lost_at = time.monotonic()
             log.warning("pace.fabric_scheduler_lost", host=self._host, reason=reason)
         link.close()

@@ -43,8 +43,11 @@ def test_the_client_speaks_with_the_service(service: Caller) -> None:
         (report,) = service.http.get("/v1/reports", params={"job": "train"}).json()["items"]
         assert report["predicted_iteration_s"] == schedule.predicted.iteration_s
         assert (report["measured_iteration_s"], report["plain_iteration_s"]) == (0.012, 0.015)
-        with pytest.raises(ServiceUnavailable, match="404"):
-            client.get_schedule("0" * 32)
+    with (
+        Client(f"{service.url}/elsewhere", service.token) as client,
+        pytest.raises(ServiceUnavailable, match="404"),
+    ):
+        client.create_schedule(PROFILE)
 
 
 def test_no_service_is_an_error_and_not_a_hang() -> None:
