@@ -1,1 +1,1 @@
-"""Control: which plan runs in which mode, agreed by all ranks, and when to look for a better one."""
+"""Control: all ranks agree on a plan and a mode, and look for better ones during training."""

@@ -1,4 +1,4 @@
-"""What ranks tell one another before training, and what they conclude: all begin alike, or all raise."""
+"""The comparison of all ranks' arguments, models and schedules before training: all start, or all raise."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from pace.runtime.transports.transport import Transport
 
 T = TypeVar("T")
 
-# How many ranks, or parameters, a message names.
+# The most ranks, or parameters, that a message names.
 _MOST_NAMED = 5
 
 _SHARED_ERRORS: dict[str, type[PaceError]] = {
@@ -28,14 +28,14 @@ _SHARED_ERRORS: dict[str, type[PaceError]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Form:
-    """What must be equal on all ranks of a parameter that is trained.
+    """The properties of a parameter that must be equal on all ranks.
 
     Attributes
     ----------
     state
         "trained", "frozen", or "not the optimizer's".
     strides
-        How its elements lie in memory; 0 along dimensions of one element, where they mean nothing.
+        Its strides; 0 along dimensions of one element, where they have no meaning.
     """
 
     shape: list[int]
@@ -46,22 +46,22 @@ class Form:
 
 @dataclass(slots=True, kw_only=True)
 class Statement:
-    """What a rank says about itself; what is missing it could not find out, because of `error`.
+    """One rank's description of itself; fields that it cannot fill because of `error` have defaults.
 
     Attributes
     ----------
     forms
         The model's parameters by name.
     options
-        Arguments, which must be equal on all ranks.
+        The arguments, which must be equal on all ranks.
     schedule
-        Hash of the plan that follows from the schedule given; None without one.
+        Hash of the plan made from the given schedule; None without one.
     terms
-        Where to ask for a schedule: the first rank's holds for all.
+        The service to ask for a schedule. Rank 0's settings apply to all ranks.
     barrier_reason, whole_reason
-        See ``Start``.
+        Why updates cannot be applied group by group, and why they cannot be sharded; None if they can.
     error
-        The class and the text of what was raised.
+        The class and the text of the error that was raised.
     """
 
     forms: dict[str, Form] = field(default_factory=dict)
@@ -94,17 +94,17 @@ def forms_of(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str,
 
 
 def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[T, list[Statement]]:
-    """Return what `describe` returns here, and what it wrote down on every rank (`forms` excepted).
+    """Call `describe` on every rank; return its result and the statements of all ranks (without `forms`).
 
     Raises
     ------
     ScheduleMismatch
-        On every rank, when models or schedules differ.
+        On every rank, if models or schedules differ.
     InvalidOptions
-        On every rank, when arguments differ.
+        On every rank, if arguments differ.
     PaceError
-        On every rank, of one class, when `describe` raised on one; the message names the rank, unless all
-        ranks have the same error.
+        On every rank, of the same class, if `describe` raised on one rank. The message names the rank, unless
+        all ranks have the same error.
     """
     mine = Statement()
     result: list[T] = []
@@ -122,7 +122,7 @@ def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[
     other = next((rank for rank, each in enumerate(documents) if "forms_sha256" not in each), None)
     if other is not None:
         raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another communication")
-    # Large, and mostly the same everywhere: sent only to say what differs.
+    # Forms are large and mostly equal on all ranks, so they are sent only to find out what differs.
     digests = [each.pop("forms_sha256") for each in documents]
     if len({digest for digest in digests if digest is not None}) > 1:
         _refuse_other_models([json.loads(each) for each in transport.gather(forms.encode())], error)
@@ -152,7 +152,7 @@ def _differences(theirs: dict[str, dict[str, Any]], reference: dict[str, dict[st
         if one is None:
             yield f"it has no parameter {name}"
         elif other is None:
-            yield f"it has a parameter {name} besides"
+            yield f"it has an additional parameter {name}"
         elif one["state"] != other["state"]:
             yield f"{name} is {one['state']} instead of {other['state']}"
         elif (one["shape"], one["dtype"]) != (other["shape"], other["dtype"]):
@@ -162,7 +162,7 @@ def _differences(theirs: dict[str, dict[str, Any]], reference: dict[str, dict[st
             )
         elif one["strides"] != other["strides"]:
             yield (
-                f"{name} lies in memory with strides {tuple(one['strides'])} instead of"
+                f"{name} has strides {tuple(one['strides'])} instead of"
                 f" {tuple(other['strides'])}: use the same memory format on all ranks"
             )
 
@@ -193,7 +193,7 @@ def _refuse_other_options(statements: list[Statement]) -> None:
 
 
 def _by_rank(values: list[Any]) -> str:
-    """Say which ranks have which value: "'fp16' on rank 0 and 'none' on ranks 1, 2"."""
+    """Return which ranks have which value, as "'fp16' on rank 0 and 'none' on ranks 1, 2"."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(repr(value), []).append(rank)
@@ -219,30 +219,30 @@ def _refuse_other_schedules(statements: list[Statement]) -> None:
 
 
 def agree_on_plan(transport: Transport, plan: SendPlan) -> SendPlan:
-    """Return rank 0's plan on every rank: floats derived on two machines may differ."""
+    """Return rank 0's plan on every rank, as floats computed on two machines may differ."""
     return decode_plan(transport.broadcast(encode_plan(plan) if transport.rank == 0 else None))
 
 
 def agree_on_weights(
     transport: Transport, model: nn.Module, *, broadcast: bool, with_buffers: bool = True
 ) -> None:
-    """Give every rank rank 0's parameters and buffers, as DistributedDataParallel does.
+    """Give every rank the parameters and buffers of rank 0, as DistributedDataParallel does.
 
-    Ranks compare hashes first, so that what is equal already is not sent.
+    Ranks compare hashes first, so that only tensors that differ are sent.
 
     Parameters
     ----------
     broadcast
-        Whether to overwrite what differs; otherwise it is an error.
+        Whether to overwrite tensors that differ. Otherwise they are an error.
     with_buffers
-        Whether buffers count too.
+        Whether to include buffers.
 
     Raises
     ------
     ScheduleMismatch
-        On every rank, when a parameter or buffer is missing on a rank or has another shape.
+        On every rank, if a parameter or buffer is missing on a rank or has another shape.
     InvalidUse
-        On every rank, when weights differ and are not to be overwritten.
+        On every rank, if weights differ and `broadcast` is False.
     """
     if transport.size == 1:
         return
@@ -285,7 +285,7 @@ def _sha256(tensor: torch.Tensor) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as the bytes that it is."""
+    """View a contiguous tensor as bytes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -295,7 +295,7 @@ def encode_plan(plan: SendPlan) -> bytes:
 
 
 def decode_plan(payload: bytes) -> SendPlan:
-    """Read what ``encode_plan`` wrote."""
+    """Deserialize a plan from ``encode_plan``."""
     fields = json.loads(payload)
     fields["groups"] = tuple(
         PlannedGroup(**{**group, "gradients": tuple(group["gradients"]), "shards": tuple(group["shards"])})

@@ -1,7 +1,6 @@
-"""Notices that iterations have become slower or faster than when the plan was put in force.
+"""Notices that iterations have become slower or faster than at the start of the current plan.
 
-Ranks record alone and compare together: what counts is the slowest rank, so all of them draw the same
-conclusion from the same numbers.
+Each rank records its own iterations. All ranks compare the slowest rank's, so they reach the same conclusion.
 """
 
 import collections
@@ -18,8 +17,10 @@ class Typical(NamedTuple):
 
     Attributes
     ----------
+    iteration_s
+        Median time of an iteration.
     compute_s
-        What an iteration takes without the time spent waiting for communication.
+        Median time of an iteration without waits for communication.
     """
 
     iteration_s: float
@@ -32,21 +33,20 @@ class Drift:
     Parameters
     ----------
     predicted_s
-        What the schedule promised, where that is worth comparing with: in a job that did not make the
-        profile itself. None otherwise.
+        The iteration time that the schedule predicts, in seconds; None in a job that made the profile itself.
 
     Attributes
     ----------
     reference
         The slowest rank's first full window under the plan; None before its end.
     latest
-        The slowest rank's medians when the ranks compared last; None where some window was not full then.
+        The slowest rank's medians at the last comparison; None if a window was not full then.
     ratio
-        The latest window against the reference (or, once, the reference against the prediction):
-        the iteration's ratio, or what the change in compute alone makes of an iteration, whichever is
-        farther from 1. None before there is anything to compare.
+        The latest window relative to the reference (or, once, the reference relative to the prediction). It
+        is the ratio of iteration times, or that due to the change in compute alone, whichever is farther from
+        1. None before the first comparison.
     against
-        What `ratio` compares with.
+        What `ratio` is relative to.
     drifted
         Whether `ratio` is beyond the limit.
     """
@@ -62,15 +62,15 @@ class Drift:
         self.drifted = False
 
     def record(self, iteration_s: float, waited_s: float) -> None:
-        """Record an iteration and the time in it that was spent waiting for communication."""
+        """Record the seconds of an iteration, and of its waits for communication."""
         self._latest.append(Typical(iteration_s, max(iteration_s - waited_s, 0.0)))
 
     def restart_window(self) -> None:
-        """Begin a new window: something else ran in between. The reference stays."""
+        """Begin a new window, because another plan ran in between. The reference stays."""
         self._latest.clear()
 
     def typical(self) -> Typical | None:
-        """Medians of this rank; None until the window is full."""
+        """Return the medians of this rank; None until the window is full."""
         if len(self._latest) < self._settings.drift_iterations:
             return None
         return Typical(*(statistics.median(column) for column in zip(*self._latest, strict=True)))
@@ -93,8 +93,8 @@ class Drift:
         if self.against == "prediction":
             return
         before = self.reference
-        # Compute that hides behind communication counts as a part of the iteration, so that the noise of
-        # a short compute beside a long wait is no drift.
+        # The change in compute counts relative to the iteration, so that noise in short compute beside long
+        # waits is not a drift.
         hidden = 1 + (slowest.compute_s - before.compute_s) / before.iteration_s
         self._judge([slowest.iteration_s / before.iteration_s, hidden], self._settings.drift_ratio)
 

@@ -1,4 +1,4 @@
-"""What a place in the unit cube of a search means: sizes, an order, and the plan that has them."""
+"""Converts a place in the unit cube of a search to sizes, an order, and the plan with these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from pace.runtime.transports.transport import Discipline, Sequencing
 from pace.solver.arrays import FloatArray
 from pace.solver.knob_search import CREDIT_IN_PARTITIONS, log_place, log_value
 
-# More parts than this, and what a part costs is all that a window takes.
+# With more parts than this, the overhead of parts would dominate the window.
 MOST_PARTS = 512
 LEAST_BYTES = 16 << 10
 
@@ -24,9 +24,9 @@ class KnobSpace:
     Attributes
     ----------
     knobs
-        One for each dimension.
+        The knob of each dimension.
     suggested_bytes
-        The size of parts that theory gives, for partitions and groups.
+        The size of partitions and groups that theory suggests.
     """
 
     knobs: tuple[Knob, ...]
@@ -38,7 +38,7 @@ class KnobSpace:
     def of(
         cls, tune: Tune, sizes: Sequence[GradientSize], sequencing: Sequencing, suggested_bytes: float
     ) -> "KnobSpace":
-        """Leave out what cannot be tuned on a transport."""
+        """Build from a search, without knobs that cannot be tuned on the transport."""
         return cls(
             knobs=tunable(tune, sequencing),
             sizes=sizes,
@@ -59,7 +59,7 @@ class KnobSpace:
         )
 
     def settings(self, place: FloatArray) -> dict[str, Any]:
-        """Return what a place means."""
+        """Return the settings of a place."""
         at = dict(zip(self.knobs, np.clip(place, 0, 1).tolist(), strict=True))
         partition = self._bytes(at["partition"]) if "partition" in at else round(self.suggested_bytes)
         return {
@@ -67,7 +67,7 @@ class KnobSpace:
             "credit_bytes": self._bytes(at["credit"])
             if "credit" in at
             else round(CREDIT_IN_PARTITIONS * partition),
-            # Below the smallest gradient, every gradient is a group.
+            # With a size below the smallest gradient, every gradient is a group.
             "group_bytes": self._bytes(at["group"]) if "group" in at else 1,
             "order": self._order(at.get("order", 1.0)),
         }
@@ -98,6 +98,6 @@ class KnobSpace:
 
 
 def tunable(tune: Tune, sequencing: Sequencing) -> tuple[Knob, ...]:
-    """Return the knobs of a search that change something on a transport, in one order on every rank."""
+    """Return the knobs of a search that have an effect on a transport, in the same order on every rank."""
     keyed = sequencing == "keyed"
     return tuple(knob for knob in get_args(Knob) if knob in tune.knobs and not (keyed and knob == "credit"))

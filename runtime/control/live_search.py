@@ -1,4 +1,4 @@
-"""ByteScheduler's tuner on a live job: proposals are run for some iterations each, and the best one stays."""
+"""ByteScheduler's tuner in a running job: each proposal runs for some iterations, and the best one stays."""
 
 import json
 import statistics
@@ -18,15 +18,15 @@ from pace.runtime.transports.transport import Transport
 from pace.solver.arrays import FloatArray
 from pace.solver.knob_search import Measured, Places, places
 
-# How many proposals are timed again at the end, beside plain operation.
+# How many proposals are timed again at the end, in addition to plain operation.
 FINALISTS = 2
-# A median absolute deviation in standard deviations, where deviations are normal.
+# The median absolute deviation of a normal distribution, in standard deviations.
 DEVIATIONS_OF_MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedProposal:
-    """A proposal, and the median of its iterations on the slowest rank."""
+    """A proposal, and the median of its iterations on the slowest rank, in seconds."""
 
     settings: dict[str, Any]
     candidate: Candidate
@@ -34,22 +34,22 @@ class TriedProposal:
 
 
 class LiveSearch:
-    """Walks through proposals, then holds what was measured and which one won, as ``Trial`` does.
+    """Runs through proposals, then holds the measurements and the winner, like ``Trial``.
 
-    The first trial is plain operation. After it nothing is under way, so the network is measured, which gives
-    the sizes at which the search begins. Rank 0 searches; the others learn the next place from it. Ranks
-    take every step together, so all of them move on at the same iteration.
+    The first trial is plain operation. After it nothing is in flight, so the network is measured. This gives
+    the sizes at which the search begins. Rank 0 searches, and the other ranks get the next place from it.
+    Ranks take every step together, so all of them change at the same iteration.
 
     Attributes
     ----------
     current
-        What runs now.
+        The candidate that runs now.
     winner
-        What stays; None before the end.
+        The best candidate; None before the end.
     measured_s
-        What the last turns measured, by name; empty before.
+        The iteration times measured in the final comparison, by name; empty before.
     trials
-        Every proposal that was timed.
+        All proposals that were timed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LiveSearch:
         self.trials: list[TriedProposal] = []
 
     def record(self, iteration_s: float) -> bool:
-        """Take the duration of an iteration; True when ``current`` or ``winner`` has changed."""
+        """Record the seconds of an iteration; return whether ``current`` or ``winner`` has changed."""
         if self._final is not None:
             changed = self._final.record(iteration_s)
             self.current, self.winner = self._final.current, self._final.winner
@@ -119,7 +119,7 @@ class LiveSearch:
         self._warm_up = self.current.warm_up
 
     def _agree(self) -> Measured:
-        """Return the median of the slowest rank, and by how much a repetition's would differ."""
+        """Return the median of the slowest rank, and its standard deviation over repetitions."""
         median = statistics.median(self._durations)
         spread = statistics.median(abs(each - median) for each in self._durations)
         mine = [median, DEVIATIONS_OF_MAD * spread / len(self._durations) ** 0.5]
@@ -152,7 +152,7 @@ class LiveSearch:
             return b"null"
 
     def _begin_final(self) -> None:
-        """Time the best proposals again, in turns with plain operation: the best of many was lucky, too."""
+        """Time the best proposals again, alternating with plain operation: the best of many was lucky too."""
         by_plan = {
             each.candidate.plan.sha256: each
             for each in sorted(self.trials, key=lambda each: each.iteration_s, reverse=True)

@@ -1,6 +1,6 @@
-"""Which plan to run and in which mode: the trial of ``mode="auto"``, profiling, schedules that come late.
+"""The choice of plan and mode: the trial of ``mode="auto"``, profiling, schedules that arrive in training.
 
-Every rank reaches the same choice after the same step. Changing buffers and hooks is the caller's part.
+Every rank makes the same choice after the same step. The caller changes buffers and hooks.
 """
 
 import collections
@@ -23,36 +23,38 @@ from pace.runtime.options import ShardingChoice, Tune
 from pace.runtime.transports.transport import Transport
 
 Switch = Callable[[SendPlan, bool], str | None]
-"""Goes on with a plan, with a barrier or without; or says why updates cannot be sharded, and changes nothing.
-All ranks get the same answer."""
+"""Changes to a plan, with a barrier or without. If updates cannot be sharded, it returns the reason and
+changes nothing. All ranks get the same answer."""
 
 
 class Choice:
-    """What runs now, and what the next step may change about it.
+    """The plan and mode that run now, and the decision after each step whether to change them.
 
     Parameters
     ----------
     plan
-        What all ranks agreed on.
+        The plan that all ranks agreed on.
+    auto
+        Whether to find the fastest mode in a trial.
     barrier
-        Whether to wait for all gradients in ``step()``, where `auto` does not decide it.
+        Whether to wait for all gradients in ``step()``, if `auto` is False.
     per_group
-        Whether the optimizer can be updated group by group.
+        Whether updates can be applied group by group.
     sharding
         Whether updates may be, or must be, sharded.
     timeout_s
-        A wait for peers that is longer fails.
+        A wait for other ranks fails after this many seconds.
     tune
-        How to search for the plan while the job trains; None to follow `plan`.
+        How to search for the plan during training; None to follow `plan`.
 
     Attributes
     ----------
     running
-        The way of running that is in force.
+        The candidate that runs now.
     measured_s
-        What the last trial measured; empty before its end.
+        The iteration times that the last trial measured, by name; empty before its end.
     replanner
-        What is known about how well the plan fits, and what is being done about it.
+        Watches how well the plan fits, and gets a new one.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Choice:
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
         self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
-        # What to go on with after profiling: a way of running, or a plan to be tried first.
+        # What to run after profiling: a candidate, or a plan to be tried first.
         self._afterwards: Candidate | SendPlan = plan
         if self.replanner.state == "asking" and self.replanner.can_profile:
             self.replanner.begin_profile("there is no schedule")
@@ -94,19 +96,19 @@ class Choice:
 
     @property
     def iteration_s(self) -> float | None:
-        """Median of the latest iterations; None before the second."""
-        latest = list(self._intervals)  # a copy, as a scrape asks in a thread of its own
+        """Median of the latest iterations in seconds; None before the second."""
+        latest = list(self._intervals)  # a copy, as metrics are read in another thread
         return statistics.median(latest) if latest else None
 
     def after_step(self, number: int, waited_s: float, switch: Switch) -> None:
-        """Record a step; calls `switch` if the plan changes, or whether to use a barrier.
+        """Record a step; call `switch` if the plan or the use of a barrier changes.
 
         Parameters
         ----------
         number
-            How many steps there have been, the same on all ranks.
+            Number of steps taken, the same on all ranks.
         waited_s
-            How long training has waited for communication since the last switch.
+            How long training has waited for communication since the last switch, in seconds.
         """
         now = time.perf_counter()
         self._last_waited_s, waited_s = waited_s, waited_s - self._last_waited_s
@@ -124,7 +126,7 @@ class Choice:
             self._say("pace.schedule_adopted", round=number, groups=len(news.groups))
             self._trial = None
             self._change(self._start(news), switch)
-        # What was done here is no part of the next iteration.
+        # The time spent here is not part of the next iteration.
         self._last_step_s = time.perf_counter()
 
     def _news(self, number: int) -> SendPlan | Literal["profile"] | None:
@@ -135,7 +137,7 @@ class Choice:
         self.replanner.close()
 
     def _take(self, iteration_s: float, waited_s: float, switch: Switch) -> None:
-        """Note an iteration where it counts: in the trial, or in what watches for drift."""
+        """Record an iteration in the trial or, if there is none, for drift."""
         if self._trial is None:
             self.replanner.record(iteration_s, waited_s)
         elif self._trial.record(iteration_s):
@@ -151,14 +153,14 @@ class Choice:
         return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
 
     def _while_recorded(self) -> Candidate:
-        """Return what runs while compute is recorded; whole updates may not fit into memory."""
+        """Return the candidate to run while compute is recorded; whole updates may not fit into memory."""
         if self._sharding != "on":
             return self._plainly()
         halves = plan_shards_locally(self._sizes, self._transport.size)
         return Candidate(name="sharded", plan=halves, barrier=False)
 
     def _resume(self, switch: Switch) -> None:
-        """Go on after profiling."""
+        """Resume training after profiling."""
         after = self._afterwards
         self._change(self._start(after) if isinstance(after, SendPlan) else after, switch)
 
@@ -175,7 +177,7 @@ class Choice:
         self.replanner.restart_window()
 
     def _start(self, plan: SendPlan) -> Candidate:
-        """Return what to run first of a plan: with `auto`, plain operation to compare it with."""
+        """Return the first candidate of a plan: with `auto`, plain operation, for comparison."""
         if self._sharding == "on" or (plan.shards and not self._auto):
             return Candidate(name="sharded", plan=self._in_halves(plan), barrier=False)
         in_halves, plan = plan, plan_locally(self._sizes) if plan.shards else plan
@@ -214,6 +216,6 @@ class Choice:
         return plan if plan.shards else plan_shards_locally(self._sizes, self._transport.size)
 
     def _say(self, event: str, **values: Any) -> None:
-        # All ranks know the same: one of them says it.
+        # All ranks know the same, so only one of them logs it.
         if self._transport.rank == 0:
             log.info(event, **values)

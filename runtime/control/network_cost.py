@@ -1,4 +1,4 @@
-"""The size of parts that theory gives, from what the network of a job is measured to cost."""
+"""The size of parts that theory suggests for the measured cost of a job's network."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pace.runtime.transports.transport import Transport
 
 
 class NetworkCost:
-    """Measures what a part loses and what a byte takes on a job's own transport."""
+    """Measures the time that each part loses, and the time of a byte, on a job's own transport."""
 
     def __init__(
         self, transport: Transport, sizes: Sequence[GradientSize], model: torch.nn.Module, *, timeout_s: float
@@ -23,17 +23,17 @@ class NetworkCost:
         self._timeout_s = timeout_s
 
     def suggested_bytes(self) -> float:
-        """Return delta0; every rank must call it, with nothing under way. Takes about two seconds.
+        """Return delta0 in bytes; every rank must call it, with nothing in flight. Takes about two seconds.
 
-        Cutting M bytes into parts of delta bytes loses M / delta * theta for the parts, and what the part on
-        the wire takes whenever a more urgent one becomes ready. ByteScheduler's bounds on the sum are least
-        at sqrt(M theta B) for all-reduces, with B the bytes that an all-reduce sums a second, and at
-        sqrt(M theta B / (2 S)) for S parameter servers, with B a worker's rate.
+        Cutting M bytes into parts of delta bytes loses theta seconds for each of the M / delta parts. And
+        whenever a more urgent part becomes ready, it waits for the part in flight. ByteScheduler's bounds on
+        the sum are smallest at sqrt(M theta B) for all-reduces, where B is the rate at which an all-reduce
+        sums bytes, and at sqrt(M theta B / (2 S)) for S parameter servers, where B is a worker's rate.
 
         Raises
         ------
         CommunicationFailed
-            When a rank or a server is gone.
+            If a rank or a server is gone.
         """
         exchange = self._transport.measure_exchange(self._total)
         if exchange is not None:
@@ -47,5 +47,5 @@ class NetworkCost:
             (size.size_bytes, size.duration_s) for size in measured[-2:]
         )
         if last_s <= before_s:
-            return float(self._total)  # bytes cost nothing that could be measured
+            return float(self._total)  # the time of a byte is too short to be measured
         return math.sqrt(self._total * theta_s * (bytes_last - bytes_before) / (last_s - before_s))

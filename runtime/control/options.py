@@ -1,4 +1,4 @@
-"""The wrappers' arguments: what each of them may be. How ranks compare them lives in ``agreement``."""
+"""The arguments of wrappers and their checks. The comparison between ranks is in ``agreement``."""
 
 import math
 from dataclasses import dataclass, field
@@ -30,18 +30,18 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperOptions:
-    """What a wrapper was given; see ``pace.runtime.torch.DistributedOptimizer``.
+    """The arguments of a wrapper; see ``pace.runtime.torch.DistributedOptimizer``.
 
     Attributes
     ----------
     gradient_predivide_factor
-        What gradients are divided by before they are summed, where `op` alone does not say it: for transports
-        that do the rest of an average.
+        Gradients are divided by this before they are summed, on transports that do the rest of an average;
+        None if `op` alone decides.
 
     Raises
     ------
     InvalidOptions
-        Names the argument, its value and what is allowed.
+        If a value is not allowed; the message names the argument, its value and what is allowed.
     """
 
     plan: Plan | Tune = field(default_factory=Plan)
@@ -86,7 +86,7 @@ class WrapperOptions:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """What every rank must give alike, by name."""
+        """The arguments that must be equal on all ranks, by name."""
         return {name: getattr(self, name) for name in _COMPARED} | {
             "communication": type(self.communication).__name__,
             "compression": self.communication.compression,

@@ -1,4 +1,4 @@
-"""Which of a model's parameters are trained, and what their gradients look like to a schedule."""
+"""The trained parameters of a model, and the names, sizes and types of their gradients."""
 
 from collections.abc import Set
 
@@ -10,25 +10,25 @@ from pace.errors import InvalidOptions
 from pace.runtime.engine.local_parts import num_bytes
 from pace.runtime.engine.plan import GradientSize
 
-# Each sums gradients over ranks or devices by itself. Names, as importing FSDP takes a second.
+# Classes that sum gradients over ranks or devices themselves. By name, as importing FSDP takes a second.
 _REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
 def trained_parameters(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, allowed: Set[str] = frozenset()
 ) -> dict[str, nn.Parameter]:
-    """Parameters that the optimizer updates and that want a gradient, by name, in definition order.
+    """Return the parameters that the optimizer updates and that require a gradient, in definition order.
 
     Parameters
     ----------
     allowed
-        Names of torch's classes that may be in the model, as they leave all-reduces to the runtime.
+        Names of torch's wrapper classes that the model may contain, as they leave all-reduces to the runtime.
 
     Raises
     ------
     InvalidOptions
-        When the optimizer updates a parameter that is not the model's, or of a dtype without a name, or takes
-        sparse gradients only.
+        If the model contains another wrapper that sums gradients, the optimizer updates a parameter that is
+        not the model's, a parameter has an unsupported type, or the optimizer needs sparse gradients.
     """
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
@@ -38,7 +38,7 @@ def trained_parameters(
                 " that it wraps, and call that one in the loop"
             )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise InvalidOptions("SparseAdam takes sparse gradients only, and gradients are sent dense: use Adam")
+        raise InvalidOptions("SparseAdam needs sparse gradients, but gradients are sent dense: use Adam")
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     named = {
         name.replace("_orig_mod.", ""): parameter
@@ -61,7 +61,7 @@ def trained_parameters(
 
 
 def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
-    """Describe the gradients of these parameters as the fingerprint sees them."""
+    """Return the names, sizes and types of these parameters' gradients, for the fingerprint."""
     return [
         GradientSize(
             name=name,
@@ -73,5 +73,5 @@ def gradient_sizes(parameters: dict[str, nn.Parameter]) -> list[GradientSize]:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Name a tensor's dtype as profiles do."""
+    """Return the name of a tensor's dtype in profiles."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Where a wrapper's plan comes from: a schedule given, one fetched by rank 0, or none."""
+"""The source of a wrapper's plan: a given schedule, one that rank 0 gets from a service, or none."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from pace.runtime.event_log import log
 from pace.runtime.options import Plan, Replanning, ShardingChoice
 from pace.runtime.transports.transport import Transport
 
-# Ranks wait for this answer before they train; what comes later is adopted in training.
+# How long, in seconds, ranks wait for an answer before training. A later schedule is adopted during training.
 _START_TIMEOUT_S = 2.0
 _ASK_TIMEOUT_S = 10.0
 _SUBMIT_TIMEOUT_S = 60.0
@@ -23,7 +23,7 @@ _SUBMIT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobService:
-    """Which service rank 0 asks for schedules and tells what they take, if any, and about which job."""
+    """The service that rank 0 asks for schedules and sends reports to, if any, and the job's name."""
 
     url: str | None = None
     job: str | None = None
@@ -33,28 +33,28 @@ class JobService:
 class PlanSource:
     """Makes the plan of a model's gradients, and asks for a better one later.
 
-    A schedule that was given and does not fit is an error. One that was to be fetched and cannot be, or
-    does not fit, is not: training starts with a plan computed here, and says so once.
+    A given schedule that does not fit is an error. If a service has no fitting schedule or cannot be reached,
+    training starts with a plan computed here, and this is logged once.
 
     Parameters
     ----------
     plan
-        What the user asked for.
+        The user's settings.
     service
-        Where rank 0 asks for the newest schedule, without one that was given.
+        The service that rank 0 asks for the newest schedule if none is given.
     timeout_s
-        How long ranks wait for one another.
+        How long ranks wait for one another, in seconds.
     sharding
         Whether plans may be, or must be, sharded.
 
     Attributes
     ----------
     asks
-        Whether rank 0 has a service to ask; holds on all ranks, once ``accept`` was called.
+        Whether rank 0 has a service to ask; valid on all ranks after ``accept``.
     replanning
-        Rank 0's settings, once ``accept`` was called.
+        The settings of replanning; after ``accept`` those of rank 0.
     job
-        The job's name; rank 0's, once ``accept`` was called.
+        The job's name; after ``accept`` that of rank 0.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PlanSource:
         self._credit_bytes = plan.credit_bytes
         self._sharding = sharding
         self._api_key = service.api_key
-        # The others wait for rank 0's answer no longer than the time-out.
+        # The other ranks wait for rank 0's answer at most for the time-out.
         self._start_timeout_s = min(_START_TIMEOUT_S, timeout_s / 2)
         self.replanning = plan.replanning or Replanning()
         self._gradients: list[GradientSize] = []
@@ -87,14 +87,16 @@ class PlanSource:
             self._reports = ReportSender(self._service, self.job, self._api_key)
 
     def load(self, gradients: list[GradientSize]) -> SendPlan | None:
-        """Record the model, and return the plan of the schedule that was given; None when none was.
+        """Record the model, and return the plan of the given schedule; None without one.
 
         Raises
         ------
         InvalidOptions
-            When it cannot be read.
-        InvalidSchedule, ScheduleMismatch
-            When it is no schedule, or one for another model or number of workers.
+            If the file cannot be read.
+        InvalidSchedule
+            If it does not hold a schedule.
+        ScheduleMismatch
+            If the schedule is for another model or number of workers.
         """
         self._gradients = gradients
         given = self._schedule
@@ -112,27 +114,27 @@ class PlanSource:
 
     @property
     def terms(self) -> list[Any]:
-        """What ``accept`` takes on other ranks."""
+        """Return the settings that ``accept`` takes on other ranks."""
         return [self.asks, self.job, self.replanning.to_json()]
 
     def accept(self, terms: list[Any]) -> None:
-        """Go by rank 0's terms: launchers do not give every rank the same environment."""
+        """Use rank 0's settings, as launchers may give ranks different environments."""
         self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])
 
     def shard(self, sharding: ShardingChoice) -> None:
-        """Go by what all ranks can do; every rank must call it, after ``load``.
+        """Set whether updates are sharded, as all ranks agreed; every rank must call it, after ``load``.
 
         Raises
         ------
         ScheduleMismatch
-            When the schedule that was given is sharded, and updates cannot be sharded.
+            If the given schedule is sharded, but updates cannot be.
         """
         self._sharding = sharding
         if sharding == "off" and self._plan is not None and self._plan.shards:
-            raise ScheduleMismatch("the schedule is sharded, and updates cannot be sharded in this job")
+            raise ScheduleMismatch("the schedule is sharded, but updates cannot be sharded in this job")
 
     def make(self, gradients: list[GradientSize]) -> SendPlan:
-        """Return the plan to start with; every rank must call this alike, after ``load`` and ``accept``."""
+        """Return the plan to start with; every rank must call this, after ``load`` and ``accept``."""
         plan = self._plan
         if plan is None and self.asks:
             found = self._ask_at_start(gradients) if self._transport.rank == 0 else None
@@ -150,7 +152,7 @@ class PlanSource:
             return b""
 
     def read(self, payload: bytes, gradients: list[GradientSize]) -> SendPlan | None:
-        """Turn what ``ask`` returned into a plan; None when it is empty."""
+        """Convert the result of ``ask`` to a plan; None if it is empty."""
         if not payload:
             return None
         schedule = parse_schedule(payload)
@@ -164,12 +166,12 @@ class PlanSource:
             return plan_from_sharded_schedule(schedule, gradients, transport.size)
         if self._sharding == "on":
             raise ScheduleMismatch(
-                "the schedule is one of all-reduces, and sharding is 'on': make one with exchange \"sharded\""
+                "the schedule is one of all-reduces, but sharding is 'on': make one with exchange \"sharded\""
             )
         return plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
 
     def ask(self, gradients: list[GradientSize]) -> bytes:
-        """Ask the service; empty when it has no fitting schedule but those read before, or no answer."""
+        """Ask the service for a schedule; empty if it has no new fitting one or does not answer."""
         try:
             return self._ask(gradients, _ASK_TIMEOUT_S, told=False)
         except PaceError:
@@ -190,7 +192,7 @@ class PlanSource:
         return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
 
     def _fitting(self, found: Schedule, gradients: list[GradientSize]) -> bytes:
-        """Return a schedule's bytes; none when it does not fit, which is logged once for each schedule."""
+        """Return a schedule's bytes; empty if it does not fit, which is logged once for each schedule."""
         document = found.to_json()
         try:
             self._planned(found, gradients)
@@ -202,12 +204,12 @@ class PlanSource:
         return document
 
     def submit(self, profile: Profile) -> bytes:
-        """Have the service schedule a profile; empty when it gives no usable answer.
+        """Let the service schedule a profile; empty if it gives no usable answer.
 
         Raises
         ------
         InvalidProfile, InvalidOptions
-            When the service refuses the profile.
+            If the service refuses the profile.
         """
         from pace.client import Client
 
@@ -228,16 +230,16 @@ class PlanSource:
         return self._fitting(schedule, self._gradients)
 
     def report(self, measured_s: float, *, num_iterations: int, plain_s: float | None) -> None:
-        """Tell the service what iterations take under the schedule in force; rank 0 only, returns at once.
+        """Report iteration times under the current schedule to the service, on rank 0; returns at once.
 
         Without a service or a name for the job, nothing is sent.
 
         Parameters
         ----------
         measured_s
-            Median of `num_iterations` iterations, on the slowest rank.
+            Median of `num_iterations` iterations on the slowest rank, in seconds.
         plain_s
-            The same without the schedule; None if that was not measured.
+            The same without the schedule; None if it was not measured.
         """
         if self._reports is not None and self._followed is not None:
             self._reports.send(
@@ -245,7 +247,7 @@ class PlanSource:
             )
 
     def close(self) -> None:
-        """Wait a moment for a report that is being sent."""
+        """Wait for a short time until a report is sent."""
         if self._reports is not None:
             self._reports.close()
 

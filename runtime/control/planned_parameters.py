@@ -1,4 +1,4 @@
-"""Which of an optimizer's parameters the plan covers, and whether that still holds."""
+"""The parameters of an optimizer that the plan covers, and a check that they have not changed."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ class PlannedParameters:
     Parameters
     ----------
     planned
-        Those whose gradients are summed; the others were frozen.
+        The parameters whose gradients are summed. The others were frozen.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, planned: Iterable[nn.Parameter]) -> None:
@@ -25,12 +25,12 @@ class PlannedParameters:
         self._frozen = [parameter for parameter in updated if parameter not in summed]
 
     def refuse_others(self) -> None:
-        """Refuse a step that would update parameters which the plan does not cover.
+        """Check that a step would update only parameters that the plan covers.
 
         Raises
         ------
         InvalidUse
-            When the optimizer has other parameters than it had, or one that was frozen has a gradient.
+            If the optimizer's parameters have changed, or one that was frozen has a gradient.
         """
         if self._grown:
             raise InvalidUse(
@@ -46,7 +46,7 @@ class PlannedParameters:
 
     @property
     def changed(self) -> bool:
-        """Whether a step would be refused, or will be once the next backward pass has run."""
+        """Return whether a step would be refused now, or after the next backward pass."""
         return self._grown or any(parameter.requires_grad for parameter in self._frozen)
 
     @property
@@ -54,6 +54,6 @@ class PlannedParameters:
         return sum(len(group["params"]) for group in self._optimizer.param_groups) != self._num_updated
 
     def clear_frozen(self) -> None:
-        """Take away the gradients of parameters that were frozen."""
+        """Clear the gradients of parameters that were frozen."""
         for parameter in self._frozen:
             parameter.grad = None

@@ -1,7 +1,7 @@
-"""Seeks a better plan while the job trains: by profile where there is none, anew where training drifts.
+"""Gets a better plan during training: by a profile if there is no schedule, or if iteration times drift.
 
-All ranks make the same calls after the same steps and draw the same conclusions; only rank 0 talks to the
-service, from a thread of its own. Which plan then runs in which mode is for ``mode_choice`` to say.
+All ranks make the same calls after the same steps and reach the same conclusions. Only rank 0 talks to the
+service, in its own thread. ``mode_choice`` decides which plan runs in which mode.
 """
 
 import json
@@ -21,33 +21,34 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
 
 State = Literal["none", "watching", "profiling", "submitting", "asking"]
-"""What is done about the plan: nothing, since no schedule is in force; watching how the schedule does;
-recording iterations; waiting for the service to schedule the profile; only asking the service."""
+"""The state of replanning: nothing, as there is no schedule; watching iteration times; recording iterations;
+waiting for the service to schedule the profile; only asking the service for a schedule."""
 
-# An iteration may do something else (an evaluation, a checkpoint) and be traced as the model.
+# How often to try: a recorded iteration may include something else, for example an evaluation or a
+# checkpoint.
 ATTEMPTS = 3
 
-# How long until the next report while nothing new shows.
+# The time between reports while iteration times do not change, in seconds.
 REPORT_EVERY_S = 600.0
 
-# What rank 0 tells the others before a schedule: whether this job made its profile.
+# The byte that rank 0 sends before a schedule: whether this job made its profile.
 _OWN, _FOREIGN = b"o", b"f"
 
 
 class Replanner:
-    """What is known about how well the plan fits, and what is being done about it.
+    """Watches how well the plan fits, records profiles, and gets new schedules.
 
     Parameters
     ----------
     plan
-        What all ranks start with.
+        The plan with which all ranks start.
     timeout_s
-        A wait for peers that is longer fails.
+        A wait for other ranks fails after this many seconds.
 
     Attributes
     ----------
     num_profiles
-        How many profiles have been made.
+        Number of profiles made.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Replanner:
 
     @property
     def state(self) -> State:
-        """What is being done about the plan."""
+        """The state of replanning."""
         if self._profile is not None:
             return "profiling"
         if self._searching:
@@ -95,12 +96,12 @@ class Replanner:
 
     @property
     def drift(self) -> Drift | None:
-        """How iterations compare with those at first; None without a schedule."""
+        """The comparison of iteration times with the first ones; None without a schedule."""
         return self._drift
 
     @property
     def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """What communication happens in while iterations are recorded; None while they are not."""
+        """Return the context in which to communicate while iterations are recorded; None otherwise."""
         return None if self._profile is None else self._aside
 
     def _aside(self) -> AbstractContextManager[None]:
@@ -109,12 +110,12 @@ class Replanner:
 
     @property
     def can_profile(self) -> bool:
-        """Whether a profile could be made and would be of use; the same on all ranks."""
+        """Return whether a profile can be made and would be used; the same on all ranks."""
         wanted = self._source.asks and self._settings.profile_iterations > 0 and self._transport.size > 1
         return wanted and self._failures < ATTEMPTS
 
     def begin_profile(self, reason: str) -> None:
-        """Record from now on; the caller makes sure that communication is kept apart from compute."""
+        """Start to record iterations; the caller must keep communication apart from compute."""
         self._say("pace.profiling", reason=reason, iterations=self._settings.profile_iterations)
         self._last_change_s = time.monotonic()
         self._profile = SelfProfile(
@@ -127,9 +128,9 @@ class Replanner:
         )
 
     def end_profile(self) -> bool:
-        """End a recorded iteration; True when recording is over, with or without a profile.
+        """End a recorded iteration; return whether recording is over, with or without a profile.
 
-        With nothing in flight. Hands the profile in when there is one.
+        Call it with nothing in flight. If there is a profile, it is submitted to the service.
         """
         assert self._profile is not None
         if not self._profile.step():
@@ -154,36 +155,37 @@ class Replanner:
         return True
 
     def record(self, iteration_s: float, waited_s: float) -> None:
-        """Record an iteration under the plan that was chosen, and the time spent waiting in it."""
+        """Record the seconds of an iteration under the chosen plan, and of its waits for communication."""
         if self._drift is not None:
             self._drift.record(iteration_s, waited_s)
 
     def rest(self) -> None:
-        """Watch no longer: plain operation was faster than the schedule, so there is no plan to replace."""
+        """Stop watching: plain operation was faster than the schedule, so there is no plan to replace."""
         self._drift = None
 
     def restart_window(self) -> None:
-        """Something else ran than the plan that was chosen."""
+        """Begin a new window of times, because another plan than the chosen one ran."""
         if self._drift is not None:
             self._drift.restart_window()
 
     def news(
         self, number: int, *, settled: bool, plain_s: float | None
     ) -> SendPlan | Literal["profile"] | None:
-        """Tell the other ranks what is new, every so often.
+        """Exchange news between ranks, every few steps.
 
         Parameters
         ----------
         number
-            How many steps there have been.
+            Number of steps taken.
         settled
-            Whether it is decided which mode runs.
+            Whether the mode has been chosen.
         plain_s
-            What an iteration takes without the schedule; None if that was not measured.
+            The iteration time without the schedule, in seconds; None if it was not measured.
 
         Returns
         -------
-        A plan to adopt, "profile" where one should be made, or neither; the same on all ranks.
+        SendPlan, "profile" or None
+            A plan to adopt, or "profile" to make a profile; the same on all ranks.
         """
         self._num_awaited += self._submitting
         soon = self._submitting and self._num_awaited <= schedule_polling.STEPS_SOON
@@ -212,7 +214,7 @@ class Replanner:
         return "profile" if wanted and replies[0]["rested"] else None
 
     def _report_if_due(self, drift: Drift, plain_s: float | None) -> None:
-        """Report the first window under a plan, the one in which drift shows, and one now and then."""
+        """Report the first window under a plan, a window with drift, and others at long intervals."""
         since_s = None if self._reported_at_s is None else time.monotonic() - self._reported_at_s
         shows = drift.drifted and not self._drift_logged
         if drift.latest is not None and (since_s is None or shows or since_s >= REPORT_EVERY_S):
@@ -235,7 +237,7 @@ class Replanner:
         self._searching = True
 
     def _found(self) -> bytes:
-        """Return the schedule found, after a byte that says who made its profile; empty if none is found."""
+        """Return the new schedule, after a byte that tells who made its profile; empty without one."""
         assert self._late is not None
         schedule = self._late.poll()
         if not schedule:
@@ -273,6 +275,6 @@ class Replanner:
         )
 
     def _say(self, event: str, **values: Any) -> None:
-        # All ranks know the same: one of them says it.
+        # All ranks know the same, so only one of them logs it.
         if self._transport.rank == 0:
             log.info(event, **values)

@@ -1,4 +1,4 @@
-"""Tells the service what iterations take under a schedule, next to what the schedule predicts."""
+"""Reports measured iteration times under a schedule to the service, with the predicted ones."""
 
 import threading
 
@@ -7,14 +7,14 @@ from pace.runtime.event_log import log
 
 _TIMEOUT_S = 10.0
 
-# How long a job that ends waits for a report that is being sent.
+# How long, in seconds, a job that ends waits for a report to be sent.
 _CLOSING_S = 1.0
 
 
 class ReportSender:
-    """Sends reports from a thread of its own, so that training never waits for the service.
+    """Sends reports in its own thread, so that training never waits for the service.
 
-    Every report is sent once. One that cannot be sent is logged and lost.
+    Every report is sent once. A report that cannot be sent is logged and lost.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class ReportSender:
         Parameters
         ----------
         measured_s
-            Median of `num_iterations` iterations under the schedule, on the slowest rank.
+            Median of `num_iterations` iterations under the schedule on the slowest rank, in seconds.
         plain_s
-            The same without the schedule; None if that was not measured.
+            The same without the schedule; None if it was not measured.
         """
         self._thread = threading.Thread(
             target=self._send,
@@ -74,6 +74,6 @@ class ReportSender:
             log.info("pace.report_sent", predicted_iteration_s=schedule.predicted.iteration_s, **values)
 
     def close(self) -> None:
-        """Wait a moment for a report that is being sent."""
+        """Wait for a short time until a report is sent."""
         if self._thread is not None:
             self._thread.join(_CLOSING_S)

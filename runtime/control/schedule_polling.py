@@ -1,4 +1,4 @@
-"""A schedule that comes after training has begun: sought in the background, by rank 0 alone."""
+"""Polls the service in the background, on rank 0, for a schedule that arrives during training."""
 
 import threading
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from pace.runtime.event_log import log
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 
-# How often, in steps, ranks tell one another what is new: a few bytes.
+# How often, in steps, ranks exchange news (a few bytes).
 STEPS_BETWEEN = 20
 
-# Right after a profile was handed in, when a schedule is likely to come: how often, and for how many steps.
+# The same right after a profile was submitted, when a schedule is likely to arrive; and for how many steps.
 STEPS_BETWEEN_SOON = 2
 STEPS_SOON = 60
 
 
 class LateSchedule:
-    """Asks again and again, ever more rarely, from a thread of its own; later hands in a profile.
+    """Polls in its own thread, at growing intervals; can also submit a profile.
 
     Parameters
     ----------
     ask
-        Returns a schedule's bytes, or none; never raises for a service that is away.
+        Returns a schedule's bytes, or empty bytes. Must not raise if the service cannot be reached.
     """
 
     def __init__(self, ask: Callable[[], bytes]) -> None:
@@ -45,9 +45,9 @@ class LateSchedule:
                 return
             submit = self._submit
             try:
-                # Another job of this name may have handed in a profile first: nothing is solved twice.
+                # Another job of this name may have submitted a profile first, so ask before submitting.
                 self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
-            except Exception as error:  # whatever it is, it may be gone when the service is asked again
+            except Exception as error:  # any error may be gone when the service is asked again
                 log.warning("pace.schedule_request_failed", reason=f"{type(error).__name__}: {error}")
             if self._found:
                 return
@@ -62,22 +62,22 @@ class LateSchedule:
             return b""
 
     def hand_in(self, submit: Callable[[], bytes]) -> None:
-        """From now on, and at once, have `submit` get a schedule where asking finds none.
+        """From now on, call `submit` when asking finds no schedule; the first time at once.
 
         Parameters
         ----------
         submit
-            Returns a schedule's bytes, or none to be called again; `InvalidProfile` and `InvalidOptions`
-            say that trying again is no use.
+            Returns a schedule's bytes, or empty bytes to be called again. After `InvalidProfile` or
+            `InvalidOptions` it is not called again.
         """
         self._submit = submit
         self._wake.set()
 
     def poll(self) -> bytes:
-        """Return the schedule's bytes, or nothing yet."""
+        """Return the schedule's bytes; empty while there is none."""
         return self._found
 
     def close(self) -> None:
-        """Stop asking; a question under way is left to end by itself."""
+        """Stop asking; a request in progress is left to end by itself."""
         self._closed = True
         self._wake.set()

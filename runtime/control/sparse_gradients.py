@@ -1,4 +1,4 @@
-"""Which elements of a group's buffer this rank's gradients have: of a sparse one, its rows alone."""
+"""The elements of a group's buffer that this rank's gradients fill; a sparse one fills only its rows."""
 
 import math
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ def buffer_runs(group: FusedGroup, found: Mapping[Slot, torch.Tensor | None]) ->
     Parameters
     ----------
     found
-        Coalesced sparse gradients, of which only the rows are filled; None for a gradient that is all zeros.
-        Gradients that are not in it are filled whole.
+        Coalesced sparse gradients, which fill only their rows, or None for a gradient of zeros. Gradients
+        that are not in it fill all their elements.
     """
     parts: list[Runs] = []
     position = filled = 0
@@ -37,19 +37,19 @@ def buffer_runs(group: FusedGroup, found: Mapping[Slot, torch.Tensor | None]) ->
 
 
 def _rows(gradient: torch.Tensor) -> Runs:
-    """Return the elements that a coalesced sparse gradient has."""
+    """Return the elements of a coalesced sparse gradient."""
     indices, values = gradient.indices().numpy(), gradient.values()
     places = np.ravel_multi_index(tuple(indices), gradient.shape[: gradient.sparse_dim()])
     return Runs.of_rows(places, math.prod(values.shape[1:]))
 
 
 def warn_of_whole_gradients(model: nn.Module, transport: Transport, reason: str | None = None) -> None:
-    """Say on rank 0 that sparse gradients of a model's embeddings are sent whole, if they are.
+    """Log on rank 0 if sparse gradients of a model's embeddings are sent whole.
 
     Parameters
     ----------
     reason
-        Why they are, whatever the transport can; None where that depends on the transport.
+        Why they are sent whole on any transport; None if it depends on the transport.
     """
     tables = {
         name: module.weight

@@ -1,4 +1,4 @@
-"""Law 7, never slower: times every way of running for a few iterations and keeps the fastest."""
+"""Makes sure that PACE is never slower: times each candidate for a few iterations and keeps the fastest."""
 
 import json
 import statistics
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.transports.transport import Transport
 
-# The first iteration of each turn pays for new buffers and sends nothing before its end, since it learns the
-# order of use. Without a barrier that is waited for in the second.
+# The first iteration of each turn allocates buffers, and sends nothing before its end, because it learns the
+# order of use. Without a barrier, the second iteration waits for that.
 WARM_UP_BARRIER = 1
 WARM_UP_OVERLAP = 2
 
-# Of each turn; every candidate has two turns.
+# Iterations of each turn; every candidate has two turns.
 MEASURED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way of running.
+    """A plan, with a barrier or without.
 
     Attributes
     ----------
     name
         "plain" (buckets in order of readiness, then a barrier), "barrier" (the plan, then a barrier),
-        "overlap" or "sharded" (a sharded plan).
+        "overlap" (the plan without a barrier) or "sharded" (a sharded plan).
     """
 
     name: str
@@ -33,16 +33,16 @@ class Candidate:
 
     @property
     def warm_up(self) -> int:
-        """How many iterations of a turn are not counted."""
+        """The number of iterations at the start of a turn that do not count."""
         return WARM_UP_BARRIER if self.barrier else WARM_UP_OVERLAP
 
 
 class Trial:
-    """Walks through candidates and back, then holds what all ranks measured and which one won.
+    """Runs through the candidates forward and back, then holds the measurements of all ranks and the winner.
 
-    There and back (A, B, C, C, B, A), so that a machine that grows slower or faster meanwhile favors none:
-    with a steady drift, every candidate's mean moment is the same. Ranks take every step together, so all of
-    them move on at the same iteration.
+    The order A, B, C, C, B, A favors no candidate if the machine becomes slower or faster meanwhile: with a
+    steady drift, the mean time at which a candidate runs is the same for all. Ranks take every step together,
+    so all of them change at the same iteration.
     """
 
     def __init__(self, candidates: list[Candidate], transport: Transport) -> None:
@@ -64,7 +64,7 @@ class Trial:
         return self._candidates[self._current]
 
     def record(self, iteration_s: float) -> bool:
-        """Take the duration of an iteration; True when ``current`` or ``winner`` has changed."""
+        """Record the seconds of an iteration; return whether ``current`` or ``winner`` has changed."""
         if self._warm_up:
             self._warm_up -= 1
             return False
@@ -77,14 +77,14 @@ class Trial:
             return True
         self._measured = 0
         before, self._current = self._current, self._turns.pop(0)
-        if self._current == before:  # at the turning point nothing changes, so nothing warms up
+        if self._current == before:  # at the turning point the candidate stays, so it needs no warm-up
             return False
-        # The larger of both, on the way there and back alike, or a drift would favor one of them.
+        # The larger of both, in both directions, or a drift would favor one of them.
         self._warm_up = max(self._candidates[before].warm_up, self.current.warm_up)
         return True
 
     def leave_out(self, candidate: Candidate) -> None:
-        """Go on without a candidate, not the first, that cannot be run after all; on all ranks alike."""
+        """Leave out a candidate, not the first, because it cannot run; every rank must call it."""
         number = self._candidates.index(candidate)
         self._left_out.add(number)
         self._turns = [turn for turn in self._turns if turn != number]
@@ -97,7 +97,7 @@ class Trial:
         self._warm_up = max(candidate.warm_up, self.current.warm_up)
 
     def _decide(self) -> None:
-        # The slowest rank sets the pace; all ranks compute the same from the same numbers.
+        # The slowest rank limits all of them. All ranks compute the same from the same numbers.
         tried = [number for number in range(len(self._candidates)) if number not in self._left_out]
         mine = [statistics.median(self._durations[number]) for number in tried]
         replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]

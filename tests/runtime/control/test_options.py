@@ -267,7 +267,7 @@ _DIFFERENCES = {
     ),
     "memory format": _Difference(
         kind="ScheduleMismatch",
-        said="features.0.weight lies in memory with strides (27, 1, 9, 3) instead of (27, 9, 3, 1)",
+        said="features.0.weight has strides (27, 1, 9, 3) instead of (27, 9, 3, 1)",
         prepare=lambda model: model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]  # torch's stub
     ),
     "frozen": _Difference(

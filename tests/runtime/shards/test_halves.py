@@ -229,7 +229,7 @@ def test_what_cannot_be_sharded_is_refused_or_runs_as_without() -> None:
         assert "updates cannot be sharded: compression is 'fp16'" in said[1]
         assert "sharding is 'sometimes'; 'off', 'auto' or 'on' is needed" in said[2]
         assert "max_grad_norm is 0.0; a positive number is needed" in said[3]
-        assert "the schedule is one of all-reduces, and sharding is 'on'" in said[4]
+        assert "the schedule is one of all-reduces, but sharding is 'on'" in said[4]
         assert "the schedule is sharded" in said[5]
         assert "updates cannot be sharded in this job" in said[6]
         assert said[7] == "overlap"
