@@ -1,6 +1,6 @@
 """``report()`` for the tools that people watch training with; each is given its own logger.
 
-Nothing here imports them: whoever has a logger has its package.
+Nothing here imports their packages: a user with such a logger has its package.
 """
 
 from typing import Any, Protocol

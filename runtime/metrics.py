@@ -1,4 +1,4 @@
-"""Counters for Prometheus: what ``report()`` says of each wrapper, read whenever somebody scrapes.
+"""Counters for Prometheus: the numbers of each wrapper's ``report()``, read at every scrape.
 
 Needs prometheus-client (``pip install 'pace-scheduler[metrics]'``). A scrape waits for nothing that training
 waits for.

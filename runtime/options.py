@@ -146,7 +146,7 @@ class Replanning(NamedOptions):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what ``to_json`` wrote."""
+        """Create from the values that ``to_json`` returned."""
         return cls(**json.loads(text))
 
 

@@ -168,7 +168,7 @@ def as_document(setting: SettingResult) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> SettingResult:
-    """Read what ``as_document`` wrote."""
+    """Parse the document that ``as_document`` returned."""
 
     def only(kind: Any, entry: dict[str, Any]) -> Any:
         return kind(**{name: value for name, value in entry.items() if name in kind.__dataclass_fields__})

@@ -94,5 +94,5 @@ def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
 
 
 def same(stated: float, derived: float, times: DerivedTimes) -> bool:
-    """Say whether two times in seconds are one."""
+    """Return whether two times in seconds are equal up to rounding."""
     return abs(stated - derived) <= times.slack_s

@@ -85,7 +85,7 @@ class SendRate:
         self._since_s = 0.0
 
     def wrote(self, num_bytes: int, now_s: float) -> bool:
-        """Record a frame that was written; say whether the rate is known anew."""
+        """Record a frame that was written; return whether there is a new measurement of the rate."""
         if self._since_s == 0.0:
             # What the kernel takes at first it has not sent.
             self._since_s, self._bytes = now_s, 0

@@ -162,7 +162,7 @@ class Stream:
             return 0
 
     def shutdown(self) -> None:
-        """End both directions; whoever reads or writes gets an error. Idempotent, from any thread."""
+        """End both directions; reads and writes in progress raise. Idempotent; any thread may call it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -40,7 +40,7 @@ LEAST_RATIO = 2.5
 
 
 class CostSampler:
-    """Times all-reduces in slices; every rank must make the same calls, with nothing else under way.
+    """Times all-reduces in slices; every rank must make the same calls, with nothing else in flight.
 
     Parameters
     ----------

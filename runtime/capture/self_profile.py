@@ -237,7 +237,7 @@ class SelfProfile:
 
 
 class TransportNetwork:
-    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else under way.
+    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else in flight.
 
     Parameters
     ----------

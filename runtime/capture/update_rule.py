@@ -39,7 +39,7 @@ _active: "weakref.WeakSet[UpdateRuleWatch]" = weakref.WeakSet()
 
 
 def note_norm_of_all() -> None:
-    """Tell whoever watches that a norm of all gradients is taken, of which no rank has all."""
+    """Tell all watchers that a norm of all gradients is computed; with sharded gradients no rank has all."""
     for watch in _active:
         watch.note_norm_of_all()
 
@@ -87,7 +87,7 @@ class UpdateRuleWatch(TorchFunctionMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
 
     def note_norm_of_all(self) -> None:
-        """Take note of a look at all gradients."""
+        """Record that all gradients were read."""
         self._whole = True
 
     @property

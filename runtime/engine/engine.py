@@ -379,7 +379,7 @@ class Engine:
                 segment.summed = call(segment.tensor, segment.name, completed, **runs)
                 if self._on_device is not None and segment is segment.group.segments[-1]:
                     segment.group.sent.set()
-        except Exception as error:  # whatever it is, waiting threads receive it
+        except Exception as error:  # any error is passed on to waiting threads
             self._fail("could not be sent", segment.group if segment else None, error)
 
     def _stopped(self) -> bool:

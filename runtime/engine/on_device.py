@@ -53,7 +53,7 @@ class OnDevice:
             send, moment = entry
             try:
                 moment.synchronize()
-            except Exception as error:  # whatever it is, waiting threads receive it
+            except Exception as error:  # any error is passed on to waiting threads
                 self._failed(send, error)
                 return
             self._computed(send)

@@ -75,7 +75,7 @@ class PreparedGroups:
         while (entry := self._next()) is not None:
             try:
                 entry.prepare()
-            except Exception as error:  # whatever it is, waiting threads receive it
+            except Exception as error:  # any error is passed on to waiting threads
                 self._failed(entry.send, error)
                 return
             with self._lock:

@@ -270,7 +270,7 @@ class HostDaemon(Closing):
         link.close()
 
     def _progress(self, incoming: Incoming) -> None:
-        """Say how much of a transfer from another host has arrived, now and then, but not of its end."""
+        """Report from time to time how much of a transfer from another host has arrived, but not its end."""
         if incoming.intro.host == "-" or not incoming.missing:
             return
         if time.monotonic() - incoming.noted_s >= self._progress_s:

@@ -54,7 +54,7 @@ class PeerLinks:
             return
         peer = self._peers.get(order.host)
         if peer is None or peer.link.over:
-            # Connecting takes a round trip at most: whoever does not answer at once is as good as gone.
+            # Connecting takes one round trip: a host that does not answer quickly is taken for lost.
             try:
                 link = self._dial(
                     ServerAddress(host=order.address, port=order.port, name=f"host {order.host}")

@@ -11,7 +11,7 @@ from pace.runtime.fabric.connection import FabricLink
 from pace.runtime.fabric.messages import Message
 
 _RETRY_S = 0.2
-# Others are asked once: whoever does not answer in this time is gone.
+# Other hosts are asked once. A host that does not answer in this time is lost.
 CONNECT_S = 5.0
 
 
@@ -61,7 +61,7 @@ class SchedulerCall:
         self._thread.start()
 
     def tell(self, message: Message) -> None:
-        """Send a message, if the scheduler is there: whoever registers says everything again."""
+        """Send a message if the scheduler is connected; a host that registers sends everything again."""
         if self._link is not None:
             self._link.send(message)
 

@@ -61,7 +61,7 @@ class FullyShardWrapper:
         return True
 
     def reshard(self) -> None:
-        """Have the model show its sharded parameters, which it does not after a forward pass alone."""
+        """Make the model show its sharded parameters, which it does not do after only a forward pass."""
         for unit in self.units:
             unit.group._to_sharded()
 

@@ -14,12 +14,12 @@ _State = dict[str, Any]
 
 
 class GatedState(defaultdict[torch.Tensor, _State]):
-    """State by parameter; whoever uses it waits for pending updates first.
+    """State by parameter; each use of it first waits for pending updates.
 
     Attributes
     ----------
     exposed
-        Whether somebody may refer to a part of it, and so use that part later without waiting.
+        Whether other code may refer to a part of it, and so use that part later without waiting.
     """
 
     def __init__(self, state: dict[torch.Tensor, _State], make_current: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         return defaultdict, (dict, dict(self.items()))
 
     def held_elsewhere(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters of whose state somebody else refers to a part."""
+        """Return the parameters whose state is referenced by other code."""
         if not self.exposed:
             return []
         found = []
@@ -165,13 +165,13 @@ def _held(entry: _State) -> bool:
 
 
 def held_by_others(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether somebody but the optimizer refers to its dictionary of state, which cannot be gated then."""
+    """Return whether other code refers to the optimizer's dictionary of state, which cannot be gated then."""
     state = vars(optimizer)["state"]
     return not isinstance(state, GatedState) and sys.getrefcount(state) > _OWN
 
 
 def gate_state(optimizer: torch.optim.Optimizer, make_current: Callable[[], None]) -> None:
-    """Have the optimizer's own state call `make_current` before it is used."""
+    """Make each use of the optimizer's own state call `make_current` first."""
     if not isinstance(optimizer.state, GatedState):
         optimizer.state = GatedState(optimizer.state, make_current)
 

@@ -61,7 +61,7 @@ def _write(parameter: nn.Parameter, value: torch.Tensor | None) -> None:
         entry[1].write(value)
 
 
-# The code by which all reads come, for whoever looks for their origin.
+# The code through which all reads come, to find out where a read came from.
 READING = _read.__code__
 
 

@@ -1,4 +1,4 @@
-"""Tensors that Python code can only use once they are current, whoever holds the reference.
+"""Tensors that Python code can use only once they are current, through any reference.
 
 While a tensor is guarded, its Python class is a subclass of its own class with ``__torch_function__``. So
 every function, method and property of torch that is given the tensor asks its guard first, in any thread and
@@ -228,7 +228,7 @@ def _ask(tensor: torch.Tensor) -> None:
 
 
 def _ask_within(values: Iterable[Any]) -> bool:
-    """Ask the guards of all tensors in nested lists and dictionaries; say whether there were any."""
+    """Ask the guards of all tensors in nested lists and dictionaries; return whether there were any."""
     found = False
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -15,7 +15,7 @@ def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -
 
     Returns
     -------
-    What puts the method back, unless somebody has replaced it since: then `to` still gets the calls.
+    A function that restores the method. If other code has replaced it since, `to` still gets the calls.
     """
     attributes = vars(optimizer)
     before = attributes.get(name, _MISSING)

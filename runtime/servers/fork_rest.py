@@ -9,7 +9,7 @@ _held: list[Any] = []
 
 
 def rest_in_forks(lock: Any) -> None:
-    """Have whoever works under a lock, which can be taken again by its holder, rest during forks."""
+    """Make threads that work under a (reentrant) lock rest during forks."""
     _locks.add(lock)
 
 

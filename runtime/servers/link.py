@@ -198,7 +198,7 @@ class ServerLink:
                 pass
         except WireFault as error:
             self._fail(f"{self.address.name} breaks the protocol: {error}")
-        except Exception as error:  # whatever it is, waiting threads must learn of it
+        except Exception as error:  # any error is passed on to waiting threads
             self._lost(error)
 
     def _take(self, frame: Frame) -> bool:
@@ -290,7 +290,7 @@ class ServerLink:
         self._on_failure = self._on_loss = lambda _reason: None
 
     def abort(self, reason: str, *, lost: bool = False) -> None:
-        """End the link, telling the server why; whoever waits for a segment gets an error. Idempotent.
+        """End the link and tell the server why; all waits for segments raise. Idempotent.
 
         Parameters
         ----------

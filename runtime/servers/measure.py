@@ -57,7 +57,7 @@ def time_exchanges(
     within_s: float,
     meet: Callable[[], None] = lambda: None,
 ) -> TimedExchanges:
-    """Push zeros to all servers and pull them back, with nothing else under way.
+    """Push zeros to all servers and pull them back, with nothing else in flight.
 
     The links follow a layout of their own afterwards.
 

@@ -74,7 +74,7 @@ class CudaTransport(GlooTransport):
                     with self.device.apart():
                         summed = self._finish(work, after)
                 summed.synchronize()  # if a peer is gone, NCCL's own watchdog ends the process
-            except Exception as raised:  # whatever it is, waiting threads receive it
+            except Exception as raised:  # any error is passed on to waiting threads
                 error = raised
             del work
             done(error)

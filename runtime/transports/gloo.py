@@ -144,7 +144,7 @@ class GlooTransport(SumsAlone):
                 future.value()
                 if after is not None:
                     after()
-            except Exception as raised:  # whatever it is, waiting threads receive it
+            except Exception as raised:  # any error is passed on to waiting threads
                 error = raised
             work = None
             done(error)

@@ -216,7 +216,7 @@ class HorovodTransport(SumsAlone):
                 error: BaseException | None = None
                 try:
                     self._finish(call)
-                except Exception as raised:  # whatever it is, waiting threads receive it
+                except Exception as raised:  # any error is passed on to waiting threads
                     error = raised
                 call.done(error)
 

@@ -78,7 +78,7 @@ class Ring:
             error: BaseException | None = None
             try:
                 call.run()
-            except Exception as raised:  # whatever it is, waiting threads receive it
+            except Exception as raised:  # any error is passed on to waiting threads
                 error = raised
             call.done(error)
             del call

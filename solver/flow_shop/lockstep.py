@@ -1,11 +1,11 @@
 """When planned parts are pushed and pulled by equal workers in lock step.
 
 All workers do the same at the same time, so one is computed for all. It has one connection to each server,
-and each connection carries one message at a time. Messages under way share the worker's link evenly, up to
-each worker's share of a server's link. If the workers' hosts are the servers, messages share the links between
-hosts max-min fairly, and a part has arrived when its last copy has: exact for two workers, close for more. A
-part can be pulled `latency_s` after its push has ended: by then the same push of all other workers has ended
-too.
+and each connection carries one message at a time. Messages in flight share the worker's link evenly, up to
+each worker's share of a server's link. If the workers' hosts are the servers, messages share the links
+between hosts max-min fairly, and a part has arrived when its last copy has: exact for two workers, close for
+more. A part can be pulled `latency_s` after its push has ended: by then the same push of all other workers
+has ended too.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class SharedLinks:
         Time from the end of a push to the earliest start of its pull.
     colocated_workers
         Number of workers that share their hosts and links with the servers, so that pushes and pulls share
-        links; 0 if servers have hosts of their own. `bytes_per_s` is then the rate at which a worker sends and
-        receives together if all hosts are busy, and the rate of a host's link is
-        ``(workers - 1) * connection_bytes_per_s``.
+        links; 0 if servers have hosts of their own. `bytes_per_s` is then the rate at which a worker sends
+        and receives together if all hosts are busy, and the rate of a host's link is ``(workers - 1) *
+        connection_bytes_per_s``.
     """
 
     num_servers: int

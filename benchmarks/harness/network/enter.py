@@ -39,7 +39,7 @@ def enter(host: Host) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill the calling process when the one that forked it dies."""
+    """Tell the kernel to kill the calling process when its parent process dies."""
     _call("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 

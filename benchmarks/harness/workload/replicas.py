@@ -39,7 +39,7 @@ def unit_starts(stages: Sequence[StagePlan]) -> list[int]:
 
 
 def by_units(profile: Profile) -> Profile:
-    """Have the gradients of a unit become ready with its last one, and be needed with its first.
+    """Make the gradients of a unit ready with its last one, and needed with its first one.
 
     What is needed is there before a unit is gathered, and what is ready has left its reduce-scatter.
     """

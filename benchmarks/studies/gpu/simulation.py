@@ -5,7 +5,7 @@ from tests.runtime.engine.queued_device import LaggingDevice, QueuedTransport
 
 
 def simulate_gpu(seed: int) -> None:
-    """Have the wrappers of this process believe that every model lies on a device, which lags at random."""
+    """Make the wrappers of this process treat every model as if it were on a device with a random lag."""
     vars(pace.runtime.torch).update(
         device_of=lambda _model: LaggingDevice(seed),
         CudaTransport=lambda device, **_options: QueuedTransport(device),

@@ -36,7 +36,7 @@ _FIXTURE = ModelShape(
 )
 
 
-_FAIR = "whoever shares a link takes turns, packet by packet, as in fair queues; else all wait in one queue"
+_FAIR = "connections that share a link take turns, packet by packet (fair queues); else all wait in one queue"
 _SPREAD_BYTES = "the transfers that --share-spread was measured with: others vary by the root of their size"
 
 # With the 1514 of a frame TensorFlow is woken for every one, at twice the processor time.

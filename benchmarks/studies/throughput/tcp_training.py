@@ -132,7 +132,7 @@ class DisciplinedSender:
 
 
 def receive_layers(connection: socket.socket, job: TcpJob, arrived: Callable[[int], None]) -> None:
-    """Read chunks for ever; call `arrived` with each layer whose bytes are all there."""
+    """Read chunks forever; call `arrived` with each layer whose bytes are all there."""
     missing = list(job.layers)
     buffer = bytearray(1 << 20)
     while True:

@@ -63,7 +63,7 @@ class Capacities:
 
     @classmethod
     def constant(cls, up: Sequence[float] | FloatArray, down: Sequence[float] | FloatArray) -> Self:
-        """Build from each host's rates up and down, the same for ever."""
+        """Build from each host's rates up and down, the same forever."""
         pairs = zip(up, down, strict=True)
         return cls.of_steps([[(0.0, float(rate))] for pair in pairs for rate in pair])
 

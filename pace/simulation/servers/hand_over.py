@@ -91,7 +91,7 @@ def receive(
 
 @compiled_in_place
 def admits(flying: float, num_flying: int, size: int, rules: ServersRules) -> bool:
-    """Say whether a credit covers one more partition; one always may be under way."""
+    """Return whether a credit admits one more partition; one may always be in flight."""
     if num_flying == 0:
         return True
     return bool(flying < rules.credit_bytes if rules.overshoots else flying + size <= rules.credit_bytes)

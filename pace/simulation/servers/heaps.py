@@ -10,13 +10,13 @@ OP_ENDS, ARRIVES, CREDIT = 0, 1, 2
 
 @compiled_in_place
 def precedes(time: float, code: int, other_time: float, other_code: int) -> bool:
-    """Say whether one event comes before another: earlier, or at the same time and of a smaller code."""
+    """Return whether one event comes before another: earlier, or at the same time and of a smaller code."""
     return time < other_time or (time == other_time and code < other_code)
 
 
 @compiled_in_place
 def is_due(events: EventHeap, now: float) -> bool:
-    """Say whether an event is still to be booked."""
+    """Return whether the first event is due by `now`."""
     return bool(events.size[0] > 0 and events.times[0] <= now)
 
 

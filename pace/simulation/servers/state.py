@@ -61,7 +61,7 @@ class PushState(NamedTuple):
     passed : integer array of shape (num_connections,)
         Partitions with a gate that have passed it.
     flying, num_flying : arrays of shape (num_purses,)
-        Bytes and partitions under way on each credit.
+        Bytes and partitions in flight on each credit.
     leads : integer array of shape (num_windows, num_parts)
         When worker 0 handed over each partition, or -1.
     stirred : boolean array of shape (num_workers,)

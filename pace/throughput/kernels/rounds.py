@@ -24,7 +24,7 @@ from pace.throughput.kernels.state import (
 
 @compiled
 def may_start(state: RunState, rules: RuleNumbers, worker: int) -> bool:
-    """Say whether a worker between two steps need not wait."""
+    """Return whether a worker between two steps need not wait."""
     if not rules.in_total and state.started[worker] >= rules.steps:
         return False
     if rules.quorum > 0 and state.contributed[worker] >= state.counter[ROUND]:

@@ -146,7 +146,7 @@ def complete(
     worker: int,
     op: int,
 ) -> bool:
-    """End an op and submit what waited for it; say whether the step is over."""
+    """End an op and submit what waited for it; return whether the step is over."""
     if state.started[worker] <= record.op_end.shape[1]:
         record.op_end[worker, state.started[worker] - 1, op] = now
     state.left[worker] -= 1
@@ -169,7 +169,7 @@ def end_chunk(
     worker: int,
     op: int,
 ) -> bool:
-    """Take a chunk off its link; say whether its transfer has thereby ended, and was parsed at once."""
+    """Take a chunk off its link; return whether its transfer has thereby ended, and was parsed at once."""
     servers, queue = ops.num_servers, int(ops.queue[op])
     direction = 0 if ops.kind[op] == DOWNLINK else 1
     remove_flow(state, direction, worker * servers + int(ops.server[op]))

@@ -29,7 +29,7 @@ class UpdateTickets:
         self._ended: OrderedDict[str, int] = OrderedDict()  # committed updates and the version of each
 
     def hear(self, held: HeldUpdate, host: str, *, under_way: bool) -> None:
-        """Take note of an update that a host keeps."""
+        """Record an update that a host keeps."""
         version = self._ended.get(held.id)
         if version is not None or held.committed:
             self._end_late(FabricUpdate(held, host), version)

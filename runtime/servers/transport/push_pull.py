@@ -31,7 +31,7 @@ class PushPullTransport(RepeatingTransport):
     takes_runs = True
 
     def measure_exchange(self, size_bytes: int) -> PushPull | None:
-        """Measure what pushes and pulls of all ranks at once cost; every rank alike, with nothing under way.
+        """Measure what pushes and pulls of all ranks at once cost; every rank alike, with nothing in flight.
 
         Links are taken to be equally fast on all hosts. None where segments are all-reduced too.
 

@@ -80,7 +80,7 @@ class RepeatingTransport(LinkedTransport):
         staleness: int | None = None,
         seeder: int = 0,
     ) -> None:
-        """Place the segments of a plan on the servers; every rank calls it alike, with nothing under way.
+        """Place the segments of a plan on the servers; every rank calls it alike, with nothing in flight.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class RepeatingTransport(LinkedTransport):
             if error is None and after is not None:
                 try:
                     after()
-                except Exception as raised:  # whatever it is, waiting threads receive it
+                except Exception as raised:  # any error is passed on to waiting threads
                     error = raised
             done(error)
 
@@ -226,7 +226,7 @@ class RepeatingTransport(LinkedTransport):
         try:
             while self._loss is not None and self._failure is None:
                 self._repeat()
-        except Exception as error:  # whatever it is, waiting threads receive it
+        except Exception as error:  # any error is passed on to waiting threads
             assert self._loss is not None
             self._fail(f"{self._loss[1]}; {error}")
         finally:

@@ -80,7 +80,6 @@ def test_the_scheduler_prices_its_plans_as_they_run(graph: CollectiveGraph) -> N
         ListRules(),
         ListRules(window=4),
         ListRules(window=100, by_tail=True),
-        ListRules(patient=True),
     ):
         found = scheduler.plan((), rules)
         assert sorted(found.plan.order.tolist()) == list(range(len(program)))

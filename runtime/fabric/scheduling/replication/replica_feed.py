@@ -72,7 +72,7 @@ class ReplicaFeed:
     # What the server does.
 
     def add(self, members: Sequence[FabricUpdate]) -> None:
-        """Take note of updates that are planned for the server, in commit order."""
+        """Record updates that are planned for the server, in commit order."""
         if self.wanted and self.present:
             self._waiting += members
 
@@ -85,13 +85,13 @@ class ReplicaFeed:
         self._ordered = [update for update in self._ordered if update.held.id not in gone]
 
     def order(self, members: Sequence[FabricUpdate]) -> None:
-        """Take note of a commit that the server was told to make."""
+        """Record a commit that the server was told to make."""
         if self.wanted and self.present:
             self._ordered += members
             self.greatest_lead = max(self.greatest_lead, self._lead([]))
 
     def committed(self, members: Sequence[FabricUpdate]) -> None:
-        """Take note of a commit; what the replica needs not is released."""
+        """Record a commit; what the replica needs not is released."""
         if self.wanted and self.present:
             self._committed |= {update.held.id for update in members}
             self._apply()
@@ -261,7 +261,7 @@ class ReplicaFeed:
                 self._known.transfers.fail(number)
 
     def _apply(self) -> None:
-        """Have the replica apply what it has in order and the server has committed."""
+        """Let the replica apply the updates that it has in order and that the server has committed."""
         replica = self._known.holder("replica")
         while replica is not None and self._units and not self._units[0].missing:
             unit = self._units[0]
@@ -287,7 +287,7 @@ class ReplicaFeed:
         )
 
     def applied_by_replica(self, number: int, version: int, history_norm: float) -> None:
-        """Take note of what the replica has applied."""
+        """Record what the replica has applied."""
         unit = self._applying.pop(number, None)
         if unit is None:
             return
@@ -308,7 +308,7 @@ class ReplicaFeed:
     # Coming, going, and taking the server's place.
 
     def join(self, *, version: int, history_norm: float, same: bool) -> None:
-        """Take note of a replica; unless it is the same as the server, it gets a snapshot."""
+        """Record a replica; unless it is the same as the server, it gets a snapshot."""
         self._forget()
         self.version, self.history_norm = version, history_norm
         if same:
