@@ -168,8 +168,8 @@ def _speeds(under_way: Mapping[int, tuple[str, int]], rates: ServerRates) -> dic
         }
     busy = Counter(link for _, link in under_way.values())
     kinds = {at: (direction, busy[link] > 1) for at, (direction, link) in under_way.items()}
-    counts = Counter(kinds.values())
-    shares = host_shares(counts["push", False], counts["pull", False], counts["push", True], rates.workers)
+    of_kind = Counter(kinds.values())
+    shares = host_shares(of_kind["push", False], of_kind["pull", False], of_kind["push", True], rates.workers)
     host = rates.connection * (rates.workers - 1)
     return {at: host * shares[kind] for at, kind in kinds.items()}
 

@@ -1,6 +1,6 @@
-"""Flat memory that is added to: by NumPy, whose calls are cheap, and by torch for half precision.
+"""Addition in flat memory: by NumPy, whose calls are cheap, and by torch for half precision.
 
-NumPy converts half precision ten times as slowly as torch, and knows no bfloat16.
+NumPy converts half precision ten times as slowly as torch, and has no bfloat16.
 """
 
 from typing import Any
@@ -26,12 +26,12 @@ _MOST_ELEMENTS = 16_384
 
 
 class Flat:
-    """A stretch of memory as numbers.
+    """A range of memory as numbers.
 
     Parameters
     ----------
     memory
-        Whole elements, writable.
+        Writable memory of whole elements.
     dtype
         A key of ``ITEM_BYTES``.
 
@@ -57,7 +57,7 @@ class Flat:
 
     @classmethod
     def zeros(cls, size_bytes: int, dtype: str) -> "Flat":
-        """Return new memory; the system gives it when it is first written to."""
+        """Return new memory of zeros; the system allocates it when it is first written."""
         array: Any = np.zeros(size_bytes, dtype=np.uint8)
         return cls(memoryview(array), dtype)
 
@@ -66,8 +66,10 @@ class Flat:
 
         Parameters
         ----------
-        start, stop, at
-            In bytes of this memory's dtype, and of that of `values`.
+        start, stop
+            Bytes of this memory.
+        at
+            Byte of `values`, which may have another dtype.
         """
         self._combine(values, start, stop, at, add=False)
 
@@ -81,16 +83,16 @@ class Flat:
         (self._array if self._halves is None else self._halves)[where] = value
 
     def put_at(self, places: Any, values: Any) -> None:
-        """Overwrite elements, none of them twice; not of half precision."""
+        """Overwrite elements; no place may occur twice. Not for half precision."""
         self._array[places] = values
 
     def add_at(self, places: Any, values: Any) -> None:
-        """Add to elements, to none of them twice; not of half precision."""
+        """Add to elements; no place may occur twice. Not for half precision."""
         self._array[places] += values
 
     @property
     def neutral(self) -> float:
-        """What changes no bit of a number that it is added to: -0.0, as 0.0 makes a -0.0 positive."""
+        """The number that changes no bit when it is added: -0.0, as 0.0 would change -0.0 to 0.0."""
         return 0 if self._array is not None and self._array.dtype.kind != "f" else -0.0
 
     def _combine(self, values: "Flat", start: int, stop: int, at: int, *, add: bool) -> None:

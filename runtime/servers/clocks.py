@@ -1,4 +1,4 @@
-"""How far each worker is, and whom bounded staleness lets go on."""
+"""The clocks of workers, and which workers may go on under bounded staleness."""
 
 
 class Clocks:
@@ -10,14 +10,15 @@ class Clocks:
     Parameters
     ----------
     staleness
-        None for any number: asynchronous training. 0 is bulk-synchronous.
+        How many clocks a worker may be ahead; None for any number (asynchronous), 0 for bulk-synchronous
+        training.
 
     Attributes
     ----------
     values
-        Every worker's clock.
+        The clock of each worker.
     largest_lead
-        How far any worker was ahead of the slowest one when it was let go on.
+        The most clocks by which a worker was ahead of the slowest one when it went on.
     """
 
     def __init__(self, size: int, staleness: int | None) -> None:
@@ -28,13 +29,13 @@ class Clocks:
         self._waiting: set[int] = set()
 
     def advance(self, worker: int) -> list[int]:
-        """Record that a worker has pushed; return who may go on now, in order."""
+        """Record that a worker has pushed; return the workers that may go on now, in order."""
         self.values[worker] += 1
         self._waiting.add(worker)
         return self._released()
 
     def leave(self, worker: int) -> list[int]:
-        """Record that a worker will push no more, so nobody waits for it; return who may go on now."""
+        """Record that a worker will push no more; return the workers that may go on now."""
         self._present[worker] = False
         self._waiting.discard(worker)
         return self._released()

@@ -1,9 +1,9 @@
-"""Threads of servers rest while their process is forked: so a child copies no lock that they hold."""
+"""Pauses the threads of servers while their process forks, so that the child copies no held lock."""
 
 import weakref
 from typing import Any
 
-# Each is held by a thread that adds or replies.
+# The locks; threads that add or reply hold one.
 _locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _held: list[Any] = []
 
@@ -14,13 +14,13 @@ def rest_in_forks(lock: Any) -> None:
 
 
 def rest() -> None:
-    """Wait for work under way, and let none begin until ``go_on``, in this thread."""
+    """Wait for work in progress, and let none begin until this thread calls ``go_on``."""
     for lock in list(_locks):
         lock.acquire()
         _held.append(lock)
 
 
 def go_on() -> None:
-    """Let work begin again; in the process that forked and in the forked one."""
+    """Let work begin again, in the process that forked and in its child."""
     while _held:
         _held.pop().release()

@@ -1,4 +1,4 @@
-"""What a server holds of a plan: its segments, how they are cut into chunks, and what is done with them."""
+"""A server's share of a plan: its segments, their chunks, and what the server does with them."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _MOST_SEGMENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSegment:
-    """A segment as its server sees it."""
+    """What a server knows of a segment."""
 
     size_bytes: int
     dtype: str
@@ -39,14 +39,14 @@ class Layout:
     Attributes
     ----------
     purpose
-        "sum": gradients of all ranks are added and handed back. "weights": the server holds weights, adds
-        what workers push and hands back the result.
+        "sum": the server adds the gradients of all ranks and returns the sums. "weights": the server holds
+        weights, adds what workers push, and returns the result.
     staleness
-        For weights: how many clocks a worker may be ahead of the slowest; None for any number.
+        For weights: how many clocks a worker may be ahead of the slowest one; None for any number.
     deterministic
-        Whether sums are added in the order of ranks, whatever the order of arrival.
+        Whether sums are added in the order of ranks, not in the order of arrival.
     pace_bytes_per_s
-        How fast the server sends to each worker; None for what the worker said in its greeting.
+        The rate at which the server sends to each worker; None for the rate in the worker's greeting.
     seeder
         The rank that sends the first weights.
     """
@@ -61,18 +61,18 @@ class Layout:
 
     @cached_property
     def document(self) -> bytes:
-        """The bytes that are sent and hashed."""
+        """The layout as bytes, to send and to hash."""
         fields = asdict(self) | {"segments": [[s.size_bytes, s.dtype, s.turn] for s in self.segments]}
         return json.dumps(fields, sort_keys=True).encode()
 
     @cached_property
     def sha256(self) -> bytes:
-        """Hash of the document."""
+        """The hash of the document."""
         return hashlib.sha256(self.document).digest()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
+        """The bytes of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
     def chunks(self, segment: int) -> Iterator[tuple[int, int]]:
@@ -82,12 +82,12 @@ class Layout:
             yield offset, min(self.chunk_bytes, size - offset)
 
     def num_chunks(self, segment: int) -> int:
-        """Return how many chunks a segment has."""
+        """Return the number of a segment's chunks."""
         return -(-self.segments[segment].size_bytes // self.chunk_bytes)
 
     @cached_property
     def longest_run_bytes(self) -> int:
-        """How many bytes of neighboring chunks a frame carries at most."""
+        """The most bytes of neighboring chunks in one frame."""
         return max(LONGEST_RUN_BYTES // self.chunk_bytes, 1) * self.chunk_bytes
 
     @cached_property
@@ -100,7 +100,7 @@ class Layout:
         Raises
         ------
         WireFault
-            When there are no such chunks, or too many for one frame.
+            If there are no such chunks, or too many for one frame.
         """
         sizes, chunk = self._sizes, self.chunk_bytes
         if frame.segment >= len(sizes):
@@ -122,7 +122,7 @@ def read_layout(document: bytes | bytearray, *, most_bytes: int) -> Layout:
     Raises
     ------
     WireFault
-        When it makes no sense, or would need more than `most_bytes` on this server.
+        If the layout is invalid, or needs more than `most_bytes` on this server.
     """
     try:
         fields: Any = json.loads(document)
@@ -178,11 +178,11 @@ def segment_of(tensor: torch.Tensor, turn: int) -> ServedSegment:
 
 
 def bits_of(chunks: range) -> int:
-    """Return a number with one bit for each of some neighboring chunks."""
+    """Return a number in which the bits of these chunks are set."""
     return ((1 << len(chunks)) - 1) << chunks.start
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous tensor's memory, byte by byte."""
+    """Return a contiguous tensor's memory as bytes."""
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)

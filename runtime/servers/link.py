@@ -1,4 +1,4 @@
-"""A worker's link to one server: what it pushes and has not got back; one thread writes, one reads."""
+"""A worker's link to one server, with the segments that are pushed and not pulled back; two threads."""
 
 import contextlib
 import ssl
@@ -28,15 +28,15 @@ class PushPullCall:
     Attributes
     ----------
     done
-        Called once, from any thread: with None when all is back, or with what went wrong.
+        Called once, in any thread, with None when all chunks are back, or with the error.
     on_left
-        Called once the push has left; see ``Parcel``.
+        Called once the push has been sent; see ``Parcel``.
     received
-        Where what comes back is put first, and stays; None where `memory` alone is to have it.
+        Memory that gets the result first and keeps it; None if only `memory` gets it.
     missing
-        A bit for every chunk that is not back.
+        A number with a bit for each chunk that is not back.
     runs
-        The elements of `memory` outside of which all are zero; None where all may be something else.
+        The elements of `memory` that may be nonzero; None for all.
     """
 
     segment: int
@@ -51,7 +51,7 @@ class PushPullCall:
 
 
 class Countdown:
-    """Waits for a number of exchanges; the first thing that goes wrong with one ends the waiting."""
+    """Waits for a number of exchanges, or until one of them fails."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -60,7 +60,7 @@ class Countdown:
         self._error: BaseException | None = None
 
     def one(self, error: BaseException | None) -> None:
-        """Record the end of one."""
+        """Record the end of one exchange."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error
@@ -73,7 +73,7 @@ class Countdown:
         Raises
         ------
         CommunicationFailed
-            When they have not within the time-out, or one has failed.
+            If one has failed, or not all have ended within the time-out.
         """
         if not self._over.wait(timeout_s):
             raise CommunicationFailed(f"servers did not answer within {timeout_s:g} s")
@@ -84,28 +84,30 @@ class Countdown:
 
 
 class ServerLink:
-    """Connected, introduced and running once built.
+    """A link to one server. The constructor connects, sends the greeting and starts the threads.
 
     Parameters
     ----------
     on_failure
-        Called with the reason when the link breaks or the server ends the job; from any thread.
+        Called, in any thread, with the reason when the link breaks or the server ends the job.
     on_loss
-        Called instead where nothing but a connection was lost, this one or another worker's.
+        Called instead if only a connection was lost, this one or another worker's.
     within_s
-        How long to try to connect: servers may start later than workers.
+        How long to try to connect, in seconds: servers may start later than workers.
     notsent_bytes
         See ``Stream``.
 
     Attributes
     ----------
-    gone, left
-        Whether the connection broke or the server fell silent; whether it said goodbye.
+    gone
+        Whether the connection broke or the server is silent.
+    left
+        Whether the server said goodbye.
 
     Raises
     ------
     CommunicationFailed
-        When there is no server, or it refuses; the message names it.
+        If there is no server, or it refuses; the message names the server.
     """
 
     def __init__(
@@ -146,11 +148,11 @@ class ServerLink:
 
     @property
     def pacing_bytes_per_s(self) -> int | None:
-        """How fast this end sends at most, as the kernel says; None where there is no limit."""
+        """The highest rate at which this end sends, from the kernel, in bytes/s; None without a limit."""
         return self._stream.pacing_bytes_per_s
 
     def announce(self, layout: Layout) -> None:
-        """Follow another layout from now on; nothing of the one before is under way."""
+        """Use another layout from now on; nothing of the previous one may be in flight."""
         self._number = (self._number + 1) % (1 << 16)
         self._layout = layout
         pace = layout.pace_bytes_per_s
@@ -166,7 +168,7 @@ class ServerLink:
         with self._lock:
             over = self._over
             if not over:
-                assert exchange.segment not in self._pending, "the segment is under way"
+                assert exchange.segment not in self._pending, "the segment is in flight"
                 exchange.missing = (1 << layout.num_chunks(exchange.segment)) - 1
                 self._pending[exchange.segment] = exchange
         if over:
@@ -186,7 +188,7 @@ class ServerLink:
         )
 
     def is_under_way(self, segment: int) -> bool:
-        """Whether a segment was started and is not back."""
+        """Return whether a segment was pushed and is not back."""
         return segment in self._pending
 
     def _urgency(self, exchange: PushPullCall, turn: int) -> tuple[int, ...]:
@@ -223,7 +225,7 @@ class ServerLink:
         return True
 
     def _under_way(self, frame: Frame) -> tuple[PushPullCall, Layout]:
-        """Return what a frame belongs to."""
+        """Return the call and the layout that a frame belongs to."""
         exchange = self._pending.get(frame.segment)
         if exchange is None and self._over:  # ended while this was on its way: nobody breaks the protocol
             raise EOFError("the link has ended")
@@ -245,7 +247,7 @@ class ServerLink:
             raise WireFault(f"runs in {frame.length} bytes; at most {layout.longest_run_bytes} are allowed")
         chunks, runs, values = read_runs(frame, memoryview(self._stream.read_payload(frame.length)), layout)
         bits = self._due_bits(exchange, frame, chunks)
-        # What this worker pushed is zero outside of its own runs, and these are among those of the sum.
+        # This worker's push is zero outside of its own runs, and these are among the runs of the sum.
         array: Any = np.frombuffer(exchange.memory, dtype=layout.segments[frame.segment].dtype)
         array[runs.places] = values
         if exchange.received is not None:
@@ -259,7 +261,7 @@ class ServerLink:
         start, end = frame.offset, frame.offset + frame.length
         if exchange.received is None:
             self._stream.read_into(exchange.memory[start:end])
-        else:  # what this worker pushed stays whole until the sum of it is
+        else:  # keep what this worker pushed until its sum is complete
             self._stream.read_into(exchange.received[start:end])
             exchange.memory[start:end] = exchange.received[start:end]
         self._arrived(exchange, frame, bits)
@@ -286,7 +288,7 @@ class ServerLink:
         self.abort(reason, lost=lost)
 
     def disown(self) -> None:
-        """From now on, tell nobody how the link ends."""
+        """From now on, do not report how the link ends."""
         self._on_failure = self._on_loss = lambda _reason: None
 
     def abort(self, reason: str, *, lost: bool = False) -> None:
@@ -295,7 +297,7 @@ class ServerLink:
         Parameters
         ----------
         lost
-            Whether nothing but a connection was lost.
+            Whether only a connection was lost.
         """
         with self._lock:
             self._over = True
@@ -306,7 +308,7 @@ class ServerLink:
             exchange.done(CommunicationFailed(reason))
 
     def finish(self) -> None:
-        """Say goodbye; nothing is under way."""
+        """Say goodbye; nothing may be in flight."""
         with self._lock:
             self._over = True
         self._outbox.finish()

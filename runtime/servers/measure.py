@@ -1,11 +1,11 @@
-"""What links to servers can do, measured: rate, round trip, and what every part loses.
+"""Measures links to servers: their rate, the round trip, and the time that each part loses.
 
-A part loses what the hosts need for it besides its bytes. Parts large enough to keep the links busy hide
-that: the hosts work on the next one meanwhile. So it is timed with many parts of a few bytes at once, which
-leave the links nothing to do. A plan of small parts meets that limit before it meets the links'.
+Each part takes time on the hosts in addition to that of its bytes on the links. Large parts hide it, as the
+hosts work on the next part while the links are busy. So it is measured with many parts of a few bytes at
+once, for which the links are idle. A plan with small parts is limited by this time, not by the links.
 
-``measure_links`` is for one worker alone, over a job of its own with every server; a job that trains measures
-its own links with ``time_exchanges``, all of its workers at once.
+``measure_links`` is for a single worker, with its own job at every server. A training job measures its links
+with ``time_exchanges``, on all workers at once.
 """
 
 import secrets
@@ -27,20 +27,24 @@ from pace.wire.handshake import Greeting
 
 _SILENCE_S = 10.0
 _SMALL_BYTES = 64
-# The time of less than a few chunks is that of a few bytes, and their difference is no rate.
+# Fewer chunks than this take as long as a few bytes, so no rate follows from the difference.
 _LEAST_SHARE_BYTES = 4 * MIN_PARTITION_BYTES
 NUM_PARTS = 128
 
 
 class TimedExchanges(NamedTuple):
-    """How long exchanges took, one number for each time that they were made.
+    """The durations of exchanges, in seconds, one for each repetition.
 
     Attributes
     ----------
     share_bytes
-        What went to each server in one piece.
-    small_s, large_s, parts_s
-        A few bytes to every server; the share in one piece; ``NUM_PARTS`` times a few bytes at once.
+        The bytes of the large exchange to each server.
+    small_s
+        Durations with a few bytes to each server.
+    large_s
+        Durations with `share_bytes` to each server.
+    parts_s
+        Durations with ``NUM_PARTS`` parts of a few bytes to each server, at once.
     """
 
     share_bytes: int
@@ -59,21 +63,23 @@ def time_exchanges(
 ) -> TimedExchanges:
     """Push zeros to all servers and pull them back, with nothing else in flight.
 
-    The links follow a layout of their own afterwards.
+    Afterwards the links have another layout.
 
     Parameters
     ----------
     size_bytes
-        Of the large tensor, over all servers; each gets at least four chunks.
+        Size of the large tensor, over all servers. Each server gets at least four chunks.
+    repeats
+        Number of repetitions.
     within_s
-        How long one exchange may take.
+        How long one exchange may take, in seconds.
     meet
-        Called before each, where several workers measure together; they must make the same calls.
+        Called before each exchange if several workers measure together; all must make the same calls.
 
     Raises
     ------
     CommunicationFailed
-        When a server or another worker is gone.
+        If a server or another worker is gone.
     """
     share = max(size_bytes // len(links) // 8 * 8, _LEAST_SHARE_BYTES)
     sizes = [_SMALL_BYTES, share, *([_SMALL_BYTES] * NUM_PARTS)]
@@ -104,7 +110,7 @@ def time_exchanges(
         return time.perf_counter() - start
 
     parts = list(range(2, len(sizes)))
-    timed([0, 1, *parts])  # memory is touched, connections have opened their windows
+    timed([0, 1, *parts])  # warm up: allocate memory, and let connections open their windows
     return TimedExchanges(
         share_bytes=share,
         small_s=[timed([0]) for _ in range(5 * repeats)],
@@ -114,16 +120,16 @@ def time_exchanges(
 
 
 class MeasuredExchange(NamedTuple):
-    """What follows from the times; medians.
+    """The costs that follow from the durations, as medians.
 
     Attributes
     ----------
     seconds_per_byte
-        Of a large tensor, pushed and pulled, both directions at once.
+        Time for each byte of a large tensor, pushed and pulled, with both directions busy.
     round_trip_s
-        From the push of a few bytes to their pull.
+        Time from the push of a few bytes to the end of their pull.
     partition_s
-        What a further part takes on the hosts, whatever its size; never less than 0.
+        Time that each further part of any size takes on the hosts; at least 0.
     """
 
     seconds_per_byte: float
@@ -132,7 +138,7 @@ class MeasuredExchange(NamedTuple):
 
 
 def evaluate(times: TimedExchanges, servers: int) -> MeasuredExchange:
-    """Return what exchanges cost."""
+    """Return the costs of exchanges with this number of servers."""
     small_s = statistics.median(times.small_s)
     large_s = statistics.median(times.large_s)
     parts_s = statistics.median(times.parts_s)
@@ -145,16 +151,18 @@ def evaluate(times: TimedExchanges, servers: int) -> MeasuredExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLinks:
-    """What was measured, medians over the servers.
+    """The measured costs, as medians over the servers.
 
     Attributes
     ----------
+    servers
+        Number of servers.
     bytes_per_s
-        At which rate one large tensor went to all servers and came back, both directions at once.
+        Rate at which one large tensor was pushed to all servers and pulled back, with both directions busy.
     round_trip_s
-        From the push of a few bytes to their pull.
+        Time from the push of a few bytes to the end of their pull.
     partition_s
-        What a further part takes on the hosts, whatever its size; never less than 0.
+        Time that each further part of any size takes on the hosts; at least 0.
     """
 
     servers: int
@@ -163,7 +171,7 @@ class MeasuredLinks:
     partition_s: float
 
     def cost(self) -> PushPull:
-        """Return the cost document's content; no part is smaller than what a link writes at once."""
+        """Return the cost for a document; its smallest part is what a link writes at once."""
         return PushPull(
             servers=self.servers,
             worker_bytes_per_s=self.bytes_per_s,
@@ -181,12 +189,16 @@ def measure_links(
     Parameters
     ----------
     size_bytes
-        Of the large tensor, over all servers.
+        Size of the large tensor, over all servers.
+    repeats
+        Number of repetitions.
+    within_s
+        How long one exchange may take, in seconds.
 
     Raises
     ------
     CommunicationFailed
-        When a server cannot be reached or refuses.
+        If a server cannot be reached or refuses.
     """
     assert options.servers is not None
     assert not isinstance(options.servers, str)

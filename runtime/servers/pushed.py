@@ -1,4 +1,4 @@
-"""Which gradients go over parameter servers where the others are all-reduced."""
+"""The gradients that are sent over parameter servers in a job that all-reduces the others."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ def pushed_gradients(model: nn.Module, patterns: Sequence[str] | None) -> tuple[
     Parameters
     ----------
     patterns
-        Names or patterns of the shell's kind, as in "embedding.*"; None for the weights of all embeddings.
+        Names or shell patterns, for example "embedding.*"; None for the weights of all embeddings.
 
     Raises
     ------
     InvalidOptions
-        When one matches no gradient, or there are no embeddings.
+        If one matches no gradient, or there are no embeddings.
     """
     named = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
     if patterns is None:

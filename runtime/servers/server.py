@@ -1,7 +1,7 @@
-"""A parameter server: listens, lets in who knows the token, and keeps one session for each job.
+"""A parameter server: it listens, admits workers that know the token, and keeps one session for each job.
 
-One thread accepts; every worker has one that reads and one that writes. Nothing is allocated for a caller
-before it has proved that it knows the token.
+One thread accepts connections. Each worker has one thread that reads and one that writes. Nothing is
+allocated for a caller before it has proved that it knows the token.
 """
 
 import ssl
@@ -24,25 +24,25 @@ _MOST_SESSIONS = 64
 
 
 class Server(Closing):
-    """Sums and holds tensors for jobs; listening from the start.
+    """Sums and holds tensors for jobs. It listens when it is created.
 
     Parameters
     ----------
     host, port
         Where to listen; port 0 takes a free one. Beyond this machine's loopback only with a token.
     workers
-        How many workers a job has; None takes what the first one says.
+        Number of workers of a job; None for the number in the first worker's greeting.
     token
-        What workers must know.
+        The secret that workers must know.
     ssl_context
-        Of a server; None for connections in the clear.
+        TLS settings of the server; None for unencrypted connections.
     most_bytes
-        How many bytes of tensors a job may put here.
+        The most bytes of tensors that a job may have here.
 
     Raises
     ------
     InvalidOptions
-        When it may not, or cannot, listen there.
+        If it must not, or cannot, listen there.
     """
 
     session_type: type[Session] = Session
@@ -83,7 +83,7 @@ class Server(Closing):
         member = session.join(greeting, stream, welcome)
 
         def serve() -> None:
-            # Sums of scaled gradients overflow, which is the workers' business.
+            # Sums of scaled gradients may overflow. The workers handle that.
             with np.errstate(all="ignore"):
                 session.serve(member)
 
@@ -115,14 +115,14 @@ class Server(Closing):
         self.sessions.pop(session.job, None)
 
     def close(self, *, reason: str | None = None, within_s: float = 5.0) -> None:
-        """Stop listening, give workers what is due to them, and end all connections; idempotent.
+        """Stop listening, send workers their remaining results, and end all connections. Idempotent.
 
         Parameters
         ----------
         reason
-            Why jobs fail here; None where they may have ended.
+            Why jobs fail here; None if they may have ended.
         within_s
-            How long to wait for workers to take what is due to them.
+            How long to wait until workers have received their results, in seconds.
         """
         with self._lock:
             self._closed = True

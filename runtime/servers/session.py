@@ -1,4 +1,4 @@
-"""One job at a server: its workers, the layout that they agreed on, and what one of them ends for all."""
+"""One job at a server: its workers, their common layout, and the end of the job."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from pace.wire.streams import Stream
 
 
 class Member:
-    """A worker's connection, seen from the server."""
+    """The server's side of a worker's connection."""
 
     def __init__(self, greeting: Greeting, stream: Stream, session: "Session") -> None:
         rank = greeting.rank
@@ -35,13 +35,13 @@ class Member:
         self._numbers: dict[str, Flat] = {}
 
     def make_room(self, size_bytes: int) -> None:
-        """Be ready to receive frames of so many bytes."""
+        """Allocate room for frames of `size_bytes`."""
         if len(self._scratch) < size_bytes:
             self._scratch = memoryview(bytearray(size_bytes))
             self._numbers = {}
 
     def receive(self, length: int, dtype: str) -> Flat:
-        """Read a payload; it is there until the next one is read."""
+        """Read a payload; it is valid until the next one is read."""
         numbers = self._numbers.get(dtype)
         if numbers is None:
             numbers = self._numbers[dtype] = Flat(self._scratch, dtype)
@@ -49,7 +49,7 @@ class Member:
         return numbers
 
     def receive_bytes(self, length: int) -> memoryview:
-        """Read a payload; it is there until the next one is read."""
+        """Read a payload; it is valid until the next one is read."""
         self.stream.read_into(self._scratch[:length])
         return self._scratch[:length]
 
@@ -60,7 +60,7 @@ class Session:
     Parameters
     ----------
     most_bytes
-        How much a layout may ask for.
+        The most bytes that a layout may need.
     on_end
         Called when the last worker is gone.
     """
@@ -80,16 +80,16 @@ class Session:
         self.ended = False
 
     def name(self, rank: int) -> str:
-        """Name a worker."""
+        """Return a worker's name for messages."""
         return f"rank {rank}"
 
     def join(self, greeting: Greeting, stream: Stream, welcome: bytes) -> Member:
-        """Take a worker in, and tell it so.
+        """Admit a worker, and send it the welcome.
 
         Raises
         ------
         WireFault
-            When it does not belong to the job as it is.
+            If it does not fit the job: the job has ended, or its rank or number of workers is wrong.
         """
         with self._lock:
             if self.ended or self.failure is not None:
@@ -105,7 +105,7 @@ class Session:
             return member
 
     def serve(self, member: Member) -> None:
-        """Read what a worker sends until it leaves; in a thread of its own."""
+        """Process a worker's frames until it leaves; runs in its own thread."""
         reason: str | None = None
         lost = False
         try:
@@ -115,7 +115,7 @@ class Session:
             reason, lost = f"{self.name(member.rank)} is gone: {error}", True
         except WireFault as error:
             reason = f"{self.name(member.rank)} breaks the protocol: {error}"
-        except Exception as error:  # whatever it is, no worker must wait for this thread
+        except Exception as error:  # after any error, no worker must wait for this thread
             reason = f"serving {self.name(member.rank)} failed: {type(error).__name__}: {error}"
         finally:
             self._part(member, reason, lost=lost)
@@ -155,7 +155,7 @@ class Session:
                 self.held[frame.layout] = make(layout, self.size)
             self._layouts[frame.layout] = known, num_members + 1
             member.layout = frame.layout
-            if num_members + 1 == self.size:  # nobody uses those before it any more
+            if num_members + 1 == self.size:  # no worker uses earlier layouts any more
                 for old in [number for number in self.held if number != frame.layout]:
                     del self.held[old], self._layouts[old]
         member.make_room(layout.longest_run_bytes)
@@ -184,7 +184,7 @@ class Session:
     def _reply(
         self, number: int, layout: Layout, held: Sums | SharedWeights, replies: Iterable[Reply]
     ) -> None:
-        """Put what is due to workers after a push, unless one of them has left; with the lock held."""
+        """Queue replies to workers after a push, unless a worker has left; call it with the lock held."""
         if isinstance(held, Sums) and (gone := self._gone()) is not None:
             self.abort(f"{self.name(gone)} has left the training")
             return
@@ -218,11 +218,11 @@ class Session:
             )
 
     def _rank(self, turn: int) -> int:
-        """Return the place of a reply among those of its round that are due to a worker."""
+        """Return the place of a reply among the replies of its round to a worker."""
         return turn
 
     def _part(self, member: Member, reason: str | None, *, lost: bool) -> None:
-        """A worker's connection has ended, for a reason that ends the job or by a goodbye."""
+        """Handle the end of a worker's connection, by a goodbye or for a reason that ends the job."""
         with self._lock:
             if reason is not None and not member.left:
                 self.abort(reason, lost=lost)
@@ -251,7 +251,7 @@ class Session:
         Parameters
         ----------
         lost
-            Whether nothing but a connection was lost, so that the workers may begin anew.
+            Whether only a connection was lost, so that the workers may connect again.
         """
         with self._lock:
             if self.failure is None:
@@ -261,7 +261,7 @@ class Session:
                 member.outbox.abort(self.failure, lost=lost)
 
     def finish(self) -> None:
-        """Say goodbye to all workers after what is due to them."""
+        """Say goodbye to all workers after their remaining replies."""
         with self._lock:
             for member in self.members.values():
                 member.outbox.finish()

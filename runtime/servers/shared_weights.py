@@ -1,7 +1,7 @@
-"""Weights on a server, for training in which workers do not wait for all others.
+"""Weights on a server, for asynchronous training.
 
-Workers push by how much their own optimizer step changed the weights; the server adds that and answers with
-the weights as they are then. No optimizer runs here.
+Workers push the change of the weights by their own optimizer step. The server adds it and replies with the
+current weights. No optimizer runs here.
 """
 
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from pace.wire.frames import Frame, FrameKind, WireFault
 class SharedWeights:
     """The weights of one layout; callers hold a lock.
 
-    Asynchronous workers are answered chunk by chunk. Under bounded staleness, a worker is answered when its
-    clock allows it, with a copy of the whole share as it is at that moment.
+    Asynchronous workers get a reply for each chunk. Under bounded staleness, a worker gets a copy of the
+    whole share when its clock allows it.
 
     Raises
     ------
     WireFault
-        From ``push``, when a worker sends what cannot be due.
+        From ``push``, if a worker sends an unexpected frame.
     """
 
     def __init__(self, layout: Layout, size: int) -> None:
@@ -44,15 +44,15 @@ class SharedWeights:
 
     @property
     def unfinished(self) -> bool:
-        """Nothing here waits for a worker that leaves."""
+        """Return False: nothing here waits for a worker that leaves."""
         return False
 
     def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:  # noqa: ARG002
-        """Take no payload in place: weights are read at any time."""
+        """Return None: payloads are not received in place, as weights may be read at any time."""
         return None
 
     def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
-        """Add a worker's chunks, or take them as the first weights; return what is due to whom."""
+        """Add a worker's chunks, or use them as the first weights; return the replies to workers."""
         assert payload is not None
         rounds, alike = self._rounds[worker][frame.segment], slice(chunks.start, chunks.stop)
         due = min(rounds[alike]) + 1
@@ -79,7 +79,7 @@ class SharedWeights:
         return replies
 
     def leave(self, worker: int) -> Iterable[Reply]:
-        """Wait for a worker no longer; return what is due to others now."""
+        """Stop waiting for a worker; return the replies that other workers get now."""
         return self._answer(self.clocks.leave(worker))
 
     def _answer(self, workers: Iterable[int]) -> list[Reply]:
@@ -92,7 +92,7 @@ class SharedWeights:
         ]
 
     def _copy(self, worker: int, segment: int, round_: int, offset: int, length: int) -> Reply:
-        # The weights go on changing; what a worker gets must not change on the way.
+        # A copy, as the weights go on changing and a reply must not change while it is sent.
         if worker not in self._copies:
             self._copies[worker] = [memoryview(bytearray(len(memory))) for memory in self._memories]
         copy = self._copies[worker][segment][offset : offset + length]

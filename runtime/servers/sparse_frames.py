@@ -1,9 +1,9 @@
-"""Frames of chunks that are zero but for some runs of elements: rows of an embedding's gradient, say.
+"""Frames of chunks that are zero except for runs of elements, such as rows of an embedding's gradient.
 
-A frame stands for whole chunks from its offset on. Its payload: how many chunks, how many runs, and the
-length of all runs, or 0 where they differ (three u32 in network order); where each run starts, counted in
-elements from the frame's offset (u32); their lengths (u32) where they differ; and the elements of all runs.
-All but the head is little-endian.
+A frame stands for whole chunks from its offset on. Its payload is: the number of chunks, the number of runs,
+and the common length of all runs or 0 if lengths differ (three u32 in network order); the start of each run,
+in elements from the frame's offset (u32); if lengths differ, the lengths (u32); and the elements of all runs.
+All but the first three numbers are little-endian.
 """
 
 import struct
@@ -21,33 +21,33 @@ from pace.wire.outbox import Parcel
 _HEAD = struct.Struct("!III")
 _INDEX = np.dtype("<u4")
 
-# So places within a frame fit their u32.
+# With this limit, places within a frame fit into a u32.
 _MOST_STRETCH_BYTES = 1 << 31
 
 
 class SparseChunks(NamedTuple):
-    """What a frame says: its chunks, and the runs in them, counted in elements of the segment."""
+    """The contents of a frame: its chunks, and the runs in them, in elements of the segment."""
 
     chunks: range
     runs: Runs
     values: Any
 
     def cut(self, first: int, last: int) -> tuple[Runs, Any]:
-        """Return the runs from element `first` on, before `last`, and their values."""
+        """Return the runs between elements `first` and `last`, and their values."""
         before = self.runs.cut(0, first).num_elements
         runs = self.runs.cut(first, last).shifted(first)
         return runs, self.values[before : before + runs.num_elements]
 
 
 class SparseParcel(Parcel):
-    """A stretch of memory of which only runs are sent; everything else in it is zero.
+    """A range of memory of which only runs are sent; all other elements are zero.
 
     Parameters
     ----------
     first
-        Of kind PUSH or PULL, with an offset of whole chunks.
+        The first frame, of kind PUSH or PULL, with an offset of whole chunks.
     runs
-        In elements of the memory.
+        The runs, in elements of the memory.
     """
 
     __slots__ = ("_array", "_cumulative", "_item_bytes", "_runs")
@@ -70,7 +70,7 @@ class SparseParcel(Parcel):
         self._cumulative = np.cumsum(runs.lengths * self._item_bytes + 2 * _INDEX.itemsize)
 
     def next(self, run_bytes: float) -> tuple[Frame, memoryview]:
-        """Take the next chunks: at least one, and more while what is sent of them stays below a limit."""
+        """Take the next chunks: at least one, and more while the bytes to send stay below `run_bytes`."""
         start, item = self.position, self._item_bytes
         limit = min(max(run_bytes, self._chunk_bytes), self._longest_run_bytes) - _HEAD.size
         stop = self._stop(start, int(limit))
@@ -90,7 +90,7 @@ class SparseParcel(Parcel):
         return self._first._replace(offset=offset, length=len(payload)), payload
 
     def _stop(self, start: int, limit: int) -> int:
-        """Return where the chunks end whose runs have at most so many bytes; at least one chunk."""
+        """Return the end of the chunks, at least one, whose runs have at most `limit` bytes."""
         end, item = self.position + self.left, self._item_bytes
         first = int(np.searchsorted(self._runs.ends, start // item, side="right"))
         sent = int(self._cumulative[first - 1]) if first else 0
@@ -103,7 +103,7 @@ class SparseParcel(Parcel):
 
 
 def is_worth_it(runs: Runs, size_bytes: int, dtype: str) -> bool:
-    """Return whether runs are sent with less than half of the bytes of everything."""
+    """Return whether sending runs takes less than half of the bytes of sending everything."""
     if dtype in HALVES:
         return False
     sent = runs.num_elements * ITEM_BYTES[dtype] + 2 * _INDEX.itemsize * len(runs.starts)
@@ -117,7 +117,7 @@ def parcel_of(
     layout: Layout,
     on_left: Callable[[], None] | None = None,
 ) -> Parcel:
-    """Return a parcel of a stretch of a segment, with runs only where that saves bytes."""
+    """Return a parcel of a range of a segment, with runs if that saves bytes."""
     dtype = layout.segments[first.segment].dtype
     if runs is None or not is_worth_it(runs, len(memory), dtype):
         return Parcel(first, memory, layout.chunk_bytes, layout.longest_run_bytes, on_left)
@@ -130,7 +130,7 @@ def read_runs(frame: Frame, payload: memoryview, layout: Layout) -> SparseChunks
     Raises
     ------
     WireFault
-        When it is none, or stands for chunks that the segment has not.
+        If it is invalid, or for chunks that the segment does not have.
     """
     if frame.segment >= len(layout.segments):
         raise WireFault(f"segment {frame.segment} of {len(layout.segments)}")

@@ -1,8 +1,8 @@
-"""A server's sums: every worker's chunk added once a round, and the result kept until all have it.
+"""A server's sums: every worker's chunk is added once in a round, and the result is kept until all have it.
 
-Two results are kept for every segment, for odd and for even rounds. That is enough: a worker pushes round
-r + 2 only after it has the sum of round r + 1, to which every worker contributed, and none contributes to
-that before it has the sum of round r.
+Two results are kept for each segment, for odd and even rounds. This is enough: a worker pushes round r + 2
+only after it has the sum of round r + 1. Every worker contributed to that sum, and did so after it had the
+sum of round r.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,17 +16,17 @@ from pace.runtime.servers.sparse_frames import SparseChunks
 from pace.runtime.transports.runs import Runs
 from pace.wire.frames import Frame, FrameKind, WireFault
 
-# In the place of a count: the first contribution is being received, into the sum itself.
+# Used instead of a count while the first contribution is being received, directly into the sum.
 _COMING = -1
 
 
 class Reply(NamedTuple):
-    """A stretch of memory that is due to a worker; it does not change before the worker has it.
+    """A range of memory to send to a worker; it does not change before the worker has it.
 
     Attributes
     ----------
     runs
-        The elements of `memory` outside of which all are zero; None where all may be something else.
+        The elements of `memory` that may be nonzero; None for all.
     """
 
     worker: int
@@ -43,7 +43,7 @@ class Sums:
     Raises
     ------
     WireFault
-        From ``push``, when a worker sends what cannot be due.
+        From ``push``, if a worker sends an unexpected frame.
     """
 
     def __init__(self, layout: Layout, size: int) -> None:
@@ -52,43 +52,43 @@ class Sums:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a sum waits for some worker."""
+        """Return whether a sum waits for a worker."""
         return any(any(counts) for segment in self._segments for counts in segment.counts)
 
     def begin(self, worker: int, frame: Frame, chunks: range) -> memoryview | None:
-        """Expect a payload; return the place in the sum where it is to be received, if it is the first there.
+        """Expect a payload; if it is the first one, return the memory of the sum in which to receive it.
 
         Raises
         ------
         WireFault
-            When it cannot be due.
+            If the frame is unexpected.
         """
         if frame.kind is not FrameKind.PUSH:
             raise WireFault(f"a {frame.kind.name} frame to a server of sums")
         return self._segments[frame.segment].begin(worker, frame, chunks)
 
     def push(self, worker: int, frame: Frame, chunks: range, payload: Flat | None) -> Iterable[Reply]:
-        """Add a worker's chunks; return what is due to whom.
+        """Add a worker's chunks; return the replies to workers.
 
         Parameters
         ----------
         payload
-            None when it was received in the place that ``begin`` returned.
+            The values; None if they were received in the memory that ``begin`` returned.
         """
         return self._segments[frame.segment].push(worker, frame, chunks, payload)
 
     def push_runs(self, worker: int, frame: Frame, sparse: SparseChunks) -> Iterable[Reply]:
-        """Add a worker's chunks that are zero but for some runs; return what is due to whom.
+        """Add a worker's chunks that are zero except for some runs; return the replies to workers.
 
         Raises
         ------
         WireFault
-            When they cannot be due.
+            If the frame is unexpected.
         """
         return self._segments[frame.segment].push_runs(worker, frame, sparse)
 
     def leave(self, worker: int) -> Iterable[Reply]:  # noqa: ARG002
-        """Nobody is let go on: what lacks a worker is never summed."""
+        """Return no replies: without this worker no sum is ever complete."""
         return ()
 
 
@@ -108,14 +108,14 @@ class _SegmentSum:
         self._sums: list[Flat] = []
         self._results: list[Flat] = []
         self._kept: dict[tuple[int, int], list[Flat]] = {}
-        # Of both results: in which chunks everything is zero outside of these runs.
+        # For both results: the chunks in which everything is zero outside of these runs.
         self._sparse = [np.ones(chunks, dtype=bool) for _ in range(2)]
         self._runs = [Runs.none(), Runs.none()]
-        # How many bytes of a sum there are for each byte that is sent.
+        # Bytes of a sum for each byte sent.
         self._widening = 1
 
     def _allocate(self) -> None:
-        # Not before it is used: plans that are only tried cost nothing.
+        # At first use, so that plans that are never used cost nothing.
         self._results = [Flat.zeros(self._size_bytes, self._dtype) for _ in range(2)]
         self._sums = self._results
         if self._results[0].wide:
@@ -172,7 +172,7 @@ class _SegmentSum:
     def _note_runs(
         self, parity: int, alike: slice, elements: tuple[int, int], runs: Runs, *, first: bool
     ) -> None:
-        """Note what chunks have besides zeros; for the first contribution, make all of them zero before."""
+        """Record which elements of chunks may be nonzero; before the first contribution, set all to zero."""
         flags, known = self._sparse[parity], self._runs[parity]
         if first:
             result, (begin, end) = self._results[parity], elements
@@ -204,7 +204,7 @@ class _SegmentSum:
         return replies
 
     def _keep(self, parity: int, values: Flat, start: int, end: int, at: int) -> None:
-        """Copy what comes while the first contribution to the same chunks is being received."""
+        """Copy a contribution that arrives while the first one to the same chunks is being received."""
         for start_byte in range(start, end, self._chunk_bytes):
             size = min(self._chunk_bytes, end - start_byte)
             kept = Flat.zeros(size, self._dtype)
@@ -223,7 +223,7 @@ class _SegmentSum:
         return replies
 
     def _count(self, round_: int, start: int, end: int, alike: slice, count: int) -> list[Reply]:
-        """So many workers' contributions to a stretch are in its sum."""
+        """Record that `count` contributions to a range are in its sum; return replies if it is complete."""
         number = alike.stop - alike.start
         if count < self._size:
             self.counts[round_ % 2][alike] = [count] * number
@@ -232,7 +232,7 @@ class _SegmentSum:
         return self._finish(round_ % 2, round_, start, end)
 
     def _alike(self, counts: list[int], chunks: range, end: int) -> Iterator[tuple[int, int, int, slice]]:
-        """Split chunks into runs that as many workers have pushed."""
+        """Split chunks into ranges to which the same number of workers have pushed."""
         start = chunks.start
         while start < chunks.stop:
             count, stop = counts[start], start + 1

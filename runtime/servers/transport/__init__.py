@@ -1,1 +1,1 @@
-"""Parameter servers as a transport: links that all ranks open alike, and what is repeated after a loss."""
+"""Parameter servers as a transport: links that all ranks open together, and rounds repeated after a loss."""

@@ -1,6 +1,6 @@
-"""A transport's links to its servers: opened by all ranks alike, and opened anew after one was lost.
+"""A transport's links to its servers: all ranks open them together, and open them again after one was lost.
 
-What goes over them is in ``transport``.
+``repeated_rounds`` and ``push_pull`` send segments over them.
 """
 
 import datetime
@@ -24,11 +24,11 @@ from pace.wire.addresses import ServerAddress, parse_address
 from pace.wire.handshake import Greeting
 from pace.wire.streams import NOTSENT_BYTES
 
-# A process whose interpreter is held for a second is not dead, so silence is not taken for death at once.
+# How long a silent process counts as alive: its interpreter may be blocked for a second.
 _LONGEST_SILENCE_S = 30.0
 _SHORTEST_SILENCE_S = 1.25
 
-# How long a server that was lost may take to answer again before ranks go on without it.
+# How long, in seconds, a lost server may take to answer again before ranks go on without it.
 _RETURN_S = 5.0
 
 Gather = Callable[[bytes], list[bytes]]
@@ -40,21 +40,21 @@ class LinkedTransport(GlooTransport):
     Parameters
     ----------
     complete
-        Returns what the user gave, complete; what it raises on one rank, all ranks raise.
+        Returns the user's options with defaults filled in. If it raises on one rank, all ranks raise.
     notsent_bytes
-        How much the kernel may hold unsent for a server: the credit of a link.
+        How many bytes the kernel may hold unsent for a server: the credit of a link.
 
     Attributes
     ----------
     serve_on_s
-        How long this rank's server goes on for others once this rank has left.
+        How long this rank's server goes on for other ranks after this rank has left, in seconds.
 
     Raises
     ------
     InvalidOptions
-        On every rank, when arguments are wrong on one, or differ.
+        On every rank, if arguments are wrong on one rank or differ.
     CommunicationFailed
-        On every rank, when one cannot reach a server.
+        On every rank, if one rank cannot reach a server.
     """
 
     _state: threading.RLock
@@ -97,7 +97,7 @@ class LinkedTransport(GlooTransport):
 
     @property
     def other_groups(self) -> dict[str, datetime.timedelta]:
-        """Where ranks meet after a loss; one that does not come before it would count as silent is lost."""
+        """The process group in which ranks meet after a loss. Its time-out is that of silent ranks."""
         return {"losses": datetime.timedelta(seconds=self._silence_s)}
 
     def _open(self, complete: Callable[[], ParameterServers]) -> None:
@@ -121,7 +121,7 @@ class LinkedTransport(GlooTransport):
         self.deterministic = options.deterministic
         self._paced_by_user = options.pacing_bytes_per_s is not None
         self._take_options(options)
-        # Over loopback too: other users of the machine are no workers of this job.
+        # Use a token over loopback too, as other users of the machine are not workers of this job.
         self._job: str = all_[0]["secret"]
         self._options = options
         self._token = options.token or (self._job if options.servers == "colocated" else None)
@@ -136,10 +136,10 @@ class LinkedTransport(GlooTransport):
         self._agree(mine, CommunicationFailed)
 
     def _take_options(self, options: ParameterServers) -> None:
-        """Learn what all ranks agree on."""
+        """Store the options that all ranks agreed on."""
 
     def _agree(self, mine: dict[str, Any], kind: type[PaceError] = InvalidOptions) -> list[dict[str, Any]]:
-        """Gather what ranks say; all raise alike where one says an error."""
+        """Gather the statements of all ranks; all raise the same error if one rank reports an error."""
         replies: list[dict[str, Any]] = [json.loads(each) for each in self.gather(json.dumps(mine).encode())]
         other = next(
             (rank for rank, each in enumerate(replies) if "servers" in mine and "servers" not in each), None
@@ -202,25 +202,26 @@ class LinkedTransport(GlooTransport):
     def _relink(
         self, gather: Gather, say: Callable[[], dict[str, Any]], asked: Sequence[bytes] | None = None
     ) -> list[dict[str, Any]]:
-        """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
+        """After a failure, connect again to the servers that answer all ranks; every rank must call it.
 
         Parameters
         ----------
         gather
-            Gives every rank's words to all.
+            Gives every rank's payload to all ranks.
         say
-            What this rank says besides; called when nothing is under way any more.
+            Returns additional data of this rank; called when nothing is in flight any more.
         asked
-            What the ranks have said already, if this one was asked in a gathering of its own.
+            The payloads of all ranks, if they were gathered in another call before.
 
         Returns
         -------
-        What the ranks said.
+        list of dict
+            The data of all ranks.
 
         Raises
         ------
         CommunicationFailed
-            When no server is left, or a rank is gone.
+            If no server is left, or a rank is gone.
         """
         for link in self._links:
             link.close()
@@ -265,19 +266,19 @@ class LinkedTransport(GlooTransport):
         return said
 
     def _lose(self, reason: str, *, attempt: int) -> None:
-        """A connection was lost, and nothing else is wrong."""
+        """Handle the loss of a connection without any other failure."""
         self._fail(reason, attempt=attempt)
 
     def _fail(self, reason: str, *, attempt: int | None = None) -> None:
         with self._state:
-            # Connections that were given up have nothing more to say.
+            # Ignore failures of connections that were abandoned before.
             if self._failure is not None or attempt not in (None, self._attempt):
                 return
             self._failure = reason
         self._end_links(reason, lost=False)
 
     def _end_links(self, reason: str, *, lost: bool) -> None:
-        # The other servers pass the reason on, so that nobody takes this rank for the culprit.
+        # The other servers pass the reason on, so that other ranks do not blame this one.
         for link in list(self._links):
             link.abort(reason, lost=lost)
         if self._server is not None:

@@ -1,6 +1,6 @@
-"""Parameter servers as a transport: a segment's sum is its push, the servers' addition, and its pull.
+"""Parameter servers as a transport: a segment is pushed, summed by its server, and pulled.
 
-Control messages, signs of life and the start go over torch.distributed, as for all-reduces.
+Control messages, signs of life and the start use torch.distributed, as for all-reduces.
 """
 
 import json
@@ -33,17 +33,17 @@ class PushPullTransport(RepeatingTransport):
     def measure_exchange(self, size_bytes: int) -> PushPull | None:
         """Measure what pushes and pulls of all ranks at once cost; every rank alike, with nothing in flight.
 
-        Links are taken to be equally fast on all hosts. None where segments are all-reduced too.
+        It assumes that links are equally fast on all hosts. None if segments are also all-reduced.
 
         Raises
         ------
         CommunicationFailed
-            When a server or a rank is gone.
+            If a server or a rank is gone.
         """
         if self.sequencing != "keyed":
             return None
         with self._state:
-            self._repeating = False  # what is measured is not repeated
+            self._repeating = False  # exchanges of the measurement are not repeated
         times = time_exchanges(
             self._links,
             size_bytes=min(size_bytes, _MOST_MEASURED_BYTES),
@@ -56,7 +56,7 @@ class PushPullTransport(RepeatingTransport):
         slowest = [[max(column) for column in zip(*rows, strict=True)] for rows in zip(*all_, strict=True)]
         found = evaluate(TimedExchanges(times.share_bytes, *slowest), self.num_servers)
         servers, colocated = self.num_servers, self._server is not None
-        # The rate with which the cost document has this time for each byte.
+        # The rate with which the cost document gives this time for each byte.
         busy = (servers + self.size - 2) / servers if colocated else max(1.0, self.size / servers)
         self.prepare(self._prepared[0], **self._prepared[1])
         return PushPull(
@@ -86,7 +86,7 @@ class PushPullTransport(RepeatingTransport):
 class MixedTransport(PushPullTransport):
     """Sums some gradients on parameter servers and all-reduces the others, in one round.
 
-    All-reduces keep to one order on all ranks; what is pushed is matched by its number.
+    All-reduces have the same order on all ranks. Pushed segments are matched by their numbers.
     """
 
     sequencing: Sequencing = "decision"

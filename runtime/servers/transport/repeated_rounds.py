@@ -1,8 +1,8 @@
-"""Segments on their way over links to servers, and rounds that outlive the loss of one.
+"""Exchanges of segments over links to servers, and their repetition after the loss of a server.
 
-Where servers are not colocated, every rank keeps what it has pushed until its sum is back, and each sum until
-the next one is. So after a loss all ranks link up with the servers that are left, and repeat what is missing
-(``round_repair``). The engine only sees that it takes longer.
+If servers are not colocated, every rank keeps what it has pushed until it has the sum, and each sum until it
+has the next one. So after a loss all ranks connect to the remaining servers and repeat what is missing
+(``round_repair``). For the engine the exchange only takes longer.
 """
 
 import threading
@@ -32,9 +32,9 @@ from pace.wire.frames import CHUNK_BYTES, FrameKind
 
 
 class RepeatingTransport(LinkedTransport):
-    """Exchanges segments, again where something was lost; see ``LinkedTransport`` for the arguments."""
+    """Exchanges segments, and repeats exchanges after a loss; see ``LinkedTransport`` for the arguments."""
 
-    # Whether rounds are repeated after a loss, where servers are not colocated.
+    # Whether rounds are repeated after a loss, if servers are not colocated.
     repeats = True
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -42,26 +42,26 @@ class RepeatingTransport(LinkedTransport):
         self._prepared: tuple[Sequence[SegmentCall], dict[str, Any]] = (), {}
         self._num_prepared = 0
         self._repeating = False
-        # The attempt at whose links something was lost, and the first reason; None while all is well.
+        # The attempt in which a link was lost, and the first reason; None without a loss.
         self._loss: tuple[int, str] | None = None
         self._state = threading.RLock()
         self._changed = threading.Condition(self._state)
         super().__init__(*arguments, **named)
 
     def reopen(self, said: Sequence[bytes] | None = None) -> None:
-        """After a failure, link up anew with the servers that answer all ranks; every rank must call it.
+        """After a failure, connect again to the servers that answer all ranks; every rank must call it.
 
-        Nothing is prepared then.
+        Afterwards no segments are prepared.
 
         Parameters
         ----------
         said
-            What the ranks said in a gathering in which others called this and this rank did not yet.
+            The payloads of all ranks from a gathering in which other ranks called this, but not this rank.
 
         Raises
         ------
         CommunicationFailed
-            On every rank, when no server is left, or a rank is gone.
+            On every rank, if no server is left, or a rank is gone.
         """
         if self._server is not None:
             raise CommunicationFailed(self._failure or "nothing was lost")
@@ -85,15 +85,15 @@ class RepeatingTransport(LinkedTransport):
         Parameters
         ----------
         pace_bytes_per_s
-            How fast connections send by the plan; what the user said counts more.
+            The rate of connections in the plan; a rate that the user has set takes precedence.
         weights
-            Whether servers hold weights, and not sums.
+            Whether servers hold weights instead of sums.
         staleness, seeder
             See ``Layout``.
         """
         keeps = self.repeats and self._server is None and not weights
         if self._repeating and keeps:
-            self._meet()  # nobody needs the sums before these any more
+            self._meet()  # after this no rank needs earlier sums any more
         how = {"pace_bytes_per_s": pace_bytes_per_s, "weights": weights, "staleness": staleness}
         how["seeder"] = seeder
         with self._state:
@@ -146,7 +146,7 @@ class RepeatingTransport(LinkedTransport):
     # Segments.
 
     def seed(self, segment: torch.Tensor, name: str, done: Done) -> None:
-        """Give a server its first weights; one rank alone does."""
+        """Give a server its first weights; only one rank does this."""
         self._start(segment, name, FrameKind.SEED, done, None)
 
     def _start(
@@ -184,7 +184,7 @@ class RepeatingTransport(LinkedTransport):
                 self._send(each)
 
     def _send(self, each: SegmentExchange) -> None:
-        """Give a segment's call to its link; with the lock held."""
+        """Give a segment's call to its link; call it with the lock held."""
         call, attempt = each.call, self._attempt
         assert call is not None
         each.round += call.kind is FrameKind.PUSH
@@ -192,7 +192,7 @@ class RepeatingTransport(LinkedTransport):
         def ended(error: BaseException | None) -> None:
             with self._state:
                 if each.call is not sent:
-                    return  # it was sent again, or given up
+                    return  # it was sent again, or abandoned
                 if error is not None and self._failure is None and self._repeating:
                     self._lose(str(error), attempt=attempt)
                     return
@@ -222,7 +222,7 @@ class RepeatingTransport(LinkedTransport):
             threading.Thread(target=self._go_on, name="pace.losses", daemon=True).start()
 
     def _go_on(self) -> None:
-        """Link up anew and repeat what is missing, until nothing more is lost; in a thread of its own."""
+        """Connect again and repeat what is missing, until nothing more is lost; runs in its own thread."""
         try:
             while self._loss is not None and self._failure is None:
                 self._repeat()
@@ -237,7 +237,7 @@ class RepeatingTransport(LinkedTransport):
     def _repeat(self) -> None:
         said = self._relink(self._gather_after_loss, self._say_progress)
         with self._state:
-            # Ranks that are ahead wait for this one in the same call.
+            # Ranks that are ahead wait in the same call for this rank.
             newest = max(each["prepared"] for each in said)
             self._changed.wait_for(
                 lambda: self._num_prepared >= newest or self._failure is not None, self._timeout_s
@@ -260,7 +260,7 @@ class RepeatingTransport(LinkedTransport):
         try:
             return self._gather_over(self._other_groups["losses"], words)
         except CommunicationFailed as error:
-            raise CommunicationFailed("not every rank is there to go on") from error
+            raise CommunicationFailed("a server was lost, and not every rank answered to go on") from error
 
     def _say_progress(self) -> dict[str, Any]:
         with self._state:
@@ -271,7 +271,7 @@ class RepeatingTransport(LinkedTransport):
 
     def _find_owners(self, ranks: Sequence[dict[str, Any]]) -> dict[str, ChunkOwners]:
         if any(each.keys() != self._exchanges.keys() for each in ranks):
-            return {}  # a plan was just taken up, so nobody lacks anything of the one before
+            return {}  # a new plan has just begun, so no rank lacks anything of the previous one
         owners = {
             name: find_owners([SegmentProgress(**each[name]) for each in ranks], exchange.num_chunks)
             for name, exchange in self._exchanges.items()
@@ -279,7 +279,7 @@ class RepeatingTransport(LinkedTransport):
         return {name: found for name, found in owners.items() if found is not None}
 
     def _make_up(self, each: SegmentExchange, owners: ChunkOwners) -> None:
-        """Push what this rank gives of a sum that others lack; with the lock held."""
+        """Push this rank's part of a sum that other ranks lack; call it with the lock held."""
         mine, dtype = owners.chunks[self.rank], each.served.dtype
         if each.completed < owners.due:
             assert each.call is not None
@@ -321,7 +321,7 @@ class RepeatingTransport(LinkedTransport):
             each.complete(CommunicationFailed(self._failure))
 
     def close(self, *, failed: bool) -> None:
-        """Help ranks that lack something after a loss, then end; see ``LinkedTransport``."""
+        """Give other ranks what they lack after a loss, then end; see ``LinkedTransport``."""
         if not failed and not self._shut:
             with self._state:
                 self._changed.wait_for(lambda: self._loss is None, self._timeout_s)

@@ -1,7 +1,7 @@
-"""Which rank gives what, so that a round which lost a server ends with the sums that it would have had.
+"""Which rank pushes what, so that a round in which a server was lost ends with the same sums.
 
-A chunk whose sum no rank has is summed again: every rank still has what it pushed. A chunk whose sum some
-rank has got is pushed by one such rank alone, and the others add nothing to it.
+If no rank has the sum of a chunk, the chunk is summed again, as every rank still has what it pushed. If some
+ranks have the sum, one of them pushes it, and the other ranks add zeros.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,15 @@ from pace.runtime.servers.arithmetic import Flat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentProgress:
-    """How far a rank is with a segment.
+    """A rank's progress with a segment.
 
     Attributes
     ----------
     completed
-        How many of its sums the rank has.
+        Number of sums that the rank has.
     missing
-        A bit for every chunk of the next sum that it has not; None where it has not begun to push that one.
+        A number with a bit for each missing chunk of the next sum; None if the rank has not begun to push for
+        it.
     """
 
     completed: int
@@ -29,14 +30,14 @@ class SegmentProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOwners:
-    """Who pushes which chunks of a segment, a bit for each; all others are pushed by every rank.
+    """The chunks of a segment that single ranks push, as bits of numbers; every rank pushes the others.
 
     Attributes
     ----------
     due
-        The number of the round that is repeated.
+        The number of the repeated round.
     chunks
-        For every rank, those whose sum it gives to all.
+        For each rank, the chunks whose sums it gives to all.
     """
 
     due: int
@@ -44,7 +45,7 @@ class ChunkOwners:
 
     @property
     def all_chunks(self) -> int:
-        """Those that one rank alone gives."""
+        """The chunks that a single rank pushes."""
         found = 0
         for each in self.chunks:
             found |= each
@@ -52,14 +53,14 @@ class ChunkOwners:
 
 
 def find_owners(ranks: Sequence[SegmentProgress], num_chunks: int) -> ChunkOwners | None:
-    """Return who gives the chunks of a segment whose sums some rank has, and some other has not.
+    """Return which ranks push the chunks of a segment whose sums some ranks have and others lack.
 
-    None where no rank has any: then every rank pushes what it has to push.
+    None if no rank has any such sum: then every rank pushes its own values.
 
     Raises
     ------
     CommunicationFailed
-        When ranks are further apart than any two can be.
+        If the ranks are in rounds that are too far apart.
     """
     every = (1 << num_chunks) - 1
     due = min(each.completed for each in ranks) + 1
@@ -76,7 +77,7 @@ def find_owners(ranks: Sequence[SegmentProgress], num_chunks: int) -> ChunkOwner
 
 
 def add_nothing(memory: memoryview, dtype: str, chunks: int, chunk_bytes: int) -> None:
-    """Fill chunks with what changes no bit of a sum that it is added to."""
+    """Fill chunks with the number that changes no bit of a sum when it is added."""
     flat = Flat(memory, dtype)
     for start, end in _stretches(chunks, chunk_bytes, len(memory)):
         flat.fill(flat.neutral, start, end)

@@ -1,4 +1,4 @@
-"""A segment that is pushed and pulled round after round, and how far it has come."""
+"""A segment that is pushed and pulled in every round, and its progress."""
 
 from pace.runtime.servers.layout import ServedSegment
 from pace.runtime.servers.link import PushPullCall, ServerLink
@@ -8,24 +8,26 @@ from pace.wire.frames import CHUNK_BYTES
 
 
 class SegmentExchange:
-    """A prepared segment, and how far its exchanges have come.
+    """A prepared segment, and the progress of its exchanges.
 
     Attributes
     ----------
-    served, planned_link
-        What its server knows of it; the server that the plan has for it.
+    served
+        What its server knows of it.
+    planned_link
+        The number of the server in the plan.
     link, place
-        Where it is, and its number there.
+        The link to its server, and its number there.
     round
         How often it was pushed there.
     completed
-        How many of its sums this rank has.
+        Number of its sums that this rank has.
     received
-        Its last sum, where that is kept.
+        Memory with its last sum, if that is kept.
     call, complete
-        What is under way, or waits for links; and what is called with its end.
+        The call that is in flight or waits for links, and the function to call at its end.
     helping
-        Whether this rank is giving others a sum that it has itself: its next push waits for that.
+        Whether this rank is giving others a sum that they lack. Its next push waits for that.
     """
 
     __slots__ = (
@@ -56,13 +58,13 @@ class SegmentExchange:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the runtime's own layouts."""
+        """The number of chunks."""
         return -(-self.served.size_bytes // CHUNK_BYTES)
 
     @property
     def progress(self) -> SegmentProgress:
-        """What other ranks must know of it after a loss."""
+        """The progress that other ranks must know after a loss."""
         call = self.call
-        # What no link was given yet has all of its chunks missing.
+        # A call that was not given to a link yet lacks all chunks.
         missing = None if call is None else call.missing or (1 << self.num_chunks) - 1
         return SegmentProgress(completed=self.completed, missing=missing)
