@@ -1,6 +1,7 @@
 """Throughput of asynchronous training with parameter servers, predicted from one worker's recorded steps.
 
-``predict(steps, options)`` answers how many workers are worth having; ``simulate_steps`` runs one scale.
+``predict(steps, options)`` tells how many workers are worthwhile. ``simulate_steps`` simulates one number of
+workers.
 """
 
 from pace.throughput.from_profile import steps_from_profile

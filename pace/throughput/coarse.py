@@ -1,4 +1,4 @@
-"""Coarser models of asynchronous training, to be shown beside the simulation. All return steps per second."""
+"""Simpler models of asynchronous training, to compare with the simulation. All return steps per second."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from pace.solver.arrays import FloatArray
 def cynthia_rate(compute_s: float, transfer_s: float, workers: int) -> float:
     """Return Cynthia's prediction (Zheng et al., ICPP 2019) for transfers that take `transfer_s` each way.
 
-    The link of one worker is in use for U = 2 T_C / (T_P + 2 T_C) of the time; beyond 1/U workers compute
-    is stretched: X = W / (T_P max(1, W U) + 2 T_C).
+    The link of one worker is busy for a share U = 2 T_C / (T_P + 2 T_C) of the time. With more than 1/U
+    workers, compute takes longer: X = W / (T_P max(1, W U) + 2 T_C).
     """
     alone_s = compute_s + 2 * transfer_s
     use = 2 * transfer_s / alone_s if alone_s else 0.0
@@ -24,9 +24,9 @@ def cynthia_rate(compute_s: float, transfer_s: float, workers: int) -> float:
 def closed_network_rate(link_s: Sequence[float], other_s: float, workers: int) -> float:
     """Return the throughput of a closed network, by exact mean value analysis.
 
-    Each worker's step visits every link once, for ``link_s`` seconds if it is alone there, and spends
-    `other_s` where nobody waits: the model of Lin et al. (MASCOTS 2018) for asynchronous SGD. O(workers *
-    links). Source of the recursion: Reiser and Lavenberg, J. ACM 27 (1980).
+    This is the model of Lin et al. (MASCOTS 2018) for asynchronous SGD. Each worker's step uses every link
+    once, for ``link_s`` seconds if it is alone there, and spends `other_s` seconds without waiting for
+    others. The recursion is that of Reiser and Lavenberg, J. ACM 27 (1980). Takes O(workers * links).
     """
     demand: FloatArray = np.asarray(link_s, dtype=np.float64)
     queue = np.zeros(len(demand))
@@ -40,13 +40,13 @@ def closed_network_rate(link_s: Sequence[float], other_s: float, workers: int) -
 
 
 def bound_rate(step_s: float, link_s: Sequence[float], workers: int) -> float:
-    """Return the asymptotic bound: so many workers alone, or what the busiest link carries."""
+    """Return the asymptotic bound: the lower rate of `workers` single workers and of the busiest link."""
     busiest = max(link_s, default=0.0)
     return min(workers / step_s, 1.0 / busiest if busiest else float("inf"))
 
 
 def compute_s(document: StepsDocument) -> float:
-    """Return the mean over steps of the longest path through compute alone: links that take no time."""
+    """Return the mean over steps of the longest path if links take no time, in seconds."""
     longest = np.zeros((len(document.ops), len(document.steps)))
     for op in document.topological_order:
         for before in document.dependencies[op]:
@@ -57,7 +57,7 @@ def compute_s(document: StepsDocument) -> float:
 
 
 def link_s(document: StepsDocument, fleet: Fleet) -> tuple[float, ...]:
-    """Return the seconds a mean step needs of each server's downlink, then of each server's uplink."""
+    """Return how many seconds a mean step uses each server's downlink, then each server's uplink."""
     rates = fleet.server_bytes_per_s or (document.link.bytes_per_s,)
     directions: tuple[tuple[StepResource, int], ...] = (
         ("downlink", fleet.pull_every),

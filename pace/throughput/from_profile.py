@@ -1,4 +1,4 @@
-"""Steps of a parameter server's worker that computes what an all-reduce profile's window computes."""
+"""Converts an all-reduce profile to the steps of a worker with parameter servers."""
 
 from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
@@ -18,16 +18,24 @@ def steps_from_profile(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> StepsDocument:
-    """Convert a profile: pull, forward pass, backward pass, push as soon as each gradient is there, update.
+    """Convert a profile to steps: pull, forward pass, backward pass, a push of each ready gradient, update.
 
-    Updates take no time, because a profile does not say what they cost; add their durations where they
-    are known.
+    Updates take no time, because a profile does not have their durations. Add them if they are known.
 
     Parameters
     ----------
-    count, jitter, seed
-        How many steps to draw, with the profile's standard deviations of ops or, where it has none, with
-        `jitter`; one step has the profile's durations exactly.
+    bytes_per_s
+        Rate of a host's link.
+    servers
+        Number of parameter servers.
+    batch
+        Number of examples in a step.
+    count
+        Number of steps to draw. A single step has exactly the profile's durations.
+    jitter
+        Relative standard deviation of op durations, for ops without one in the profile.
+    seed
+        The same seed gives the same steps.
 
     Raises
     ------

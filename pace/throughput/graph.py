@@ -1,4 +1,4 @@
-"""A steps document as arrays: what the simulation works on, made once for each document."""
+"""A steps document as arrays, for the simulation; made once for each document."""
 
 from dataclasses import dataclass
 
@@ -20,11 +20,11 @@ class StepGraph:
     Attributes
     ----------
     ops
-        The graph, with every op's queue.
+        The graph, with the queue of each op.
     duration_s : array of shape (num_steps, num_ops)
-        Seconds of compute ops; 0 for transfers.
+        Durations of compute ops in seconds; 0 for transfers.
     roots : integer array of shape (num_steps, num_roots)
-        Ops that wait for none, by recorded start and then by number.
+        Ops that wait for no other op, by recorded start, then by number.
     """
 
     ops: OpArrays
@@ -33,7 +33,7 @@ class StepGraph:
 
     @classmethod
     def of(cls, document: StepsDocument) -> "StepGraph":
-        """Number queues and dependents; complexity O(steps * ops + dependencies)."""
+        """Build from a document, in O(steps * ops + dependencies)."""
         servers = document.servers
         kind = np.array([KIND_OF[op.resource] for op in document.ops], dtype=np.int64)
         server = np.array([op.server or 0 for op in document.ops], dtype=np.int64)
@@ -78,10 +78,10 @@ class StepGraph:
 
 
 def with_servers(document: StepsDocument, servers: int) -> StepsDocument:
-    """Return the document with its parameters on another number of servers: an extrapolation.
+    """Return the document with its parameters on another number of servers. This is an extrapolation.
 
-    What belongs to one parameter (``StepsOp.belongs_to``) stays together. Parameters go, in order of the
-    downlink ops that pull them, to the server with the least bytes; what is never pulled follows.
+    The ops of one parameter (``StepsOp.belongs_to``) stay together. Parameters go to the server with the
+    fewest bytes so far, in the order of the ops that pull them. Parameters that are never pulled come last.
 
     Raises
     ------

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from pace.documents.throughput.prediction import PredictedPoint
 
-# The least that a worker must add to be worth having, as a share of what the first one gives.
+# A worker is worthwhile if it adds at least this share of the first worker's throughput.
 _WORTH_HAVING = 0.25
-# A point is a dip if it lies further below the envelope than this share.
+# A point is a dip if it is below the envelope by more than this share.
 _DIP = 0.05
 
 
@@ -25,10 +25,10 @@ def _envelope(curve: list[PredictedPoint]) -> list[tuple[int, float]]:
 
 
 def knee_of(curve: list[PredictedPoint]) -> int | None:
-    """Return the most workers of which each added at least a quarter of the first one's throughput, or None.
+    """Return the most workers of which each adds at least a quarter of the first one's throughput.
 
-    None if that holds to the end. A dip, where workers run in lock-step, ends nothing: the curve's concave
-    envelope counts.
+    None if all do. The curve's concave envelope is used, so a dip, where workers run in lock-step, does not
+    count.
     """
     corners = _envelope(curve)
     (_, _), (fewest, first) = corners[:2]

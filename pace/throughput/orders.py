@@ -1,4 +1,4 @@
-"""Disciplines of links: windows, shares, and the orders in which waiting transfers are sent."""
+"""Disciplines of links: windows, shares, and the order of waiting transfers."""
 
 import numpy as np
 
@@ -10,16 +10,16 @@ from pace.throughput.graph import StepGraph
 from pace.throughput.kernels.arrays import DOWNLINK, WORKER, RuleNumbers
 
 NUM_RANDOM_ORDERS = 64
-NUM_DEVIATES = 4093  # a prime: the same op meets another one in every step
-CAPPED_SPREAD = 0.3  # of a transfer of a few bytes, which ends with its first packet
-FIRST_WINDOW_BYTES = 65_535.0  # HTTP/2's, RFC 9113 section 6.9.2
-QUEUE_S = 0.1  # a full queue before a link, as routers and switches are set up
+NUM_DEVIATES = 4093  # a prime, so that an op gets another deviate in every step
+CAPPED_SPREAD = 0.3  # the spread of a transfer of a few bytes, which ends with its first packet
+FIRST_WINDOW_BYTES = 65_535.0  # the initial window of HTTP/2, RFC 9113 section 6.9.2
+QUEUE_S = 0.1  # the length of a full queue before a link, as usual in routers and switches
 
 
 def rules_of(
     document: StepsDocument, fleet: Fleet, workers: int, *, steps: int, skip: int, in_total: bool
 ) -> RuleNumbers:
-    """Return the numbers that the simulation needs of a link's discipline and a fleet's barrier."""
+    """Return a link's discipline and a fleet's barrier as numbers for the simulation."""
     link = document.link
     window, first, growth, services = np.inf, np.inf, 1.0, 1
     if link.discipline in ("window", "first-service-first"):
@@ -27,7 +27,8 @@ def rules_of(
         window = first = float(link.window_bytes)
         services = 2
     elif link.discipline == "adaptive":
-        # gRPC aims at twice the bandwidth-delay product, and measures the delay of a full queue.
+        # gRPC's window is twice the bandwidth-delay product, and the delay that it measures includes a full
+        # queue.
         window = float(link.window_bytes or max(2 * link.bytes_per_s * QUEUE_S, 1.0))
         first, growth, services = min(FIRST_WINDOW_BYTES, window), 2.0, 2
     max_ahead = {"all": 0, "staleness": fleet.max_ahead}.get(fleet.barrier)
@@ -52,7 +53,7 @@ def rules_of(
 
 
 def deviates_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
-    """Return the standard normal numbers behind transfers' shares, an array of shape (workers, any)."""
+    """Return the standard normal numbers from which transfers' shares are drawn; of shape (workers, any)."""
     if not document.link.share_spread:
         return np.zeros((workers, 1))
     return np.random.default_rng([seed, 2]).standard_normal((workers, NUM_DEVIATES))
@@ -61,8 +62,8 @@ def deviates_of(document: StepsDocument, workers: int, seed: int) -> FloatArray:
 def spreads_of(document: StepsDocument) -> FloatArray:
     """Return the standard deviation of the logarithm of each op's share, an array of shape (num_ops,).
 
-    A share is what many packets of near-equal turns add up to, so that its logarithm varies as one over the
-    square root of their number.
+    A share is the sum over many packets with nearly equal turns, so the standard deviation of its logarithm
+    is proportional to one over the square root of their number.
     """
     spread = document.link.share_spread or 0.0
     reference = document.link.share_spread_bytes
@@ -78,8 +79,8 @@ def spreads_of(document: StepsDocument) -> FloatArray:
 def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> FloatArray:
     """Return the orders that steps draw from, an array of shape (num_orders, num_ops); smaller goes first.
 
-    TicTac's timing-independent order ranks the downlinks by how soon they let compute go on; "reverse"
-    is its opposite and "random" draws one order a step. Uplinks are served in order of arrival.
+    TicTac's timing-independent order ranks downlinks by how soon compute can go on after them. "reverse" is
+    the opposite order, and "random" draws an order for each step. Uplinks are served in order of arrival.
     """
     discipline = document.link.discipline
     num_ops = len(document.ops)
@@ -100,7 +101,7 @@ def priorities_of(document: StepsDocument, graph: StepGraph, seed: int) -> Float
 
 
 def _transfers(document: StepsDocument, graph: StepGraph) -> TransferDag:
-    """Return which downlinks every compute op of the worker waits for, those of its ancestors included."""
+    """Return the downlinks that each compute op of the worker waits for, including those of its ancestors."""
     down = np.flatnonzero(graph.ops.kind == DOWNLINK)
     column = {int(op): at for at, op in enumerate(down)}
     waits: BoolArray = np.zeros((len(document.ops), len(down)), dtype=bool)

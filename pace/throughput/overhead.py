@@ -1,4 +1,4 @@
-"""What a receiver computes for each transfer, fitted to measured times."""
+"""The time for which a receiver computes after each transfer, fitted to measurements."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from pace.formats.cost_csv import read_cost_csv
 
 
 def fit_overhead(size_bytes: npt.ArrayLike, overhead_s: npt.ArrayLike) -> ParsingOverhead:
-    """Fit seconds_per_byte * bytes + seconds, neither below 0, by least squares.
+    """Fit seconds_per_byte * bytes + seconds by least squares, with both coefficients at least 0.
 
     Parameters
     ----------
@@ -28,14 +28,22 @@ def fit_overhead(size_bytes: npt.ArrayLike, overhead_s: npt.ArrayLike) -> Parsin
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if len(np.unique(sizes)) < 2:
         raise InvalidOptions("all transfers have one size: a line needs two or more")
-    # Scaled, so that both columns count alike in the solver's tolerance.
+    # Scaled, so that both columns have the same weight in the solver's tolerance.
     scale = float(sizes.max())
     found, _ = nnls(np.column_stack([sizes / scale, np.ones(len(sizes))]), np.asarray(overhead_s))
     return ParsingOverhead(seconds_per_byte=float(found[0]) / scale, seconds=float(found[1]))
 
 
 def read_overhead_csv(path: str | Path) -> ParsingOverhead:
-    """Fit to a table of bytes and seconds; raises FormatError and InvalidOptions."""
+    """Fit to a table of bytes and seconds.
+
+    Raises
+    ------
+    FormatError
+        If the file is not such a table.
+    InvalidOptions
+        If all transfers have one size.
+    """
     log = read_cost_csv(path)
     sizes, seconds = zip(*log.samples, strict=True)
     return fit_overhead(sizes, seconds)

@@ -1,4 +1,4 @@
-"""Predicts what more workers, servers and faster links give, from one worker's recorded steps."""
+"""Predicts throughput with more workers, servers and faster links, from one worker's recorded steps."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ from pace.throughput.simulate import StepSimulation, simulate_steps
 BYTES_PER_GBIT = 1e9 / 8
 SATURATED = 0.75
 MOST_REPLAY_ERROR = 0.05
-# By how much links may have been busy for longer or shorter than their bytes need at the link's rate.
+# By how much the recorded busy time of links may differ from the time of their bytes at the link's rate.
 MOST_RATE_ERROR = 0.1
 LEAST_VARIATION = 0.01
-MOST_SPREAD = 1.2  # of the 95th percentile over the 5th: beyond that a mean says little
+MOST_SPREAD = 1.2  # 95th percentile over 5th percentile; with a larger ratio a mean has little meaning
 SHARE_SPREAD = 0.02  # measured for some 300 kB where connections have equally much under way
 
 Progress = Callable[[int], None]
@@ -53,15 +53,17 @@ def predict(
     ----------
     steps
         One worker's recorded steps.
+    options
+        The scales and the link.
     threads
-        How many simulations run at once; one a processor by default. The answer is the same for any number.
+        Number of simulations at the same time (default: one per CPU). The result does not depend on it.
     progress
-        Called with the number of points that were finished since it was last called.
+        Called with the number of points finished since its last call.
 
     Returns
     -------
     ThroughputPrediction
-        Deterministic: same document and options, same answer.
+        The same document and options give the same prediction.
 
     Raises
     ------
@@ -106,7 +108,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Runs:
-    """Several simulations of one point, at once."""
+    """Runs several simulations of one point at the same time."""
 
     options: PredictionOptions
     pool: ThreadPoolExecutor
@@ -198,7 +200,7 @@ def _point(
 
 
 def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
-    """Return a lone worker's mean step: every recorded step once, in order."""
+    """Return the mean step of a single worker, in seconds, over every recorded step once, in order."""
     plain = Fleet(
         pull_every=fleet.pull_every,
         push_every=fleet.push_every,

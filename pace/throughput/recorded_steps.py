@@ -11,7 +11,7 @@ MOST_REPLAYED = 100
 
 
 def recorded_step_s(steps: StepsDocument) -> float | None:
-    """Return the mean length of the recorded steps, where the document says when ops started."""
+    """Return the mean length of the recorded steps in seconds; None without the starts of ops."""
     lengths = _recorded_lengths(steps)
     return float(np.mean(lengths)) if lengths else None
 
@@ -29,7 +29,7 @@ def _recorded_lengths(steps: StepsDocument) -> list[float]:
 def replay_error(steps: StepsDocument) -> float | None:
     """Return the median relative error of the recorded steps' lengths when each is simulated alone.
 
-    None where the document does not say when ops started and how long transfers took.
+    None if the document does not have the starts of ops and the durations of transfers.
     """
     lengths = _recorded_lengths(steps)[:MOST_REPLAYED]
     if not lengths:
@@ -42,9 +42,10 @@ def replay_error(steps: StepsDocument) -> float | None:
 
 
 def rate_error(steps: StepsDocument) -> float:
-    """Return by how much the time that links need for a step's bytes is off the time that they were busy.
+    """Return the relative difference between the time of a step's bytes at the link's rate and the busy time.
 
-    Of all links the largest, relative to the recorded time; 0 where the document does not say when ops began.
+    It is the largest over all links, relative to the recorded time; 0 if the document does not have the
+    starts of ops.
     """
     errors = [0.0]
     recorded = [step for step in steps.steps if step.start_s is not None]
@@ -63,7 +64,7 @@ def rate_error(steps: StepsDocument) -> float:
 
 
 def _busy_s(step: StepTimes, ops: Sequence[int]) -> float:
-    """Return for how long any of some ops was under way."""
+    """Return for how many seconds at least one of these ops was running."""
     assert step.start_s is not None
     busy, until = 0.0, 0.0
     for start, duration in sorted((step.start_s[at], step.duration_s[at]) for at in ops):

@@ -1,8 +1,8 @@
-"""Asynchronous training simulated: workers that repeat recorded steps over links that they share.
+"""Simulates asynchronous training: workers that repeat recorded steps over shared links.
 
 The algorithm is that of Li, Yan, Paolieri and Golubchik, "Throughput Prediction of Asynchronous SGD in
-TensorFlow" (ICPE 2020), with its printed defects put right and with max-min sharing for any number of
-servers. One run; ``pace.throughput.prediction`` makes answers of many.
+TensorFlow" (ICPE 2020), with errors of the printed version corrected, and with max-min sharing for any number
+of servers. This module simulates one run; ``pace.throughput.prediction`` combines many.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,23 @@ MOST_STEPS = 20_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepSimulation:
-    """One run.
+    """The result of one run.
 
     Attributes
     ----------
     end_s, worker, staleness, kept : arrays of shape (num_ended_steps,)
-        Every ended step, by time. Staleness counts the updates of others between a worker's pull and its own
-        update, and is -1 where a step pushed nothing; `kept` is False for what came after its round.
+        The ended steps, by time: end in seconds, worker, staleness, and whether the update counts. Staleness
+        is the number of other workers' updates between a worker's pull and its own update; -1 if the step
+        pushed nothing. `kept` is False for updates that came after their round.
     measured_s : tuple of float
-        The window that throughput is taken over: from when the warm-up ended to when the first worker had
-        done its steps (or all of them together had).
+        Start and end of the window in which throughput is measured: from the end of the warm-up until the
+        first worker has done its steps (or all of them together have).
     carried_bytes : array of shape (num_workers, 2 * num_servers)
-        What every connection carried in that window: downlinks, then uplinks.
+        Bytes that each connection carried in this window: downlinks, then uplinks.
     total_bytes : array of shape (num_workers, 2 * num_servers)
         The same for the whole run.
     op_end_s : array of shape (num_workers, num_recorded, num_ops)
-        When the ops of the first steps ended.
+        When the ops of the first steps ended, in seconds.
     """
 
     end_s: FloatArray
@@ -52,7 +53,7 @@ class StepSimulation:
 
     @property
     def steps_per_s(self) -> float:
-        """Steps of all workers that count, in the measured window; 0 where it is empty."""
+        """Counted steps of all workers per second in the measured window; 0 if the window is empty."""
         start, end = self.measured_s
         counted = int(((self.end_s > start) & (self.end_s <= end) & self.kept).sum())
         return counted / (end - start) if end > start else 0.0
@@ -65,7 +66,7 @@ class StepSimulation:
         return np.asarray(self.staleness[inside])
 
     def step_s(self, worker: int) -> FloatArray:
-        """Return how long each step of a worker took, its wait at a barrier included, after its first."""
+        """Return the seconds of each step of a worker after its first, including waits at a barrier."""
         return np.diff(self.end_s[self.worker == worker])
 
 
@@ -84,21 +85,25 @@ def simulate_steps(
 
     Parameters
     ----------
+    workers
+        Number of workers.
+    fleet
+        Differences between workers, and their barrier (default: equal workers without a barrier).
     steps, skip
-        Steps of every worker, and how many of them come before measuring. In a fleet whose workers differ,
-        those of all together: the fast do more of them.
+        Number of steps of each worker, and how many of them are warm-up. If the workers of a fleet differ,
+        these are the numbers of all workers together, as fast workers do more steps.
     seed
-        Same seed, same run.
+        The same seed gives the same run.
     drawn : integers of shape (workers, any)
-        Which recorded steps each worker takes, again from the start where they run out; drawn uniformly
-        with replacement if left out.
+        The recorded steps that each worker takes, repeated from the start when they run out (default: drawn
+        uniformly with replacement).
     num_recorded
-        For so many first steps, keep when each op ended.
+        Record the ends of ops for this number of first steps.
 
     Returns
     -------
     StepSimulation
-        O(log n) per op, and O(workers * servers) per change of a link's users.
+        Computed in O(log n) for each op, and O(workers * servers) for each change of a link's users.
 
     Raises
     ------
