@@ -1,6 +1,6 @@
-"""Looks at call stacks: who reads a gradient, and whether a thread waits for other ranks.
+"""Looks at call stacks: which code reads a gradient, and whether a thread waits for other ranks.
 
-Torch's own code that clears or traces gradients needs no value.
+Torch's own code that clears or traces gradients does not need their values.
 """
 
 import inspect
@@ -19,21 +19,22 @@ _CLEARING = frozenset(
 _UNSCALING = frozenset([torch.amp.GradScaler._unscale_grads_.__code__])
 _TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._inductor")
 _COLLECTIVES = ("torch.distributed", "horovod")
-# Gathers and scatters in every pass, where a rank may wait for another shard's without being done.
+# ``fully_shard`` gathers and scatters in every pass, so a rank that waits there may have more to compute.
 _SHARDING = "torch.distributed.fsdp"
 
 Reader = Literal["user", "clearing", "zeroing", "unscaling", "tracing"]
 
 
 def reader() -> Reader:
-    """Tell who asks the runtime for a gradient.
+    """Return which code reads a gradient.
 
     Returns
     -------
-    "clearing" and "zeroing" for torch's own ``zero_grad`` with and without ``set_to_none``: it only looks
-    whether there is a gradient. "unscaling" for torch's own ``GradScaler``, which changes each element by
-    itself and asks whether any is not finite. "tracing" for the compiler, which looks at any time. Otherwise
-    "user".
+    str
+        "clearing" and "zeroing" for torch's ``zero_grad`` with and without ``set_to_none``, which only checks
+        whether there is a gradient. "unscaling" for torch's ``GradScaler``, which changes each element
+        independently and checks whether all are finite. "tracing" for the compiler, which may read at any
+        time. Otherwise "user".
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not READING:
@@ -50,7 +51,7 @@ def reader() -> Reader:
 
 
 def in_collective(thread: int) -> bool:
-    """Whether a thread is inside a collective that user code called."""
+    """Return whether a thread is inside a collective that user code called."""
     frame = sys._current_frames().get(thread)
     found = False
     while frame is not None:

@@ -1,9 +1,9 @@
 """DistributedDataParallel around a model whose gradients the runtime sums.
 
-What torch does to gradients is all in one part of it, the reducer. While the runtime sums them, a stand-in is
-in its place, which sums nothing and notes which forward passes torch would have had summed: those outside of
-``no_sync``. All else is DistributedDataParallel's own: what it does around the model's forward pass, its
-broadcast of buffers, its ``no_sync``, its ``state_dict``.
+In DistributedDataParallel only the reducer handles gradients. While the runtime sums them, a stand-in
+replaces the reducer. It sums nothing, but records the forward passes whose gradients torch would have summed:
+those outside of ``no_sync``. Everything else stays that of DistributedDataParallel: its work around the
+model's forward pass, the broadcast of buffers, ``no_sync`` and ``state_dict``.
 """
 
 import weakref
@@ -24,7 +24,8 @@ class DataParallelWrapper:
     Attributes
     ----------
     quiet
-        Whether the latest forward pass was in ``no_sync``: gradients of its backward pass stay on this rank.
+        Whether the latest forward pass was in ``no_sync``, so that gradients of its backward pass are not
+        summed.
     """
 
     quiet_passes = "in no_sync()"
@@ -37,20 +38,20 @@ class DataParallelWrapper:
         self.quiet = not parallel.require_backward_grad_sync
 
     def stand_aside(self) -> None:
-        """Take the reducer away, with the memory of its buckets."""
+        """Remove the reducer, with the memory of its buckets."""
         parallel: Any = self._parallel()
         parallel.reducer._remove_autograd_hooks()
         parallel.logger = _Log(parallel._get_ddp_logging_data())  # the other one would keep the reducer
         parallel.reducer = _Aside(self)
 
     def note_forward(self, *, prepared: bool = False) -> None:
-        """Note whether gradients of the forward pass that begins, or is prepared for, are to be summed."""
+        """Record whether gradients of the forward pass that begins, or is prepared, are to be summed."""
         parallel = self._parallel()
         if parallel is not None:
             self.quiet = not (prepared or parallel.require_backward_grad_sync)
 
     def wraps(self, parallel: DistributedDataParallel) -> bool:
-        """Whether this is the given DistributedDataParallel."""
+        """Return whether this is the given DistributedDataParallel."""
         return parallel is self._parallel()
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:  # noqa: ARG002
@@ -58,7 +59,7 @@ class DataParallelWrapper:
         return False
 
     def close(self) -> None:
-        """Give DistributedDataParallel a reducer again, as when it was made, or loaded from a file."""
+        """Give DistributedDataParallel a reducer again, as if it was just created or loaded from a file."""
         parallel: Any = self._parallel()
         if parallel is None or not isinstance(parallel.reducer, _Aside):
             return
@@ -73,12 +74,12 @@ class DataParallelWrapper:
 
 
 def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what the runtime would train otherwise than DistributedDataParallel does.
+    """Check that the runtime trains this model and optimizer as DistributedDataParallel does.
 
     Raises
     ------
     InvalidUse
-        Says what, and what to do.
+        If it does not; the message says why and what to do.
     """
     state = vars(parallel)
     logged: dict[str, Any] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # in torch
@@ -119,13 +120,13 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
 
 
 class _Log:
-    """Stands in for what torch logs of a reducer."""
+    """Stands in for the object in which torch logs data of a reducer."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
 
     def set_runtime_stats_and_log(self) -> None:
-        """Nothing is measured."""
+        """Do nothing: there are no statistics of a reducer."""
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         return self._data
@@ -147,28 +148,28 @@ class _Aside:
         self._model_wrapper = model_wrapper
 
     def prepare_for_forward(self) -> None:
-        """Nothing to count."""
+        """Do nothing: there is no reducer to prepare."""
 
     def prepare_for_backward(self, _outputs: Any) -> None:
-        """Prepare for no sums of torch's own."""
+        """Do not prepare sums by torch; record the forward pass."""
         self._model_wrapper.note_forward(prepared=True)
 
     def _rebuild_buckets(self) -> bool:
-        # Called as every forward pass begins that may have a backward pass.
+        # Called at the start of every forward pass that may have a backward pass.
         self._model_wrapper.note_forward()
         return False
 
     def _delay_all_reduce(self) -> None:
-        """Nothing is summed at the end of a static graph's first backward pass."""
+        """Do nothing: no sums are made at the end of a static graph's first backward pass."""
 
     def _set_static_graph(self) -> None:
         """See ``ModelWrapper.close``."""
 
     def _remove_autograd_hooks(self) -> None:
-        """There are none."""
+        """Do nothing: there are no hooks."""
 
     def _check_reducer_finalized(self) -> None:
-        """Nothing is under way here."""
+        """Do nothing: no sums are in progress here."""
 
     def _install_post_backward_futures(self, *_arguments: Any) -> None:
         raise InvalidUse("a communication hook for buffers is not supported with PACE")

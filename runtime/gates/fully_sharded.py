@@ -1,10 +1,10 @@
 """``fully_shard`` around a model: torch shards it, and the runtime sums gradients over replicas.
 
-Every call of ``fully_shard`` makes a *unit*: parameters that are gathered together before they are used, and
-whose gradients are reduce-scattered together. On a mesh of two dimensions torch then all-reduces a unit's
-shard over its replicas, and waits. While the runtime does that, units do not know of their replicas. What is
-hooked is where a gradient has left the reduce-scatter (torch calls the hooks of parameters there) and where a
-unit is about to be gathered, ahead of its turn or not.
+Every call of ``fully_shard`` creates a *unit*: parameters that are gathered together before use, and whose
+gradients are reduce-scattered together. On a mesh with two dimensions torch then all-reduces a unit's shard
+over its replicas and waits. While the runtime does this instead, units do not know their replicas. There are
+hooks at two places: after the reduce-scatter of a gradient (torch calls the hooks of parameters there), and
+before a unit is gathered.
 """
 
 import weakref
@@ -31,7 +31,7 @@ class FullyShardWrapper:
     Attributes
     ----------
     quiet
-        Whether the backward pass under way is one in which no all-reduce was asked for.
+        Whether the current backward pass is one without all-reduces, by the user's setting.
     """
 
     quiet_passes = "after set_requires_all_reduce(False)"
@@ -66,7 +66,7 @@ class FullyShardWrapper:
             unit.group._to_sharded()
 
     def stand_aside(self) -> None:
-        """Have every unit leave its shard as the reduce-scatter made it."""
+        """Make every unit keep its shard as the reduce-scatter leaves it."""
         for unit in self.units:
             group = unit.group
             self._undo += [
@@ -76,32 +76,32 @@ class FullyShardWrapper:
             ]
 
     def close(self) -> None:
-        """Have every unit sum over its replicas again, where it did."""
+        """Make every unit sum over its replicas again, if it did before."""
         undo, self._undo = self._undo, []
         for each in undo:
             each()
         self._slots, self._use = {}, None
 
     def announce(self, group: Any) -> None:
-        """Have what a unit's parameters wait for come first."""
+        """Finish the updates that a unit's parameters wait for."""
         use, slots = self._use, self._slots.get(id(group), ())
         if use is None or not slots:
             return
         pending = any(slot.fused.pending for slot in slots)
         use(slots)
         if pending and group.device.type != "cpu" and hasattr(group.comm_ctx, "all_gather_stream"):
-            # Gathering is queued in streams of its own, which waited for this one as the forward pass began.
+            # Gathers are queued in other streams, which waited for this stream when the forward pass began.
             event = group.device_handle.Event()
             event.record()
             group._wait_all_gather_streams_on_event(event)
 
     def refuse_changes(self) -> None:
-        """Refuse a step after settings were changed that decide what the sum is.
+        """Check that settings with an effect on the sum have not changed.
 
         Raises
         ------
         InvalidUse
-            Names the setting.
+            If one has; the message names it.
         """
         for unit in self.units:
             if unit.group._all_reduce_hook is not None:
@@ -114,16 +114,16 @@ class FullyShardWrapper:
 
     @property
     def averages(self) -> bool:
-        """Whether replicas are averaged; with a factor of the user's own torch sums them."""
+        """Whether replicas are averaged. With a factor set by the user torch sums them."""
         return self._divide_factor is None
 
     def replicas(self) -> dist.ProcessGroup | None:
-        """Return the ranks that hold the same shards; None where the mesh does not tell.
+        """Return the ranks that hold the same shards; None if the mesh does not tell.
 
         Raises
         ------
         InvalidOptions
-            When it is not the same ranks for all units.
+            If these ranks are not the same for all units.
         """
         found = [getattr(unit.group.mesh_info, "replicate_process_group", None) for unit in self.units]
         members = {None if each is None else tuple(dist.get_process_group_ranks(each)) for each in found}
@@ -135,17 +135,17 @@ class FullyShardWrapper:
         return found[0] if found else None
 
     def compression(self) -> Compression:
-        """Return the dtype in which torch would sum replicas, where it is narrower than the parameters'."""
+        """Return the compression for torch's reduce_dtype, if that is narrower than the parameters."""
         narrow = {_COMPRESSIONS.get(dtype, "none") for unit in self.units for dtype in _reduced(unit)}
         return narrow.pop() if len(narrow) == 1 else "none"
 
     def refuse_unfit(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse what the runtime would train otherwise than ``fully_shard`` does.
+        """Check that the runtime trains this model and optimizer as ``fully_shard`` does.
 
         Raises
         ------
         InvalidUse
-            Says what, and what to do.
+            If it does not; the message says why and what to do.
         """
         model = self._model()
         assert model is not None
@@ -190,7 +190,7 @@ _HOOKED = "it would be given the shard of one replica, or sum a second time"
 
 
 class _Local:
-    """A unit's end of the backward pass: gradients that torch finds and leaves are this replica's own."""
+    """Wraps the end of a unit's backward pass, in which torch uses gradients of this replica only."""
 
     def __init__(self, model_wrapper: FullyShardWrapper, group: Any) -> None:
         self._model_wrapper = model_wrapper
@@ -209,7 +209,7 @@ class _Local:
 
 
 class _Announced:
-    """The beginning of a unit's gathering, ahead of its use or not."""
+    """Wraps the start of a unit's gather, which may be ahead of the unit's use."""
 
     def __init__(self, model_wrapper: FullyShardWrapper, group: Any) -> None:
         self._model_wrapper = model_wrapper
@@ -234,7 +234,7 @@ def _replace(group: Any, name: str, method: Callable[..., None]) -> Callable[[],
 
 
 def _leave_out_replicas(group: Any) -> Callable[[], None]:
-    """Take a unit's replicas from what it knows of its mesh; return what gives them back."""
+    """Remove a unit's replicas from its mesh data; return a function that restores them."""
     before, after_forward = group.mesh_info, group.post_forward_mesh_info
     if getattr(before, "replicate_mesh_dim", None) is None:
         return lambda: None
@@ -255,7 +255,7 @@ def _leave_out_replicas(group: Any) -> Callable[[], None]:
 
 
 def _reduced(unit: Unit) -> set[torch.dtype | None]:
-    """Return the dtypes narrower than the parameters' in which torch sums a unit's gradients."""
+    """Return the dtypes in which torch sums a unit's gradients, if they are narrower than the parameters'."""
     policy = unit.group.mp_policy
     found: set[torch.dtype | None] = set()
     for parameter in unit.parameters:

@@ -1,4 +1,4 @@
-"""An optimizer's state that is made current before anybody uses it, but for the updates themselves."""
+"""An optimizer's state that is made current before each use, except by the updates themselves."""
 
 import sys
 from collections import defaultdict
@@ -78,17 +78,17 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         return super().get(parameter, default)
 
     def pop(self, parameter: torch.Tensor, *default: Any) -> Any:
-        """Take out one parameter's state."""
+        """Remove and return one parameter's state."""
         self._wait()
         return super().pop(parameter, *default)
 
     def popitem(self) -> tuple[torch.Tensor, _State]:
-        """Take out the state of any parameter."""
+        """Remove and return the state of any parameter."""
         self._wait()
         return super().popitem()
 
     def setdefault(self, parameter: torch.Tensor, default: Any = None) -> Any:
-        """Read one parameter's state, or begin it."""
+        """Return one parameter's state; set it to the default if there is none."""
         self._wait()
         return super().setdefault(parameter, default)
 
@@ -103,7 +103,7 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         super().clear()
 
     def copy(self) -> "defaultdict[torch.Tensor, _State]":  # type: ignore[override]  # not gated
-        """Copy the mapping into a plain one."""
+        """Return a copy without the gate."""
         self._wait()
         return defaultdict(dict, dict.items(self))
 
@@ -134,7 +134,7 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         return super().__reversed__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles belong to optimizers of their own.
+        # Copies and pickles belong to other optimizers, so they are not gated.
         return defaultdict, (dict, dict(self.items()))
 
     def held_elsewhere(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -151,7 +151,7 @@ class GatedState(defaultdict[torch.Tensor, _State]):
         return found
 
 
-# What sys.getrefcount says of an object that one container and one local variable refer to.
+# What sys.getrefcount returns for an object to which one container and one local variable refer.
 _OWN = 3
 
 
@@ -177,6 +177,6 @@ def gate_state(optimizer: torch.optim.Optimizer, make_current: Callable[[], None
 
 
 def ungate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer plain state again, as it is: after a failure nothing can be waited for."""
+    """Remove the gate from the optimizer's state, without waiting: after a failure no wait would end."""
     if isinstance(optimizer.state, GatedState):
         optimizer.state = defaultdict(dict, dict.items(optimizer.state))

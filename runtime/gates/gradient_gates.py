@@ -1,9 +1,9 @@
 """Lets the runtime answer when Python code reads or writes ``parameter.grad``.
 
-While a wrapper lives, ``torch.nn.Parameter.grad`` is a property, and where parameters are sharded
-``DTensor.grad``. For the parameters of a wrapper it asks
-their gate; for all others it does what torch does. Autograd itself does not pass here: it adds into the
-gradient that torch keeps for the parameter, which is only a mailbox for what this rank has computed.
+While a wrapper exists, ``torch.nn.Parameter.grad`` is a property, and with sharded parameters also
+``DTensor.grad``. For parameters of a wrapper it asks their gate; for all others it does what torch does.
+Autograd does not use this property: it adds to torch's own gradient of the parameter, which only holds what
+this rank has computed.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ _TORCHS_OWN: Any = torch._C.TensorBase.grad
 
 
 class GradientGate(Protocol):
-    """Answers for one parameter."""
+    """Handles reads and writes of one parameter's gradient."""
 
     def read(self) -> torch.Tensor | None:
-        """Return what user code finds in ``parameter.grad``."""
+        """Return the value of ``parameter.grad`` for user code."""
 
     def write(self, value: torch.Tensor | None) -> None:
-        """Take what user code puts there; None when it takes the gradient away."""
+        """Process an assignment by user code; None if it clears the gradient."""
 
 
 _gates: dict[int, tuple["weakref.ref[nn.Parameter]", GradientGate]] = {}
@@ -33,19 +33,19 @@ _gated_kinds: set[Any] = set()
 
 
 class _ThisThread(threading.local):
-    # An update may run in a thread of its own while user code reads gradients.
+    # An update may run in another thread while user code reads gradients.
     bypassed = False
 
 
 _this_thread = _ThisThread()
 
 
-# Both are called some ten times a parameter in every step, so there is no function of Python around torch's.
+# Both are called about ten times for each parameter in every step, so no Python function wraps torch's.
 local_gradient: Callable[[torch.Tensor], torch.Tensor | None] = _TORCHS_OWN.__get__
-"""Returns the gradient that torch keeps for a parameter: what this rank has computed."""
+"""Returns torch's own gradient of a parameter: what this rank has computed."""
 
 set_local_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = _TORCHS_OWN.__set__
-"""Replaces the gradient that torch keeps for a parameter."""
+"""Replaces torch's own gradient of a parameter."""
 
 
 def _read(parameter: nn.Parameter) -> torch.Tensor | None:
@@ -70,7 +70,7 @@ def _delete(parameter: nn.Parameter) -> None:
 
 
 def open_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
-    """Have `gate` answer for a parameter until ``close_gate``."""
+    """Let `gate` handle a parameter's gradient until ``close_gate``."""
     kind = _kind_of(parameter)
     if "grad" not in vars(kind):
         kind.grad = property(_read, _write, _delete)
@@ -79,7 +79,7 @@ def open_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
 
 
 def close_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
-    """Give a parameter back to torch, if `gate` still answers for it."""
+    """Let torch handle a parameter's gradient again, if `gate` still does."""
     entry = _gates.get(id(parameter))
     if entry is not None and entry[1] is gate:
         del _gates[id(parameter)]
@@ -89,25 +89,25 @@ def close_gate(parameter: nn.Parameter, gate: GradientGate) -> None:
 
 
 def _kind_of(parameter: nn.Parameter) -> Any:
-    # A sharded parameter is a DTensor that only claims to be a Parameter.
+    # A sharded parameter is a DTensor; only isinstance() says that it is a Parameter.
     kind = type(parameter)
     return nn.Parameter if issubclass(kind, nn.Parameter) else kind
 
 
 def gated(parameter: nn.Parameter) -> bool:
-    """Whether a wrapper answers for a parameter."""
+    """Return whether a gate handles a parameter's gradient."""
     entry = _gates.get(id(parameter))
     return entry is not None and entry[0]() is parameter
 
 
 def bypassed() -> bool:
-    """Whether an optimizer's update is under way in this thread, in ``without_gates``."""
+    """Return whether this thread is inside ``without_gates``, for an optimizer's update."""
     return _this_thread.bypassed
 
 
 @contextlib.contextmanager
 def without_gates() -> Iterator[None]:
-    """Inside, in this thread, ``parameter.grad`` is torch's own again: for an optimizer's update."""
+    """Inside, in this thread, ``parameter.grad`` is torch's own gradient, for an optimizer's update."""
     before, _this_thread.bypassed = _this_thread.bypassed, True
     try:
         yield

@@ -11,15 +11,15 @@ from pace.runtime.engine.buffers import Slot
 
 
 class GradientReceiver(Protocol):
-    """What is called when a gradient has arrived."""
+    """An object that is called when a gradient has arrived."""
 
     def arrived(self, slot: Slot) -> None:
-        """Take in what autograd has just added to a gradient."""
+        """Process a gradient to which autograd has just added."""
 
 
 def hook_gradient(receiver: GradientReceiver, slot: Slot) -> Any:
     """Call a receiver, which the hook does not keep alive, whenever a gradient arrives; return the handle."""
-    # Weakly: parameters outlive wrappers, and must not keep them.
+    # Weakly, as parameters outlive wrappers and must not keep them alive.
     reference = weakref.ref(receiver)
 
     def hook(_parameter: torch.Tensor) -> None:

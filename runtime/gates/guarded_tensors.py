@@ -1,13 +1,14 @@
 """Tensors that Python code can use only once they are current, through any reference.
 
 While a tensor is guarded, its Python class is a subclass of its own class with ``__torch_function__``. So
-every function, method and property of torch that is given the tensor asks its guard first, in any thread and
-through any list, dictionary, transform or hook that holds it. What only describes a tensor (shape, dtype,
-hooks) does not ask. The guard makes the tensor current and calls ``unguard``. Then the class is as before and
-uses of the tensor cost nothing.
+every function, method and property of torch asks the tensor's guard first, in any thread, and through any
+list, dictionary, transform or hook that holds the tensor. Properties that only describe a tensor (shape,
+dtype, hooks) do not ask. The guard makes the tensor current and calls ``unguard``. Then the class is as
+before, and uses of the tensor cost nothing.
 
-What this cannot see: other tensors that share the memory (``parameter_memory`` looks for those), and C++ code
-that is given the tensor without a function of torch (gates on modules see most of that).
+Two kinds of use are not noticed: through other tensors that share the memory (``memory_watch`` looks for
+those), and by C++ code that gets the tensor without a function of torch (gates on modules notice most of
+these).
 """
 
 import sys
@@ -21,7 +22,7 @@ from torch import nn
 from pace.runtime.gates.patches.unasking_functions import have_them_ask
 
 Guard = Callable[[torch.Tensor], None]
-"""Makes a tensor current and takes off its guard, or raises."""
+"""Makes a tensor current and removes its guard, or raises."""
 
 without_guards = torch._C.DisableTorchFunctionSubclass
 """A context in which this thread uses guarded tensors without asking."""
@@ -93,7 +94,7 @@ _DESCRIPTIONS = _descriptions()
 
 
 def guard(tensor: torch.Tensor, by: Guard) -> None:
-    """Have `by` called before anybody uses a tensor, until ``unguard``."""
+    """Call `by` before each use of a tensor, until ``unguard``."""
     key = id(tensor)
     _guards[key] = {key: by}
     weakref.finalize(tensor, _guards.pop, key, None).atexit = False
@@ -101,25 +102,25 @@ def guard(tensor: torch.Tensor, by: Guard) -> None:
 
 
 def unguard(tensor: torch.Tensor) -> None:
-    """Let a tensor be used; nothing happens where it is not guarded."""
+    """Remove a tensor's guard, if it has one."""
     _guards.pop(id(tensor), None)
     unguard_all([tensor])
 
 
 def guard_all(tensors: Iterable[torch.Tensor], guards: Mapping[int, Guard]) -> None:
-    """Have a guard called before anybody uses one of many tensors, until ``unguard_all``.
+    """Call a guard before each use of any of these tensors, until ``unguard_all``.
 
     Parameters
     ----------
     guards
-        One for each tensor, by its ``id()``; known until ``forget_guards``.
+        The guard of each tensor, by its ``id()``; valid until ``forget_guards``.
     """
     _guards[id(guards)] = guards
     _switch(tensors)
 
 
 def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
-    """Let many tensors be used, guarded or not."""
+    """Remove the guards of these tensors, if they have any."""
     kind_of_class = _kinds.get
     for tensor in tensors:
         kind = kind_of_class(type(tensor))
@@ -128,12 +129,12 @@ def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def forget_guards(guards: Mapping[int, Guard]) -> None:
-    """Let all tensors be used that these guards were given for."""
+    """Remove these guards from all their tensors."""
     _guards.pop(id(guards), None)
 
 
 def _switch(tensors: Iterable[torch.Tensor]) -> None:
-    # Their guards are known by now: a thread that finds this class without a guard takes it off again.
+    # Their guards are registered by now: a thread that finds this class without a guard removes it.
     guarded_class = _guarded_classes.get
     for tensor in tensors:
         kind = type(tensor)
@@ -149,11 +150,11 @@ def _guard_of(tensor: torch.Tensor) -> Guard | None:
 
 
 def guarded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a guard."""
+    """Return whether a tensor has a guard."""
     return type(tensor) in _kinds
 
 
-_kinds: dict[type, type] = {}  # of guarded classes, those that they stand for
+_kinds: dict[type, type] = {}  # the original class of each guarded class
 
 
 def _guarded_class(kind: type) -> type:
@@ -189,7 +190,7 @@ def _asking_first(name: str) -> Callable[..., Any]:
 def _call(
     _class: type, function: Any, _types: Any, arguments: tuple[Any, ...] = (), named: Any = None
 ) -> Any:
-    """Stand between torch and a function that was given a guarded tensor."""
+    """Call a function of torch with guarded tensors: ask their guards first."""
     named = named or {}
     if function is _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
         return _detached_parameter(arguments[0])
@@ -243,7 +244,7 @@ def _ask_within(values: Iterable[Any]) -> bool:
 
 
 def _types_within(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the guarded tensors in containers that torch alone knows how to open."""
+    """Return the guarded tensors in containers that only torch can open."""
     leaves = torch.utils._pytree.tree_leaves((arguments, named))
     found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and type(leaf) in _kinds]
     if not found:

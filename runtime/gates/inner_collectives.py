@@ -1,9 +1,9 @@
-"""The collectives of ``fully_shard`` itself: they have the wrapper's time-out, and what fails names ranks.
+"""The collectives of ``fully_shard`` itself: they get the wrapper's time-out, and their errors name ranks.
 
-Torch gathers and reduce-scatters a unit in process groups of the user's, whose time-out is half an hour by
-default. While the runtime carries a model these groups have the wrapper's time-out, unless their own is
-shorter. That holds for all calls in them, those of DTensors included. Errors are explained where a unit's
-own collectives are called or waited for.
+Torch gathers and reduce-scatters a unit in the user's process groups, whose time-out is 30 min by default.
+While a model is wrapped, these groups have the wrapper's time-out, unless their own is shorter. This applies
+to all calls in them, including those of DTensors. Errors are explained where a unit's own collectives are
+called or waited for.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import torch.distributed as dist
 from pace.runtime.engine.shard_units import Unit
 
 Failing = Callable[[str], AbstractContextManager[None]]
-"""Given what is called, in words: a context that turns an error of the collective into the wrapper's."""
+"""Takes the name of a collective; returns a context that converts its errors to the wrapper's."""
 
 
 def guard_collectives(units: Iterable[Unit], timeout_s: float, failing: Failing) -> Callable[[], None]:
-    """Give the units' collectives a time-out and errors that are explained; return what undoes it."""
+    """Give the units' collectives a time-out and explained errors; return a function that undoes it."""
     units = list(units)
     undone = contextlib.ExitStack()
     for group in _groups(units):
@@ -54,7 +54,7 @@ def _groups(units: Iterable[Unit]) -> list[dist.ProcessGroup]:
 
 
 class _Exchange:
-    """One of the two collectives of a unit, in the place of torch's own object that makes the call."""
+    """Replaces torch's object that calls one of a unit's two collectives."""
 
     def __init__(self, own: Any, what: str, failing: Failing) -> None:
         self.own = own
@@ -70,7 +70,7 @@ class _Exchange:
 
 
 class _Awaited:
-    """A method of a unit that waits for a gathering, which may have been begun ahead of its turn."""
+    """Wraps a method of a unit that waits for a gather."""
 
     def __init__(self, group: Any, own: Callable[..., None], what: str, failing: Failing) -> None:
         self._group = weakref.ref(group)
@@ -110,7 +110,7 @@ def _awaited(group: Any, name: str, what: str, failing: Failing) -> Callable[[],
 
 
 class _Limits:
-    """The time-outs that wrappers ask for in a process group, and those that its backends have otherwise."""
+    """The time-outs that wrappers set for a process group, and the original ones of its backends."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         backends = [group._get_backend(device) for device in group._device_types]
@@ -120,7 +120,7 @@ class _Limits:
         self.asked: list[timedelta] = []
 
     def apply(self) -> None:
-        """Have the shortest hold."""
+        """Set the shortest time-out."""
         for number, backend in enumerate(self._backends):
             now = _timeout_of(backend)
             if now != self._given[number]:  # the user has changed it meanwhile
@@ -130,11 +130,11 @@ class _Limits:
 
 
 def _timeout_of(backend: Any) -> Any:
-    """Return a backend's time-out; None where it does not tell, as others than torch's may not."""
+    """Return a backend's time-out; None if the backend does not tell it, as some outside of torch."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-# A process group may be that of several wrappers.
+# Several wrappers may use the same process group.
 _limits: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Limits]" = weakref.WeakKeyDictionary()
 
 

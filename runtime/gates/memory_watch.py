@@ -1,8 +1,8 @@
 """Notices other tensors that share memory with a parameter, such as ``p.data``, a view or a ``state_dict()``.
 
-They can be read and written without the parameter, so no guard sees it. How many tensors share a storage is
-counted by torch; more than the parameters that are guarded, and what the runtime has, belong to the training
-loop or are buffers or frozen parameters of the model.
+They can be read and written without the parameter, so no guard notices it. Torch counts the tensors that
+share a storage. Those beyond the guarded parameters and the runtime's own tensors belong to the training
+loop, or are buffers or frozen parameters of the model.
 """
 
 import operator
@@ -17,15 +17,15 @@ from pace.runtime.gates.guarded_tensors import without_guards
 
 
 class MemoryWatch:
-    """Counts who shares the memory of a model's parameters.
+    """Counts the tensors that share the memory of a model's parameters.
 
     Parameters
     ----------
     slots
-        Of the parameters to watch.
+        The slots of the parameters to watch.
     own
         Whether the runtime, or a wrapper around the model, keeps other tensors of the same memory. Tensors
-        that share it when the watch begins are then taken for theirs.
+        that share it when the watch begins are then counted as theirs.
     """
 
     def __init__(self, slots: Sequence[Slot], *, own: bool = False) -> None:
@@ -40,13 +40,13 @@ class MemoryWatch:
     def _count(self) -> None:
         with without_guards():
             parts = self._local_parts()
-            # Parts of sharded parameters are looked up anew: torch may replace them.
+            # Look up the parts of sharded parameters each time, as torch may replace them.
             self._parts = parts if all(map(operator.is_, parts, self._parameters)) else None
             self._addresses = [part.data_ptr() for part in parts]
             # Kept, so that their addresses stay theirs; torch counts these as well.
             self._storages = {part.untyped_storage() for part in parts}
             self._keys = [part.untyped_storage()._cdata for part in parts]
-            # Of tensors of the model only those that are guarded: others can be used without being asked for.
+            # Count only guarded tensors of the model, as others can be used unnoticed.
             known = Counter(self._keys) + Counter(storage._cdata for storage in self._storages)
             if self._own:
                 known = Counter({key: max(count, num_uses(key)) for key, count in known.items()})
@@ -59,7 +59,7 @@ class MemoryWatch:
             ]
 
     def shared(self) -> list[Slot]:
-        """Return the slots of parameters whose memory the training loop, or another process, has too."""
+        """Return the slots of parameters whose memory the training loop or another process shares."""
         with without_guards():
             if [part.data_ptr() for part in self._parts or self._local_parts()] != self._addresses:
                 self._count()  # the loop has moved parameters

@@ -1,4 +1,4 @@
-"""DistributedDataParallel or ``fully_shard`` around a model: what the runtime needs to know of them."""
+"""The runtime's interface to DistributedDataParallel or ``fully_shard`` around a model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -12,16 +12,16 @@ from pace.runtime.gates.gradient_gates import local_gradient
 
 
 class ModelWrapper(Protocol):
-    """DistributedDataParallel or ``fully_shard`` around a model whose all-reduces the runtime makes.
+    """DistributedDataParallel or ``fully_shard`` around a model whose gradients the runtime sums.
 
     Attributes
     ----------
     quiet
-        Whether gradients of the backward pass under way stay on this rank.
+        Whether gradients of the current backward pass are not summed.
     quiet_passes
-        What users call such passes, for a message.
+        The name of such passes in messages.
     kinds
-        Names of torch's classes that may be in the model, though they sum gradients.
+        Names of torch's classes that the model may contain, though they sum gradients.
     """
 
     quiet: bool
@@ -29,24 +29,25 @@ class ModelWrapper(Protocol):
     kinds: frozenset[str]
 
     def wraps(self, parallel: DistributedDataParallel) -> bool:
-        """Whether this is the given DistributedDataParallel."""
+        """Return whether this is the given DistributedDataParallel."""
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
-        """Call `use` with the slots of parameters that are about to be used, until called with none.
+        """Call `use` with the slots of parameters that are about to be used, until called without slots.
 
         Returns
         -------
-        Whether every use in the model's forward pass is announced so.
+        bool
+            Whether every use in the model's forward pass is announced in this way.
         """
 
 
 def refuse_local_step(model_wrapper: ModelWrapper, slots: Iterable[Slot]) -> None:
-    """Refuse an update from gradients of this rank alone.
+    """Check that no update would use gradients of this rank only.
 
     Raises
     ------
     InvalidUse
-        When there are some.
+        If one would.
     """
     if any(local_gradient(slot.parameter) is not None for slot in slots):
         raise InvalidUse(
@@ -57,12 +58,12 @@ def refuse_local_step(model_wrapper: ModelWrapper, slots: Iterable[Slot]) -> Non
 
 
 def refuse_reducing(model_wrapper: ModelWrapper | None) -> None:
-    """Refuse a forward pass inside a DistributedDataParallel that sums gradients itself.
+    """Check that the forward pass is not inside a DistributedDataParallel that sums gradients itself.
 
     Raises
     ------
     InvalidUse
-        When there is one.
+        If it is.
     """
     active = DistributedDataParallel._active_ddp_module
     if active is not None and (model_wrapper is None or not model_wrapper.wraps(active)):

@@ -1,4 +1,4 @@
-"""Methods of an optimizer that are not its class's: a wrapper's, or what user code has put in their place."""
+"""Methods of an optimizer that replace those of its class: by a wrapper, or by user code."""
 
 import functools
 import types
@@ -11,7 +11,7 @@ _MISSING = object()
 
 
 def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -> Callable[[], None]:
-    """Have ``optimizer.name(...)`` call ``to(own, ...)``, where `own` is the method as it was.
+    """Make ``optimizer.name(...)`` call ``to(own, ...)``, where `own` is the original method.
 
     Returns
     -------
@@ -25,8 +25,8 @@ def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -
     def routed(_optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
         return to(own, *arguments, **named)
 
-    # Schedulers wrap step() to see it called, and warn where somebody else did so after them. The wrapper
-    # tells them.
+    # Schedulers wrap step() to notice its calls, and warn if other code replaces it afterwards. The wrapper
+    # notifies them.
     vars(routed)["_wrapped_by_lr_sched"] = True
     method = types.MethodType(routed, optimizer)
     attributes[name] = method
@@ -43,16 +43,16 @@ def route(optimizer: torch.optim.Optimizer, name: str, to: Callable[..., Any]) -
 
 
 def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
-    """Return a class's ``step`` without what watches it."""
+    """Return a class's ``step`` without torch's hooks around it."""
     # Optimizer.__init__ wraps the class's step for profiling and hooks, once a class.
     step: Any = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def step_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has a ``step`` of its own, which is not its class's.
+    """Return whether an optimizer's ``step`` was replaced, so that it is not its class's.
 
-    A learning rate scheduler puts a function around ``step`` that notes that it was called: that is none.
+    The function with which a learning rate scheduler wraps ``step`` does not count.
     """
     step: Any = vars(optimizer).get("step")
     while step is not None and getattr(step, "_wrapped_by_lr_sched", False) and hasattr(step, "__wrapped__"):
@@ -65,7 +65,7 @@ def step_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def zero_grad_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer, or its class, has a ``zero_grad`` of its own."""
+    """Return whether ``zero_grad`` of an optimizer, or of its class, is not torch's."""
     if "zero_grad" in vars(optimizer):
         return True
     return type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad

@@ -1,9 +1,9 @@
-"""Finds out which parameters a model is about to use, just before it uses them.
+"""Notices which parameters a model is about to use, just before it uses them.
 
-A gate around a module's dict of parameters notices a parameter as it is read from the module, before anything
-is computed with it: by the module itself, or by another one (tied weights, attention that reads its output
-projection's weight without calling it). All other ways to a parameter end at its guard
-(``guarded_tensors``), but for compiled code, which passes both by.
+A gate around a module's dict of parameters notices when a parameter is read from the module, before any
+computation: by the module itself, or by another one (tied weights, or attention that reads the weight of its
+output projection without calling it). All other uses of a parameter are noticed by its guard
+(``guarded_tensors``), except by compiled code, which neither notices.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ Use = Callable[[Iterable[Slot]], None]
 
 
 class Attention:
-    """Whether gates have anything to do; most of the time they have not.
+    """Whether gates have anything to do; most of the time they do not.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class GatedParameters(dict[str, nn.Parameter | None]):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles of the module are modules of their own: they get a plain dict.
+        # Copies and pickles of the module are separate modules, so they get a plain dict.
         return dict, (list(self.items()),)
 
 
@@ -69,22 +69,22 @@ class ForwardWatch:
     Parameters
     ----------
     slots
-        Of the parameters to watch; without any, only the model's forward is.
+        The slots of the parameters to watch. Without any, only the model's forward pass is watched.
     attention
-        Whether `use` needs to be called.
+        Tells whether `use` must be called.
     use
         Called with the slots of parameters that are about to be used.
     enter
         Called before the outermost module's forward.
     model_wrapper
-        May use parameters before the model does.
+        The framework's wrapper, which may use parameters before the model does.
 
     Attributes
     ----------
     unseen
-        Slots whose use cannot be seen: compiled code passes the gates by.
+        Slots whose use is not noticed, because only compiled code uses them.
     unreadable
-        Those of them that others read without passing a gate, too.
+        Those of them that other code also reads without a gate.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ForwardWatch:
             if isinstance(module, torch.jit.ScriptModule):
                 self.unreadable += own.values()
             elif own and type(module._parameters) is dict:
-                # What is compiled is gated too, for whoever reads parameters outside of compiled code.
+                # Compiled modules get gates too, for code outside of them that reads their parameters.
                 gated = GatedParameters(module._parameters, own, attention, use)
                 module._parameters = gated
                 self._gated.append((module, gated))
@@ -140,7 +140,7 @@ class ForwardWatch:
             self._use(slots)
 
     def close(self) -> None:
-        """Take the hook and gates off again."""
+        """Remove the hook and the gates."""
         if self._model_wrapper is not None:
             self._model_wrapper.watch({}, self._announce)
         for handle in self._handles:
@@ -166,7 +166,7 @@ class _EnterHook:
 
 
 def take_off_hooks(module: nn.Module) -> None:
-    """Take our hooks off a module, or a copy of one, that is about to be scripted: they cannot be."""
+    """Remove the runtime's hooks from a module that is about to be scripted, as hooks cannot be scripted."""
     for each in module.modules():
         hooks = each._forward_pre_hooks
         for key in [

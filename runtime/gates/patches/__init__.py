@@ -1,1 +1,1 @@
-"""What the runtime puts into torch itself: see ``places``."""
+"""The runtime's patches of torch itself; ``places`` lists them."""

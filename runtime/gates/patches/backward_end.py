@@ -18,12 +18,12 @@ _due: list[Callable[[], None]] = []
 
 
 def after_backward(call: Callable[[], None]) -> None:
-    """Have a function called as the backward pass under way ends, before ``backward()`` returns."""
+    """Call a function when the current backward pass ends, before ``backward()`` returns."""
     _due.append(call)
 
 
 def watch_backward() -> None:
-    """Notice the ends of backward passes from now on; idempotent."""
+    """Notice the ends of backward passes from now on. Idempotent."""
     patch("torch.autograd:_engine_run_backward", _ending)
 
 

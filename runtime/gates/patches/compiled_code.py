@@ -1,7 +1,7 @@
-"""Notices code that torch compiles: what is compiled reads parameters past every guard and gate.
+"""Notices code that torch compiles, which reads parameters without any guard or gate.
 
 Modules that ``torch.jit`` traces or scripts share the model's parameters from then on. Functions of
-``torch.compile`` look at their inputs' classes, so parameters must be current before they begin.
+``torch.compile`` check the classes of their inputs, so parameters must be current before they begin.
 """
 
 import functools
@@ -20,7 +20,7 @@ _watches: "weakref.WeakValueDictionary[int, CompiledWatch]" = weakref.WeakValueD
 
 
 class CompiledWatch:
-    """Tells of compiled code until ``close``.
+    """Reports compiled code until ``close``.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ class CompiledWatch:
         patch("torch._dynamo.eval_frame:install_generation_tagging_init", _telling_of_calls)
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop reporting."""
         _watches.pop(id(self), None)
 
 
 def _telling_of_scripts(own: Any) -> Any:
-    # Every way of making a ScriptModule comes by this function of torch.
+    # Every way of creating a ScriptModule calls this function of torch.
     @functools.wraps(own)
     def create_script_module(module: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(module, nn.Module):
@@ -59,7 +59,7 @@ def _telling_of_scripts(own: Any) -> Any:
 
 
 def _telling_of_calls(own: Any) -> Any:
-    # Called whenever a compiled function is, before Dynamo looks at anything.
+    # Called before each call of a compiled function, before Dynamo checks anything.
     @functools.wraps(own)
     def install_generation_tagging_init() -> None:
         if _watches:
@@ -76,7 +76,7 @@ _DEEPEST = 8
 
 
 def _compiled_module() -> nn.Module | None:
-    """Return the module whose forward is about to run compiled; None where it is another function."""
+    """Return the module whose compiled forward is about to run; None for another function."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:

@@ -1,7 +1,7 @@
-"""The one list of what the runtime puts into torch's place, and how it is put there.
+"""The list of torch's functions that the runtime replaces, and the code that replaces them.
 
-Every patch calls torch's own function and stays for as long as the process lives: others may have put
-functions of theirs around it since. Patches that depend on a wrapper ask who is alive when they are called.
+Every patch calls torch's own function. It stays until the process ends, as other code may have wrapped it
+since. Patches that depend on a wrapper check for open wrappers when they are called.
 """
 
 import importlib
@@ -37,11 +37,11 @@ _done: set[str] = set()
 
 
 def patch(place: str, make: Callable[[Any], Any]) -> Any:
-    """Put ``make(own)`` in the place of torch's own function, once a process.
+    """Replace torch's own function by ``make(own)``, once in a process.
 
     Returns
     -------
-    Torch's own, where it was there and not replaced before; modules that are not loaded are left alone.
+    Torch's own function, or None if its module is not loaded or it was replaced before.
     """
     assert place in PLACES, place
     module, _, path = place.partition(":")
@@ -61,7 +61,7 @@ def patch(place: str, make: Callable[[Any], Any]) -> Any:
 
 
 def patch_legacy_constructors(make: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-    """Put ``make(own)`` in the place of ``torch.FloatTensor`` and the like; return pairs of both."""
+    """Replace ``torch.FloatTensor`` and similar types by ``make(own)``; return pairs of both."""
     made: list[tuple[Any, Any]] = []
     for own in torch_legacy_constructors():
         module, _, name = str(own).split("'")[1].rpartition(".")
@@ -73,7 +73,7 @@ def patch_legacy_constructors(make: Callable[[Any], Any]) -> list[tuple[Any, Any
 
 
 def torch_legacy_constructors() -> list[Any]:
-    """Return the types of torch that make tensors of one dtype and device."""
+    """Return torch's types that create tensors of one dtype and device."""
     torch: Any = importlib.import_module("torch")
     return sorted(torch._tensor_classes, key=str)
 

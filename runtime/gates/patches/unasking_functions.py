@@ -1,4 +1,4 @@
-"""Functions of torch that read a tensor without asking ``__torch_function__``: they ask the guards here."""
+"""Makes functions of torch that read tensors without ``__torch_function__`` ask the guards first."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _PLACES = [place for place in PLACES if place.startswith(("torch:", "torch._C:",
 
 
 def have_them_ask(ask: Ask) -> None:
-    """Put functions in the place of torch's that call `ask` with their arguments first; to be called once."""
+    """Replace these functions of torch by ones that first call `ask` with their arguments; call it once."""
     holders = holders_of(torchs_own(_PLACES))
     replaced: list[tuple[Any, Any]] = []
 
@@ -46,7 +46,7 @@ def _asking(own: Any, ask: Ask) -> Any:
 
 
 def _legacy(own: Any, ask: Ask) -> type:
-    """Return a type that stands for one of torch's legacy constructors, which cannot be subclassed."""
+    """Return a type that replaces one of torch's legacy constructors, which cannot be subclassed."""
 
     class Legacy(type):
         def __call__(cls, *arguments: Any, **named: Any) -> Any:
