@@ -1,15 +1,15 @@
-"""Measures what an all-reduce costs on a job's own process group.
+"""Measures the cost of an all-reduce on a job's own process group.
 
 ::
 
     measured = measure_allreduce(torch_network(), largest_bytes=gradient_bytes(model))
     profile = capture.profile("my-model", workers=8, allreduce=measured.document)
 
-All ranks call it together. What counts is what an all-reduce takes in a stream of them, one after the
-other: after a pause the first is faster, because buffers and rate limiters on the way have room. So calls
-are timed in runs without a pause. Ranks never leave a barrier at the same moment, and an all-reduce that
-waits for a late peer takes longer than it costs; so each run begins with a call that is not counted, and
-counts as long as it took on the rank where it took least.
+All ranks must call it together. The cost is the time of an all-reduce in a stream of them, one after another.
+After a pause the first call is faster, because buffers and rate limiters of the network have room. So calls
+are timed in runs without a pause. Ranks never leave a barrier at exactly the same moment, and an all-reduce
+that waits for a late rank takes longer than its cost. So each run begins with a call that does not count, and
+the time of a run is the least of all ranks.
 """
 
 import math
@@ -34,13 +34,13 @@ FASTER_IN_PAIRS = 1.1
 
 
 class Network(Protocol):
-    """The process group that gradients will be sent over."""
+    """The process group that will carry the gradients."""
 
     num_workers: int
     device: torch.device
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
-        """Begin an all-reduce of `tensor` and return what waits for its end."""
+        """Begin an all-reduce of `tensor`; return a function that waits for its end."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -51,13 +51,17 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeMeasurement:
-    """One size: the median of its runs' mean durations, and how far from it the true median may lie.
+    """The measurement of one size.
 
     Attributes
     ----------
+    duration_s
+        The median over runs of the mean duration, in seconds.
     margin_s
-        Half the width of the median's confidence interval, from order statistics: no distribution
-        is assumed.
+        Half the width of the median's confidence interval, from order statistics, without an assumption about
+        the distribution.
+    num_calls
+        Number of calls that were timed.
     """
 
     size_bytes: int
@@ -68,14 +72,16 @@ class SizeMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceMeasurement:
-    """What all-reduces cost, size by size.
+    """The measured cost of all-reduces, by size.
 
     Attributes
     ----------
     confidence
-        That of every size's margin.
+        The confidence of each size's margin.
+    sizes
+        The measurement of each size.
     pair_speedup
-        How much faster two all-reduces are at once than one after the other, per size in bytes.
+        How many times faster two all-reduces at once are than one after another, by size in bytes.
     """
 
     num_workers: int
@@ -85,22 +91,22 @@ class AllReduceMeasurement:
 
     @property
     def document(self) -> SampledAllReduce:
-        """The cost as a profile holds it."""
+        """The cost for a profile."""
         return SampledAllReduce(samples=tuple((size.size_bytes, size.duration_s) for size in self.sizes))
 
     @property
     def half(self) -> SampledHalf:
-        """The cost of a reduce-scatter or an all-gather as a profile holds it."""
+        """The cost of a reduce-scatter or an all-gather for a profile."""
         return SampledHalf(samples=self.document.samples)
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether the network carries one all-reduce as fast as two at once, as PACE's model takes it to."""
+        """Whether all-reduces one at a time are about as fast as two at once, as PACE's model assumes."""
         return all(speedup < FASTER_IN_PAIRS for speedup in self.pair_speedup.values())
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a profile's metadata should tell about the measurement."""
+        """The numbers of the measurement for a profile's metadata."""
         return {
             "allreduce_confidence": self.confidence,
             "allreduce_margins_s": [size.margin_s for size in self.sizes],
@@ -110,7 +116,7 @@ class AllReduceMeasurement:
 
 
 def gradient_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of all gradients together: no group is larger."""
+    """Return the bytes of all gradients together, the size of the largest possible group."""
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
@@ -139,17 +145,24 @@ def measure_allreduce(
     Parameters
     ----------
     largest_bytes
-        The largest group that may be sent; sizes go beyond it.
+        Size of the largest group that may be sent. The measured sizes go beyond it.
     confidence, precision
-        A size is repeated until the median's confidence interval is narrower than +- `precision` of
-        the median, or until `max_runs` or `max_seconds_per_size` are used up, and three runs at the
-        least. What was reached is in the result.
-    warmup_calls, calls_at_once
-        Calls of each size before anything counts, and how many make a run at the least: with large buffers
-        on a slow network, what the whole measurement takes. Runs of small buffers have so many calls that
-        they last 50 ms.
+        A size is repeated until the median's confidence interval is narrower than +- `precision` of the
+        median. The precision reached is in the result.
+    max_runs, max_seconds_per_size
+        Limits of the repetition of a size. At least three runs are made.
+    warmup_calls
+        Number of calls of each size before those that count.
+    calls_at_once
+        The least number of calls in a run. With large buffers on a slow network it decides how long the
+        measurement takes. Runs of small buffers have as many calls as fit into 50 ms.
     pairs
         Whether to measure two all-reduces at once as well.
+
+    Raises
+    ------
+    InvalidOptions
+        If `confidence` is out of range.
     """
     if not 0.5 <= confidence < 1:
         raise InvalidOptions(f"confidence={confidence}: expected 0.5 or more and less than 1")
@@ -160,7 +173,7 @@ def measure_allreduce(
         time_run(network, [tensor], calls=warmup_calls)
         durations: list[float] = []
         calls = calls_at_once
-        # Every rank holds the same minima, so all ranks make and stop after the same runs.
+        # Every rank has the same minima, so all ranks make the same runs.
         while True:
             mean = time_run(network, [tensor], calls=calls, before=1 if calls == calls_at_once else calls)
             if calls * mean < SECONDS_PER_RUN and not durations:
@@ -194,10 +207,10 @@ def measure_allreduce(
 
 
 def median_interval(durations: list[float], confidence: float) -> tuple[float, float]:
-    """Return the narrowest pair of order statistics that holds the median with this confidence.
+    """Return the narrowest pair of order statistics that contains the median with this confidence.
 
-    The number of observations below the true median is binomial with p = 1/2, whatever the
-    distribution. With too few observations for the confidence, the extremes.
+    The number of observations below the true median is binomial with p = 1/2 for any distribution. With too
+    few observations for the confidence, the pair is the smallest and the largest one.
     """
     ordered = sorted(durations)
     count = len(ordered)
@@ -213,10 +226,10 @@ def median_interval(durations: list[float], confidence: float) -> tuple[float, f
 
 
 def time_run(network: Network, tensors: list[torch.Tensor], *, calls: int, before: int = 1) -> float:
-    """Return the mean duration of `calls` rounds without a pause, in each of which all tensors go at once.
+    """Return the mean seconds of `calls` rounds without a pause; each round sends all tensors at once.
 
-    As many as `before` go first and do not count: buffers and rate limiters on the way let something pass at
-    once after a pause.
+    The first `before` rounds do not count, because buffers and rate limiters of the network have room after a
+    pause.
     """
     network.barrier()
     for _ in range(before):
@@ -313,8 +326,8 @@ class _HorovodNetwork:
 def torch_network(group: Any = None, *, collective: CollectiveName = "all-reduce") -> Network:
     """Return the network of a torch.distributed process group; None is the default group.
 
-    With another `collective`, ``measure_allreduce`` measures that one instead: sizes are the whole buffer's,
-    and the result's ``half`` is what a profile holds. What is measured is the backend's own: Gloo's
+    With another `collective`, ``measure_allreduce`` measures that one instead. Sizes are those of the whole
+    buffer, and a profile takes the result's ``half``. It measures the backend's own collective; Gloo's
     reduce-scatter sends as many bytes as an all-reduce.
     """
     return _TorchNetwork(group, collective)

@@ -1,9 +1,9 @@
-"""Measures how compute and all-reduces slow one another down; a profile says the one as `compute_slowdown`.
+"""Measures how compute and all-reduces slow one another down. A profile has the former as `compute_slowdown`.
 
-An iteration is timed as it is and with a stream of all-reduces beside it. What the second takes longer is
-what its traffic has cost: ``1 - 1 / slowdown`` of every second of it (``pace.solver.compute_clock``). A
-second of traffic is counted at what the same all-reduces take with nothing beside them, because a profile
-prices them so: where compute slows them in turn, the loss is theirs all the same.
+An iteration is timed alone, and during a stream of all-reduces. The extra time of the second is the cost of
+its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). Seconds of
+traffic are those that the same all-reduces take without compute, as in a profile's cost, even if compute
+slows them down.
 """
 
 import math
@@ -18,25 +18,27 @@ import torch
 
 from pace.runtime.capture.allreduce_cost import Network, median_interval, time_run
 
-# Traffic is to last so many times as long as the iteration, which it lengthens.
+# Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
-# An iteration has room for so many all-reduces at the least, so that the share of the last one counts little.
+# An iteration has room for at least this many all-reduces, so that the partial last one has little effect.
 CALLS_IN_ITERATION = 6
-# A factor counts as noise unless the median's interval of this confidence lies above 1.
+# A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
-# Fewer pairs of iterations cannot be told from noise.
+# With fewer pairs of iterations, a factor cannot be distinguished from noise.
 LEAST_PAIRS = 3
-# More cannot be told from compute that stands still.
+# A larger factor cannot be distinguished from compute that has stopped.
 LARGEST = 10.0
 
 
 class BesideTraffic:
-    """A stream of all-reduces on a thread of its own, every rank's of the same number.
+    """A stream of all-reduces in its own thread, with the same number of calls on every rank.
 
     Parameters
     ----------
-    calls, call_s
-        How many, and what one takes with nothing beside it.
+    calls
+        Number of all-reduces.
+    call_s
+        How long one takes without compute, in seconds.
     """
 
     def __init__(self, network: Network, size_bytes: int, *, calls: int, call_s: float) -> None:
@@ -59,12 +61,12 @@ class BesideTraffic:
             self._error = error
 
     def finish(self) -> tuple[float, float]:
-        """Wait for the last all-reduce; return the seconds of traffic until now, as alone and as it was.
+        """Wait for the last all-reduce; return the seconds of traffic without compute, and as measured.
 
         Raises
         ------
         CommunicationFailed
-            When a peer is gone, or what else the network raises.
+            If a peer is gone. Other errors of the network are raised too.
         """
         now = time.perf_counter()
         self._thread.join()
@@ -78,12 +80,14 @@ class BesideTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedIteration:
-    """An iteration beside traffic, and one without, next to one another in time; seconds.
+    """An iteration during traffic, and one without right before or after it; times in seconds.
 
     Attributes
     ----------
+    plain_s, loaded_s
+        Duration of the iteration without traffic, and of the one with it.
     traffic_s, carried_s
-        What the all-reduces beside it take with nothing beside them, and how long they took.
+        How long the all-reduces take without compute, and how long they took.
     """
 
     plain_s: float
@@ -99,10 +103,10 @@ class Contention:
     Attributes
     ----------
     compute_slowdown
-        The profile's: of compute, for each second that the all-reduces take alone.
+        The profile's `compute_slowdown`, relative to the time that all-reduces take without compute.
     allreduce_slowdown
-        How many times as long all-reduces take beside compute. No profile says it; multiply a cost by it to
-        predict windows in which little communication is exposed.
+        How many times as long all-reduces take during compute. A profile does not contain it. Multiply a cost
+        by it to predict windows in which compute hides most of the communication.
     """
 
     compute_slowdown: float = 1.0
@@ -110,13 +114,13 @@ class Contention:
 
     @property
     def slowdown_while_carried(self) -> float:
-        """The profile's `compute_slowdown` where its costs are multiplied by `allreduce_slowdown`."""
+        """The `compute_slowdown` for a profile whose costs are multiplied by `allreduce_slowdown`."""
         lost = (1 - 1 / self.compute_slowdown) / self.allreduce_slowdown
         return 1 / (1 - lost)
 
 
 def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
-    """Return both factors: medians over pairs of iterations; 1 where within noise, or where pairs are few."""
+    """Return both factors as medians over pairs; 1 if a factor is within noise or there are too few pairs."""
     loaded = [each for each in iterations if each.traffic_s > 0]
     return Contention(
         compute_slowdown=_above_noise([_factor(each) for each in loaded]),
@@ -137,18 +141,18 @@ def _factor(pair: LoadedIteration) -> float:
 
 
 class ContentionMeasurement:
-    """Times iterations in turns, as they are and beside traffic; every rank must make the same calls.
+    """Times iterations alternately without and with traffic; every rank must make the same calls.
 
-    Iterations lie between ``begin`` and ``end``, their own communication inside ``aside``: before it begins,
-    the traffic beside them is over. For compute on the CPU, which the host's clock times.
+    An iteration is between ``begin`` and ``end``, and its own communication inside ``aside``. The traffic
+    ends before that begins. Only for compute on the CPU, as the host's clock is used.
 
     Parameters
     ----------
     costs
-        Bytes and seconds of all-reduces with nothing beside them, the same on all ranks. The largest of which
-        an iteration has room for several is sent.
+        Bytes and seconds of all-reduces without compute, the same on all ranks. The largest one of which
+        several fit into an iteration is used.
     pairs
-        How many iterations of each kind count; the first pair, which pays for threads and memory, does not.
+        Number of iterations of each kind that count. The first pair, a warm-up, does not count.
     """
 
     def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int) -> None:
@@ -179,7 +183,7 @@ class ContentionMeasurement:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out what happens inside."""
+        """Exclude the time inside."""
         started_s = time.perf_counter()
         self._drain()
         try:
@@ -193,7 +197,7 @@ class ContentionMeasurement:
         Raises
         ------
         CommunicationFailed
-            When a peer is gone.
+            If a peer is gone.
         """
         lasted_s = time.perf_counter() - self._begun_s - self._aside_s
         self._drain()
@@ -212,7 +216,7 @@ class ContentionMeasurement:
         self._left -= 1
 
     def stop(self) -> None:
-        """End the traffic in the middle of an iteration; idempotent, and raises nothing."""
+        """End the traffic during an iteration. Idempotent; raises nothing."""
         with suppress(Exception):
             self._drain()
 
@@ -222,8 +226,8 @@ class ContentionMeasurement:
         Parameters
         ----------
         alone_s
-            What an iteration next to each pair took where no backend runs, for a profile captured so: a
-            backend may work while nothing is sent, as Horovod does.
+            Seconds of an iteration next to each pair without any backend, if the profile was captured in this
+            way: a backend may use the CPU while nothing is sent, as Horovod does.
         """
         pairs = self._pairs
         if alone_s is not None:
@@ -248,14 +252,14 @@ def measure_contention(
     iterate
         One iteration of training on this rank, without communication, on the CPU.
     size_bytes
-        Of one all-reduce, at most: an iteration has room for several. Take what a group may have.
+        Largest size of one all-reduce, for example that of a group. Several must fit into an iteration.
     pairs
-        How many iterations of each kind, in turns.
+        Number of iterations of each kind, which alternate.
 
     Returns
     -------
     Contention
-        The greatest factors of any rank, for which the others wait; 1 where they are within noise.
+        The largest factors of all ranks, as the others wait for that rank; 1 if they are within noise.
     """
     measurement = ContentionMeasurement(network, costs_up_to(size_bytes, network), pairs=pairs)
     while not measurement.finished:
@@ -266,7 +270,7 @@ def measure_contention(
 
 
 def slowest_of(network: Network, found: Contention) -> Contention:
-    """Return the greatest factors of any rank, for which the others wait; every rank must call it."""
+    """Return the largest factors of all ranks, as the others wait for that rank; every rank must call it."""
     return Contention(
         compute_slowdown=greatest(network, found.compute_slowdown),
         allreduce_slowdown=greatest(network, found.allreduce_slowdown),
@@ -274,7 +278,7 @@ def slowest_of(network: Network, found: Contention) -> Contention:
 
 
 def costs_up_to(size_bytes: int, network: Network) -> list[tuple[int, float]]:
-    """Time all-reduces of four sizes with nothing beside them; every rank must call it.
+    """Time all-reduces of four sizes without compute; every rank must call it.
 
     Returns
     -------
@@ -291,5 +295,5 @@ def _call_s(network: Network, size_bytes: int) -> float:
 
 
 def greatest(network: Network, value: float) -> float:
-    """Return the greatest value of any rank; every rank must call it."""
+    """Return the largest value of all ranks; every rank must call it."""
     return -float(network.minimum(torch.tensor([-value], dtype=torch.float64, device="cpu")))

@@ -1,9 +1,9 @@
-"""Measures what an all-reduce costs a little at a time, between the steps of a job that trains meanwhile.
+"""Measures the cost of an all-reduce in small slices, between the steps of a training job.
 
-``allreduce_cost`` measures in one go and for as long as exactness needs. Here training must not stand
-still: two seconds have to do for all, in slices of a few calls. So runs are shorter. Sizes end where one
-call takes `LONGEST_CALL_S`: from there on the bytes alone decide, and the cost goes on with its last
-slope. Sizes take turns, so that a network that changes meanwhile changes for all of them.
+``allreduce_cost`` measures without a break, for as long as the precision needs. Here training must go on, so
+the whole measurement takes two seconds, in slices of a few calls, and runs are shorter. The largest size is
+that of which a call takes `LONGEST_CALL_S`. Beyond it only the bytes matter, and the cost continues with its
+last slope. Sizes alternate, so that a change of the network affects all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,11 @@ class CostSampler:
     Parameters
     ----------
     network
-        What carries the all-reduces.
+        The network that carries the all-reduces.
     largest_bytes
-        The largest group that may be sent; sizes go beyond it where that is fast enough.
+        Size of the largest group that may be sent. The measured sizes go beyond it if that is fast enough.
     slices
-        How many calls of ``advance`` the measurement is to be spread over.
+        Number of calls of ``advance`` over which to spread the measurement.
     """
 
     def __init__(self, network: Network, *, largest_bytes: int, slices: int) -> None:
@@ -65,18 +65,18 @@ class CostSampler:
         self.finished = False
 
     def advance(self) -> None:
-        """Make the calls of one slice: one run at the least, and more as long as they fit."""
+        """Make the calls of one slice: at least one run, and more while they fit."""
         end_s = self._spent_s + self._slice_s
         while not self.finished and self._spent_s < end_s:
             self.finished = next(self._runs, None) is None
 
     @property
     def costs(self) -> list[tuple[int, float]]:
-        """Bytes and seconds of what is measured so far, the same on all ranks."""
+        """Return the bytes and seconds measured so far, the same on all ranks."""
         return [(size_bytes, float(np.median(found))) for size_bytes, found in self._durations.items()]
 
     def finish(self) -> AllReduceMeasurement:
-        """Make the calls that are left and return what was measured."""
+        """Make the remaining calls and return the measurement."""
         while not self.finished:
             self.advance()
         self._buffer = self._buffer[:0].clone()
@@ -100,7 +100,7 @@ class CostSampler:
         )
 
     def _all_runs(self) -> Iterator[int]:
-        """Make one run after the other; yields the size of each."""
+        """Make one run after another; yield the size of each."""
         size_bytes: int | None = self._candidates[0]
         while size_bytes is not None:
             yield from self._first_run(size_bytes)
@@ -113,8 +113,8 @@ class CostSampler:
                 yield each
 
     def _first_run(self, size_bytes: int) -> Iterator[int]:
-        """Find out how many calls make a run, and make it."""
-        self._run(size_bytes, 1)  # pays for connections and memory
+        """Find the number of calls of a run, and make the run."""
+        self._run(size_bytes, 1)  # a warm-up, which sets up connections and memory
         yield size_bytes
         calls = 1
         while True:
@@ -128,7 +128,7 @@ class CostSampler:
         self._durations[size_bytes] = [mean_s]
 
     def _after(self, size_bytes: int) -> int | None:
-        """Return the size to measure after this one; None when the largest has been reached."""
+        """Return the size to measure after this one; None after the largest."""
         larger = next((each for each in self._candidates if each > size_bytes), None)
         if larger is None:
             return None
@@ -152,9 +152,9 @@ class CostSampler:
 
 
 def never_falling(durations_s: Sequence[float]) -> list[float]:
-    """Return the isotonic regression: neighbors that fall are replaced by their mean.
+    """Return the isotonic regression: decreasing neighbors are replaced by their mean.
 
-    A profile's cost does the same with its samples, by importing SciPy, for which training would wait.
+    A profile's cost does the same with SciPy, but training would have to wait for SciPy's import.
     """
     pools: list[tuple[float, int]] = []
     for duration_s in durations_s:

@@ -1,7 +1,7 @@
-"""Records a training loop's iterations and turns them into a profile.
+"""Records a training loop's iterations and converts them to a profile.
 
-Where the iterations come from is the caller's part: ``profiler`` puts a context around a loop that sends
-nothing, ``self_profile`` records a job that trains under the runtime.
+The callers provide the iterations: ``profiler`` those of a loop without communication, ``self_profile`` those
+of a job that trains with the runtime.
 """
 
 import math
@@ -27,26 +27,26 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.clock import clock_for
 from pace.version import __version__
 
-# A profile whose compute time is farther off the plain iterations than this is worth a warning.
+# Warn if a profile's compute time differs from that of plain iterations by more than this share.
 INEXACT = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
-    """How far a captured profile can be trusted.
+    """How exact a captured profile is.
 
     Attributes
     ----------
     profile_s
-        The profile's compute time: the sum of its ops' durations.
+        The profile's compute time, the sum of its ops' durations, in seconds.
     plain_iteration_s
-        Mean of the iterations without hooks, in between the captured ones; of their middle half by time.
+        Mean time of the iterations without hooks, between captured ones, over the middle half by time.
     captured_iteration_s
-        The same of those that ran with hooks, time that belongs to no op included.
+        The same for iterations with hooks, including time outside of ops.
     num_iterations
-        Captured iterations that the durations come from.
+        Number of captured iterations from which the durations come.
     num_dropped
-        Captured iterations that did other work than the first and were left out.
+        Number of captured iterations that did other work than the first one and were left out.
     """
 
     profile_s: float
@@ -57,12 +57,12 @@ class CaptureReport:
 
     @property
     def error(self) -> float:
-        """The profile's compute time against the plain iteration: 0.02 is 2 % too long."""
+        """The relative error of the profile's compute time: 0.02 is 2 % longer than a plain iteration."""
         return self.profile_s / self.plain_iteration_s - 1
 
     @property
     def overhead(self) -> float:
-        """What capturing adds to an iteration while it lasts: 0.05 is 5 %."""
+        """By what share capturing lengthens an iteration: 0.05 is 5 %."""
         return self.captured_iteration_s / self.plain_iteration_s - 1
 
     def __str__(self) -> str:
@@ -75,29 +75,29 @@ class CaptureReport:
 
 
 def num_steps(*, iterations: int, warmup: int, recorded_per_plain: int = 1) -> int:
-    """Return how many iterations a recorder needs to record so many: warm-up, trace and plain ones too."""
+    """Return how many iterations a recorder needs in total: recorded, warm-up, trace and plain ones."""
     return warmup + 1 + iterations + math.ceil(iterations / recorded_per_plain)
 
 
 class Recorder:
-    """Records iterations with hooks, whose intervals give the ops' durations, and some without in between.
+    """Records iterations with hooks, which give the ops' durations, and plain iterations between them.
 
     Parameters
     ----------
     model
-        On the CPU or on one CUDA device.
+        The model, on the CPU or on one CUDA device.
     iterations
-        How many iterations to record.
+        Number of iterations to record.
     warmup
-        How many iterations to let pass first.
+        Number of iterations before the first recorded one.
     granularity
         See ``Capture``.
     gradients
-        Names of the parameters whose gradients are sent; all that want one by default.
+        Names of the parameters whose gradients are sent (default: all that require a gradient).
     recorded_per_plain
-        How many recorded iterations a plain one follows.
+        Number of recorded iterations for each plain one.
     units
-        Of a model in ``fully_shard``, whose gradients are then those of a shard.
+        The units of a ``fully_shard`` model, whose gradients are those of a shard.
 
     Raises
     ------
@@ -187,7 +187,7 @@ class Recorder:
             self._traces.append(trace)
 
     def stop(self) -> None:
-        """Take the hooks away in the middle of an iteration; idempotent."""
+        """Remove the hooks during an iteration. Idempotent."""
         self._watch.end()
         if self._tracing:
             self._tracer.stop()
@@ -195,7 +195,7 @@ class Recorder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out what happens inside: neither ops nor plain iterations contain it."""
+        """Exclude the time inside from ops and from plain iterations."""
         if self._tracing:
             with self._tracer.aside():
                 yield
@@ -208,7 +208,7 @@ class Recorder:
 
     @property
     def report(self) -> CaptureReport:
-        """The profile's compute time against plain iterations, and what capturing cost."""
+        """Return the profile's compute time compared with plain iterations, and the overhead of capturing."""
         window, intervals_s = self._measurement()
         ops = window.measured(intervals_s)
         return CaptureReport(
@@ -297,7 +297,7 @@ class Recorder:
 
 
 def warn_if_inexact(profile: Profile) -> None:
-    """Log a warning when the profile's compute time is far from the plain iterations beside it."""
+    """Log a warning if the profile's compute time differs much from plain iterations."""
     found = profile.metadata
     if abs(found["capture_error"]) > INEXACT:
         log.warning(

@@ -1,7 +1,7 @@
-"""A job that trains under the runtime profiles itself: its compute, and its network between steps.
+"""Profiles a job that trains with the runtime: its compute, and its network between steps.
 
-All ranks record the same iterations, so that ranks which share a machine disturb one another as they do
-in training. Training must run with a barrier meanwhile, and its communication inside ``aside``.
+All ranks record the same iterations, so that ranks on one machine slow one another down as in training.
+Meanwhile training must run with a barrier, and with its communication inside ``aside``.
 """
 
 import json
@@ -38,22 +38,22 @@ NEARLY = 0.95
 class SelfProfile:
     """Records the iterations between calls of ``step``; every rank must make the same calls.
 
-    What goes wrong on a rank is reported by ``finish`` and never raised: training goes on without a profile.
+    An error on a rank is reported by ``finish`` and not raised: training goes on without a profile.
 
     Parameters
     ----------
     model
-        What is trained.
+        The trained model.
     gradients
-        What the ranks send, as the schedule's fingerprint sees it.
+        The names, sizes and types of the gradients that ranks send.
     transport
-        What gradients will be sent with: its cost is measured, compression and threads included.
+        The transport of the gradients. Its cost is measured, including compression and threads.
     iterations
-        How many iterations to record.
+        Number of iterations to record.
     name
         The profile's name.
     timeout_s
-        An all-reduce that takes longer has failed.
+        An all-reduce that takes longer, in seconds, has failed.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class SelfProfile:
             self._give_up(error)
 
     def aside(self) -> AbstractContextManager[None]:
-        """Inside, nothing is recorded: for communication."""
+        """Inside, for communication, nothing is recorded."""
         if self._beside is not None:
             return self._beside.aside()
         return nullcontext() if self._recorder is None else self._recorder.aside()
 
     def step(self) -> bool:
-        """End an iteration and measure the network a little; True when there are enough.
+        """End an iteration and measure the network for a short time; return whether there are enough.
 
         On the CPU, iterations beside traffic follow those that are recorded, if enough are.
 
@@ -156,13 +156,14 @@ class SelfProfile:
                 self._give_up(error)
 
     def finish(self) -> tuple[bool, Profile | None]:
-        """Measure what is left of the network and agree on a profile: the rank's that computes longest.
+        """Finish the measurement of the network and agree on the profile of the rank that computes longest.
 
         Every rank must call it with nothing in flight.
 
         Returns
         -------
-        Whether there is a profile, the same on all ranks, and on rank 0 the profile.
+        bool, Profile or None
+            Whether there is a profile, the same on all ranks; and on rank 0 the profile.
 
         Raises
         ------
@@ -214,7 +215,7 @@ class SelfProfile:
         return exchange, {}
 
     def stop(self) -> None:
-        """Take the hooks off in the middle of an iteration; idempotent."""
+        """Remove the hooks during an iteration. Idempotent."""
         if self._beside is not None:
             self._beside.stop()
             self._beside = None
@@ -237,12 +238,12 @@ class SelfProfile:
 
 
 class TransportNetwork:
-    """A transport as ``measure_allreduce`` sees it: what the engine uses, with nothing else in flight.
+    """The engine's transport as the network for ``measure_allreduce``; nothing else may be in flight.
 
     Parameters
     ----------
     collective
-        What is measured.
+        The collective to measure.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class TransportNetwork:
         self._timeout_s = timeout_s
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        """Begin a collective of `tensor` and return what waits for its end."""
+        """Begin a collective of `tensor`; return a function that waits for its end."""
         ended = threading.Event()
         errors: list[BaseException] = []
 
