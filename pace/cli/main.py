@@ -26,9 +26,10 @@ from pace.version import __version__
 
 HELP = (
     "Schedule the gradient communication of distributed training so that it overlaps with compute.\n\n"
-    "Start with a profile of your job (pace import, or pace model to try), then compute its schedule "
-    "(pace optimize) or see what your job could gain (pace headroom). Exit codes: 0 success, 1 an input is "
-    "invalid, 2 wrong usage, 3 the service or the environment failed."
+    "First run pace headroom on PyTorch profiler traces of your job: it shows what the job could gain. Then "
+    "make a profile of them (pace import) and compute its schedule (pace optimize). To try without traces, "
+    "make a profile of a known model (pace model).\n\n"
+    "Exit codes: 0 success, 1 an input is invalid, 2 wrong usage, 3 the service or the environment failed."
 )
 PROFILES, PLANS, SERVICES = "Profiles and costs", "Plan and explore", "Services"
 
