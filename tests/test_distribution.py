@@ -48,6 +48,7 @@ print(json.dumps({"files": files, "loaded": sorted(name for name in sys.modules 
 def run(*command: str | Path, cwd: Path) -> str:
     """Return what the command prints; a failure shows all it said."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["NUMBA_DISABLE_JIT"] = "1"  # what is imported is not run
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -117,7 +118,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(environment, with_pip=True)
     pip, pins = environment / "bin" / "pip", ROOT / "constraints.txt"
-    run(pip, "install", "--disable-pip-version-check", "-c", pins, f"{wheel}[api,client]", cwd=environment)
+    options = ("--disable-pip-version-check", "--no-compile", "-c", pins)
+    run(pip, "install", *options, f"{wheel}[api,client]", cwd=environment)
     return environment
 
 

@@ -25,7 +25,7 @@ from tests.runtime.training import (
 
 SIZE = 3
 # A search tries two hundred or more.
-RUNS = int(os.environ.get("PACE_RANDOM_DELAYS", "64"))
+RUNS = int(os.environ.get("PACE_RANDOM_DELAYS", "40"))
 PARTS = 1 + RUNS // 80
 MODEL_NAMES = ("conv", "transformer", "branches", "functional", "mixed")
 STEPS = 3
