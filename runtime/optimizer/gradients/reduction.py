@@ -379,7 +379,7 @@ class Reduction:
     def _send_again(self, owner: int | None) -> None:
         """Run a second turn, for late gradients, or to give all ranks the gradients of rank `owner`."""
         self.resolve_all()
-        hidden = [slot for slot in self._slots if slot.present and not slot.base]
+        hidden = [(slot, slot.zeroed) for slot in self._slots if slot.present and not slot.base]
         submitted = [group.submitted for group in self._groups]
         code = RoundCode(late=False, read=False, idle=False, kept=self._settled, step=self.step)
         self.turn += 1
@@ -400,8 +400,8 @@ class Reduction:
         self.resolve_all()
         for group, before in zip(self._groups, submitted, strict=True):
             group.submitted = before  # the next round may have begun on this rank
-        for slot in hidden:
-            slot.base = False
+        for slot, zeroed in hidden:
+            slot.base, slot.zeroed = False, zeroed
 
     def adopt_replaced(self, arriving: Slot | None = None) -> None:
         """Use the gradients with which user code replaced reduced ones.

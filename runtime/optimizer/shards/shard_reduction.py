@@ -143,7 +143,7 @@ class ShardReduction(RowMessages):
     def _send_again(self, owner: int | None) -> None:
         """Run a second turn with calls outside the plan, as all ranks have all rows of the first turn."""
         self.resolve_all()
-        hidden = [slot for slot in self._slots if slot.present and not slot.base]
+        hidden = [(slot, slot.zeroed) for slot in self._slots if slot.present and not slot.base]
         self.turn += 1
         with torch.no_grad():
             for group in self._calls:
@@ -161,8 +161,8 @@ class ShardReduction(RowMessages):
             self._marks.exchange_again()
         for each in self._groups:
             self._read_marks(each)
-        for slot in hidden:
-            slot.base = False
+        for slot, zeroed in hidden:
+            slot.base, slot.zeroed = False, zeroed
         self._turn.replies = None
 
     # Operations on rows.

@@ -11,7 +11,7 @@ from pace.runtime.engine.buffers import FusedGroup
 from pace.runtime.optimizer.gradients.reduction import Reduction
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import Entry
-from tests.runtime.loops.loop_reference import differences, expected
+from tests.runtime.loops.loop_reference import differences, expected, unexplained
 from tests.runtime.loops.loop_trainer import run_program
 from tests.runtime.rank_pool import Failed, RankPool
 
@@ -101,3 +101,20 @@ def test_what_replaces_sums_that_nobody_asked_for_is_no_silent_error(pool: RankP
     found = pool.run(run_program, program)
     assert all(isinstance(each, Failed) for each in found)
     assert all("read parameter.grad first and change it in place" in each.reason for each in found)
+
+
+@pytest.mark.parametrize("mode", ["overlap", "barrier"])
+def test_zeros_stay_where_one_rank_alone_clipped(pool: RankPool, mode: str) -> None:
+    """``zero_grad(set_to_none=False)`` after its step, whose update is still to come."""
+    program = Program(
+        size=2,
+        kinds=("linear", "linear", "linear"),
+        optimizer="adam",
+        operations=(
+            *(("compute", "once", ((), (0,))), ("norm", 0.05), ("step",), ("zero", "optimizer", False)),
+            *(("compute", "once", ((0,), (1,))), ("step",), ("zero", "optimizer", False)),
+        ),
+        options={"mode": mode},
+    )
+    found = pool.run(run_program, program)
+    assert unexplained(found, program) == []
