@@ -1,4 +1,4 @@
-"""Figs. 8 and 9 of the PACE paper (INFOCOM 2020): four models over workers and bandwidth; prints Markdown.
+"""Figs. 3, 8 and 9 of the PACE paper (INFOCOM 2020): preemption, and four models; prints Markdown.
 
     python -m benchmarks papers.pace_figures [--device-tflops 8]
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.harness.conditions import study_parser
+from benchmarks.studies.papers.bytescheduler import three_layers
+from pace import optimize
 from pace.documents.collective_costs import RingAllReduce
 from pace.documents.profile import Profile
 from pace.models import build
@@ -50,6 +52,21 @@ class Row:
     def gain(self, baseline: str, ours: str = "paper") -> float:
         """Return the speed-up of `ours` over a baseline, in per cent."""
         return (self.iteration_s[baseline] / self.iteration_s[ours] - 1) * 100
+
+
+def preemption_s() -> dict[str, float]:
+    """Return the window of three layers first in, first out, by priority, and with preemption; and the bound.
+
+    The numbers of Fig. 3 were not at hand: passes of 1 s a layer and all-reduces of 1, 2 and 4 s are our own.
+    """
+    profile = three_layers((1, 2, 4), backward_s=1, forward_s=1)
+    sent = {
+        "first in, first out": make_policy("fifo", barrier=False),
+        "priority": make_policy("bytescheduler", partition_bytes=1000, credit_bytes=0),
+        "preemption": make_policy("paper", preemption="free"),
+    }
+    times = {name: run_policy(profile, policy).iteration_s for name, policy in sent.items()}
+    return times | {"bound": optimize(profile).predicted.lower_bound_s}
 
 
 def profile_of(model: str, device_tflops: float) -> Profile:
@@ -94,6 +111,8 @@ def main() -> None:
         help="compute rate of the device in TFLOP/s (default: %(default)s)",
     )
     tflops = parser.parse_args().device_tflops
+    print("\n### Fig. 3: an example of preemption\n")
+    print(", ".join(f"{name} {seconds:g} s" for name, seconds in preemption_s().items()))
     print(f"\n### Fig. 8: 10 Gb/s, {tflops:g} TFLOPS sustained\n")
     show([row for model in BATCHES for row in rows(model, tflops, WORKERS, (10.0,))])
     over_bandwidth = {model: list(rows(model, tflops, (12,), BANDWIDTHS_GBPS)) for model in BATCHES}

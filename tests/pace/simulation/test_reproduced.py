@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.studies.papers.bytescheduler import best_partition, example_s, three_layers
+from benchmarks.studies.papers.pace_figures import preemption_s
 from pace import optimize
 from pace.documents.collective_costs import AffineAllReduce
 from pace.models import build, with_ratio
@@ -18,6 +19,16 @@ def test_byteschedulers_example_gains_44_percent() -> None:
     assert (fifo, parts) == (26.0, 18.0)
     assert round((fifo / parts - 1) * 100, 1) == 44.4
     assert optimize(three_layers()).predicted.lower_bound_s == pytest.approx(18.0)
+
+
+def test_preemption_alone_reaches_the_bound() -> None:
+    """Layer 2's 4 s start at 1 s. Whole, layer 0 ends at 8 s in turn and at 6 s first; cut, at 4 s."""
+    assert preemption_s() == {
+        "first in, first out": 11.0,
+        "priority": 10.0,
+        "preemption": 9.0,
+        "bound": pytest.approx(9.0),
+    }
 
 
 def test_all_reduce_wants_larger_partitions_than_stop_and_wait() -> None:
