@@ -21,6 +21,7 @@ from benchmarks.harness.contenders import (
     HSDP,
     OVER_SERVERS,
     RINGS,
+    TICTAC,
     UNCLIPPED,
     Contender,
 )
@@ -221,7 +222,7 @@ def competing(grid: Grid, layout: Layout, ratio: float) -> list[Contender]:
     everyone = (layout, ratio) == EVERY_CONTENDER_AT
     if layout.servers:
         known = [each.name for each in OVER_SERVERS] + [*(RINGS if layout.colocated else ())]
-        possible = known
+        possible = [*known, *(each.name for each in TICTAC)]
     elif layout.shards > 1:
         known = possible = [each.name for each in HSDP]
     else:
