@@ -172,11 +172,11 @@ def _count(trials: list[int]) -> str:
     return f"{mean(trials):.1f}" + ("+" if max(trials) > MOST_TRIALS else "")
 
 
-def balance() -> None:
+def balance(models: Iterable[str]) -> None:
     """Print what of a gain is balance: the fullest server's share, and three steps from whole tensors on."""
     print("| model | GPUs | fullest server over the mean | parts | order | together |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for model in COMPUTE_S:
+    for model in models:
         for machines in (2, 4):
             profile, cluster = on_servers(model, machines, TCP_GBPS)
             sizes = np.array([gradient.size_bytes for gradient in profile.gradients])
@@ -202,6 +202,9 @@ def main() -> None:
         default=EXCHANGES,
         help="where trials are counted (default: %(default)s)",
     )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(COMPUTE_S), default=list(COMPUTE_S), help="default: %(default)s"
+    )
     add_layers(parser)
     given = parser.parse_args()
     LAYERS.update(given.layers)
@@ -210,10 +213,10 @@ def main() -> None:
         course()
     if "frameworks" in given.only:
         print("\n### Figs. 10 to 12: gain of ByteScheduler\n")
-        frameworks(COMPUTE_S)
+        frameworks(given.models)
     if "balance" in given.only:
         print("\n### Balance of servers\n")
-        balance()
+        balance(given.models)
     if "trials" in given.only:
         print("\n### Fig. 14: trials to 95 and 99 % of the best speed\n")
-        search_costs(COMPUTE_S, given.exchange, 2 if given.quick else 10)
+        search_costs(given.models, given.exchange, 2 if given.quick else 10)
