@@ -1,4 +1,4 @@
-"""Every figure and table of the five papers: re-enacted, refuted, left out, or not done yet; prints Markdown.
+"""Every figure and table of the five papers: re-enacted, refuted, or left out; prints Markdown.
 
 python -m benchmarks papers.every_figure
 """
@@ -14,7 +14,7 @@ from benchmarks.harness.conditions import study_parser
 ROWS = Path(__file__).with_name("figures.toml")
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "results" / "papers-every-figure.md"
-STATUSES = ("re-enacted", "refuted", "left out", "not yet")
+STATUSES = ("re-enacted", "refuted", "left out")
 
 HEAD = """# Every figure of the five papers
 
@@ -27,7 +27,6 @@ PACE builds on five papers. This page lists their figures and tables, and claims
 - **re-enacted**: our numbers stand beside the paper's, here or on the page that the row links to.
 - **refuted**: the claim does not hold; the row says what does.
 - **left out**: there is nothing to re-enact, or it needs machines that we do not have.
-- **not yet**: open.
 
 The curves of figures were not at hand, only what the papers say about them in words.
 """
