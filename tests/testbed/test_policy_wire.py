@@ -9,6 +9,9 @@ import torch
 from benchmarks.harness.training.policy_wire import (
     BarrierServer,
     HandedOverLink,
+    ShuffledBarrierServer,
+    ShuffledServer,
+    ShuffledSession,
     WholeServer,
     _Part,
     _Purse,
@@ -122,3 +125,14 @@ def test_rules_choose_the_server() -> None:
     """A barrier at every step needs a server that holds answers back."""
     assert server_type(ServersRules(step_barrier=True)) is BarrierServer
     assert server_type(ServersRules()) is WholeServer
+    assert server_type(ServersRules(step_barrier=True), shuffled=True) is ShuffledBarrierServer
+    assert server_type(ServersRules(), shuffled=True) is ShuffledServer
+
+
+def test_a_random_order_leaves_markers_first() -> None:
+    """Markers have turn 0 and stay before all partitions, whose places are drawn anew."""
+    session = object.__new__(ShuffledSession)
+    assert session._rank(0) == 0
+    drawn = {session._rank(1) for _ in range(20)}
+    assert len(drawn) > 1
+    assert min(drawn) >= 1
