@@ -39,19 +39,22 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.tenants = TenantMetrics(self.registry, num_tenants)
         build = Gauge(
-            "pace_build_info", "Which build this is; always 1", ["version", "python"], registry=self.registry
+            "pace_build_info",
+            "Version of PACE and of Python, as labels; always 1",
+            ["version", "python"],
+            registry=self.registry,
         )
         build.labels(__version__, platform.python_version()).set(1)
         self._waits = Histogram(
             "pace_queue_wait_seconds",
-            "Seconds from the acceptance of a task to its start",
+            "Seconds from the acceptance of a task to its start, by kind",
             ["kind"],
             buckets=_LATENCIES_S,
             registry=self.registry,
         )
         self._turns = Histogram(
             "pace_turn_wait_seconds",
-            "Seconds that work waited for a process, for the database or for the event loop",
+            "Seconds that work waited for a process, the database or the event loop, by work",
             ["work"],
             buckets=_LATENCIES_S,
             registry=self.registry,
@@ -72,7 +75,7 @@ class Metrics:
         self.observe_objects = objects.observe
         self._requests = Histogram(
             "pace_request_seconds",
-            "Seconds to answer a request",
+            "Seconds to answer a request, by method, route and status; status 499: the client went away",
             ["method", "route", "status"],
             buckets=_LATENCIES_S,
             registry=self.registry,
@@ -80,7 +83,7 @@ class Metrics:
         self._answers = {
             kind.name: Histogram(
                 f"pace_{kind.label}_seconds",
-                f"Seconds of {kind.purpose} in a worker process"
+                f"Seconds to make a {kind.noun} in a worker process"
                 + ("" if kind.long else ", by the number of gradients of the profile (upper bound)"),
                 [] if kind.long else ["gradients"],
                 buckets=_LATENCIES_S,
@@ -96,7 +99,7 @@ class Metrics:
         )
         self._cache = Counter(
             "pace_answer_cache",
-            "Answers that were read from memory (hit) or from storage (miss)",
+            "Answers, by result: read from memory (hit) or from storage (miss)",
             ["result"],
             registry=self.registry,
         )
@@ -193,20 +196,20 @@ class TenantMetrics:
         if not num_tenants:
             return
         self._requests = Counter(
-            "pace_tenant_requests", "Requests of a tenant that were admitted", ["tenant"], registry=registry
+            "pace_tenant_requests", "Admitted requests, by tenant", ["tenant"], registry=registry
         )
         self._work = Counter(
             "pace_tenant_work_seconds",
-            "Seconds that workers spent for a tenant",
+            "Seconds that workers spent, by tenant and kind",
             ["tenant", "kind"],
             registry=registry,
         )
         self._bodies = Counter(
-            "pace_tenant_body_bytes", "Bytes of request bodies of a tenant", ["tenant"], registry=registry
+            "pace_tenant_body_bytes", "Bytes of request bodies, by tenant", ["tenant"], registry=registry
         )
         self._tasks = Gauge(
             "pace_tenant_tasks",
-            "Tasks of a tenant, by state: queued or running",
+            "Tasks, by tenant and state: queued or running",
             ["tenant", "state"],
             registry=registry,
         )

@@ -1,6 +1,7 @@
 """Which error is answered with which problem document (RFC 9457). All of the mapping is here."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from fastapi.exceptions import RequestValidationError
@@ -26,10 +27,11 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """A kind of problem: the end of its type, which is stable, its status, and its title."""
+    """A kind of problem: the end of its type, which is stable, its status, its title and what it means."""
 
     name: str
     status: int
+    meaning: str
     title: str | None = None
 
     def problem(self, detail: str) -> Problem:
@@ -38,49 +40,145 @@ class _Kind:
         return Problem(type=f"urn:pace:problem:{self.name}", title=title, status=self.status, detail=detail)
 
 
-_INVALID_REQUEST = _Kind(name="invalid-request", status=422, title="Invalid request")
-_LIMIT_EXCEEDED = _Kind(name="limit-exceeded", status=422, title="Limit exceeded")
-_INTERNAL_ERROR = _Kind(name="internal-error", status=500)
-_STORAGE_FULL = _Kind(name="storage-full", status=507)
-_STORAGE_UNAVAILABLE = _Kind(name="storage-unavailable", status=503)
+_INVALID_REQUEST = _Kind(
+    name="invalid-request",
+    status=422,
+    title="Invalid request",
+    meaning="The request is not valid: `detail` names the field, its value and what was expected",
+)
+_LIMIT_EXCEEDED = _Kind(
+    name="limit-exceeded",
+    status=422,
+    title="Limit exceeded",
+    meaning="The work needs more time or memory than one task may use",
+)
+_INTERNAL_ERROR = _Kind(
+    name="internal-error", status=500, meaning="A defect: the log has the cause under the request's id"
+)
+_STORAGE_FULL = _Kind(
+    name="storage-full", status=507, meaning="The disk of the database, or of large bodies, is full"
+)
+_STORAGE_UNAVAILABLE = _Kind(
+    name="storage-unavailable",
+    status=503,
+    meaning="The database or object storage does not answer; ask again later",
+)
+_HTTP = _Kind(name="http", status=0, meaning="Another error of HTTP, with its own status, such as 405")
 
 # An error is answered by the first of its classes that is here; its message is the detail.
 _KINDS: dict[type[Exception], _Kind] = {
-    InvalidProfile: _Kind(name="invalid-profile", status=422, title="Invalid profile"),
-    InvalidSteps: _Kind(name="invalid-steps", status=422, title="Invalid steps"),
-    InvalidFabric: _Kind(name="invalid-fabric", status=422, title="Invalid network or batch"),
-    InvalidJobProgram: _Kind(name="invalid-job-program", status=422, title="Invalid job program"),
-    InvalidOptions: _Kind(name="invalid-options", status=422, title="Invalid options"),
-    InvalidSchedule: _Kind(name="invalid-schedule", status=422, title="Invalid schedule"),
-    SolverFailed: _Kind(name="solver-failed", status=500, title="Solver failed"),
+    InvalidProfile: _Kind(
+        name="invalid-profile", status=422, title="Invalid profile", meaning="The profile is not valid"
+    ),
+    InvalidSteps: _Kind(
+        name="invalid-steps", status=422, title="Invalid steps", meaning="The steps document is not valid"
+    ),
+    InvalidFabric: _Kind(
+        name="invalid-fabric",
+        status=422,
+        title="Invalid network or batch",
+        meaning="The network, the batch or the scenario is not valid",
+    ),
+    InvalidJobProgram: _Kind(
+        name="invalid-job-program",
+        status=422,
+        title="Invalid job program",
+        meaning="The job program is not valid",
+    ),
+    InvalidOptions: _Kind(
+        name="invalid-options", status=422, title="Invalid options", meaning="The options are not valid"
+    ),
+    InvalidSchedule: _Kind(
+        name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"
+    ),
+    SolverFailed: _Kind(
+        name="solver-failed", status=500, title="Solver failed", meaning="A defect of the solver: see the log"
+    ),
     errors.InvalidRequest: _INVALID_REQUEST,
-    errors.AmbiguousLength: _Kind(name="ambiguous-length", status=400),
-    errors.InvalidFile: _Kind(name="invalid-file", status=422, title="Invalid file"),
-    errors.NotFound: _Kind(name="not-found", status=404),
-    errors.Unauthorized: _Kind(name="unauthorized", status=401),
-    errors.Forbidden: _Kind(name="forbidden", status=403),
-    errors.QuotaExceeded: _Kind(name="quota-exceeded", status=403, title="Quota exceeded"),
-    errors.ForeignHost: _Kind(name="foreign-host", status=421),
-    errors.RateLimited: _Kind(name="rate-limited", status=429),
-    errors.QueueFull: _Kind(name="queue-full", status=429),
-    errors.UnsupportedMediaType: _Kind(name="unsupported-media-type", status=415),
-    errors.BodyTimeout: _Kind(name="timeout", status=408),
-    errors.ContentTooLarge: _Kind(name="too-large", status=413),
-    errors.InUse: _Kind(name="in-use", status=409),
-    errors.TaskIsFinished: _Kind(name="finished", status=409),
-    errors.TaskCancelled: _Kind(name="cancelled", status=409, title="Cancelled"),
+    errors.AmbiguousLength: _Kind(
+        name="ambiguous-length",
+        status=400,
+        meaning="The request has both `Content-Length` and `Transfer-Encoding`",
+    ),
+    errors.InvalidFile: _Kind(
+        name="invalid-file",
+        status=422,
+        title="Invalid file",
+        meaning="The file to import cannot be read; `detail` names the place",
+    ),
+    errors.NotFound: _Kind(name="not-found", status=404, meaning="There is no such resource in this tenant"),
+    errors.Unauthorized: _Kind(name="unauthorized", status=401, meaning="There is no valid API key or token"),
+    errors.Forbidden: _Kind(name="forbidden", status=403, meaning="The key lacks the scope"),
+    errors.QuotaExceeded: _Kind(
+        name="quota-exceeded", status=403, title="Quota exceeded", meaning="The tenant has stored what it may"
+    ),
+    errors.ForeignHost: _Kind(
+        name="foreign-host", status=421, meaning="The request names a host that `PACE_ALLOWED_HOSTS` lacks"
+    ),
+    errors.RateLimited: _Kind(
+        name="rate-limited",
+        status=429,
+        meaning="Too many requests of the tenant: ask again after `Retry-After`",
+    ),
+    errors.QueueFull: _Kind(
+        name="queue-full", status=429, meaning="Too much work at once: ask again after `Retry-After`"
+    ),
+    errors.UnsupportedMediaType: _Kind(
+        name="unsupported-media-type", status=415, meaning="The body has an unsupported type or encoding"
+    ),
+    errors.BodyTimeout: _Kind(name="timeout", status=408, meaning="Head or body came too slowly"),
+    errors.ContentTooLarge: _Kind(
+        name="too-large", status=413, meaning="A body, profile or grid is beyond its limit"
+    ),
+    errors.InUse: _Kind(
+        name="in-use", status=409, meaning="Another resource refers to what is to be deleted"
+    ),
+    errors.TaskIsFinished: _Kind(
+        name="finished", status=409, meaning="The task has ended, so it cannot be cancelled"
+    ),
+    errors.TaskCancelled: _Kind(
+        name="cancelled", status=409, title="Cancelled", meaning="The task was cancelled"
+    ),
     errors.LimitExceeded: _LIMIT_EXCEEDED,
-    errors.WorkerDied: _Kind(name="worker-died", status=500, title="Worker died"),
-    errors.WorkerNotStarted: _Kind(name="worker-not-started", status=503),
-    errors.ExecutorMismatch: _Kind(name="executor-mismatch", status=503),
-    errors.IssuerUnavailable: _Kind(name="issuer-unavailable", status=503),
-    errors.NotInstalled: _Kind(name="not-installed", status=501),
+    errors.WorkerDied: _Kind(
+        name="worker-died",
+        status=500,
+        title="Worker died",
+        meaning="A worker process died over the task: see the log",
+    ),
+    errors.WorkerNotStarted: _Kind(
+        name="worker-not-started", status=503, meaning="A worker process did not start; ask again later"
+    ),
+    errors.ExecutorMismatch: _Kind(
+        name="executor-mismatch",
+        status=503,
+        meaning="The Dask cluster's workers cannot run the service's tasks; ask again later",
+    ),
+    errors.IssuerUnavailable: _Kind(
+        name="issuer-unavailable",
+        status=503,
+        meaning="The OpenID Connect issuer does not answer; API keys work",
+    ),
+    errors.NotInstalled: _Kind(
+        name="not-installed",
+        status=501,
+        meaning="The service lacks an optional package, which `detail` names",
+    ),
     errors.SpoolFull: _STORAGE_FULL,
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
     errors.ObjectsUnavailable: _STORAGE_UNAVAILABLE,
-    errors.ObjectLost: _Kind(name="document-lost", status=500, title="Document lost"),
-    errors.ResultDeleted: _Kind(name="gone", status=503),
-    errors.ServiceStopping: _Kind(name="stopping", status=503),
+    errors.ObjectLost: _Kind(
+        name="document-lost",
+        status=500,
+        title="Document lost",
+        meaning="Object storage lacks a document that the database names: see the log",
+    ),
+    errors.ResultDeleted: _Kind(
+        name="gone", status=503, meaning="The result was deleted while it was fetched; ask again"
+    ),
+    errors.ServiceStopping: _Kind(
+        name="stopping", status=503, meaning="The service is being stopped; ask again later"
+    ),
 }
 
 
@@ -104,11 +202,19 @@ def problem_of(error: BaseException) -> Problem:
         case RequestValidationError():
             return _INVALID_REQUEST.problem(explain(error))
         case HTTPException():
-            return _Kind(name="http", status=error.status_code).problem(str(error.detail))
+            return replace(_HTTP, status=error.status_code).problem(str(error.detail))
     for kind in type(error).__mro__:
         if kind in _KINDS:
             return _KINDS[kind].problem(str(error))
     return _INTERNAL_ERROR.problem("the service failed; the request id finds the cause in its log")
+
+
+def kinds_of_problems() -> Iterator[tuple[str, int | None, str]]:
+    """Yield the name, status and meaning of each kind of problem, by status; "http" has many statuses."""
+    kinds = {*_KINDS.values(), _INTERNAL_ERROR}
+    for kind in sorted(kinds, key=lambda kind: (kind.status, kind.name)):
+        yield kind.name, kind.status, kind.meaning
+    yield _HTTP.name, None, _HTTP.meaning
 
 
 def brief(error: BaseException | None) -> str:

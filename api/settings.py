@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from limits import parse
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -25,6 +25,18 @@ Bytes = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 MIB = 2**20
+
+
+def _known_rate(value: str) -> str:
+    if value:
+        try:
+            parse(value)
+        except ValueError:
+            raise ValueError('give a rate such as "6000/minute", or nothing') from None
+    return value
+
+
+Rate = Annotated[str, AfterValidator(_known_rate)]
 
 
 def telemetry_wanted() -> bool:
@@ -69,156 +81,53 @@ def _explain(fault: Any) -> str:
     return f"PACE_{name.upper()}: {fault['msg'].removeprefix('Value error, ')}{shown}"
 
 
-class Settings(BaseSettings):
-    """Settings of the service; each field is read from the variable ``PACE_`` + its name in upper case.
+class StorageSettings(BaseSettings):
+    """Where the service listens, and where it keeps what it stores."""
 
-    Attributes
-    ----------
-    host, port
-        Address and port to listen on; port 0 takes a free one, which the log names.
-    database_url
-        SQLAlchemy URL. SQLite file or PostgreSQL.
-    database_timeout_s
-        A request that waits longer for the database is answered 503.
-    objects, objects_endpoint
-        Object storage for documents of at least `objects_min_bytes`: "s3://BUCKET/PREFIX", and the server's
-        URL if it is not Amazon's; empty for none.
-    objects_timeout_s
-        Seconds to connect to object storage, and between two parts of its answer.
-    objects_grace_s
-        Seconds after which an object that no row names is deleted.
-    auth
-        "required": every request needs an API key. "auto": the same, except on loopback, where all requests
-        belong to the tenant "default".
-    login_failures
-        Largest rate of invalid keys or tokens from one address; empty for no limit.
-    audit
-        "writes": the audit log has all changes. "all": also reads and refused callers.
-    oidc_issuer, oidc_audience
-        Tokens of this OpenID Connect issuer for this audience are valid besides API keys; empty for none.
-    oidc_tenant_claim, oidc_scopes_claim, oidc_scope_prefix
-        Claims with a token's tenant and scopes, and the prefix of the service's scopes there.
-    rate_limit
-        Largest rate of a tenant's requests in this process; empty for no limit.
-    trusted_proxies
-        Addresses whose X-Forwarded-For header is trusted, separated by commas; empty for none.
-    allowed_hosts
-        Host names that requests may use, separated by commas; others are answered 421. Without keys, names of
-        loopback are always allowed; with keys, empty allows all.
-    max_body_bytes, max_decoded_bytes
-        Largest request body as sent, and after decompression; larger is answered 413.
-    spool_folder
-        Folder for bodies of more than 1 MiB while they arrive; empty for the system's temporary folder.
-    max_bodies_bytes
-        Of bodies that are under way or wait to be parsed, half as many of one tenant; more are answered 429.
-    max_bodies_per_tenant
-        Bodies of one tenant that are under way or wait to be parsed; more are answered 429.
-    max_stored_per_tenant_bytes
-        Largest size of one tenant's stored data; 0 for no limit; more is answered 403.
-    max_running_per_tenant
-        Tasks of one tenant that run at once; the others wait.
-    max_cells_per_tenant
-        Simulations in what-ifs and predictions of one tenant that wait or run; more are answered 429.
-    tenants_file
-        JSON file with limits and weights of single tenants, see ``TenantEntry``; empty for none.
-    header_timeout_s, body_timeout_s
-        Seconds in which the head and the body of a request must arrive; slower ones are answered 408.
-    max_ops, max_gradients
-        Largest profile; larger is answered 413.
-    max_cells
-        Most simulations in one what-if; more are answered 413.
-    executor
-        Where solves and what-ifs run: "processes" of this service, or a Dask cluster by its scheduler's
-        address, such as "dask+tcp://scheduler:8786".
-    solver_processes
-        Solves at the same time, in processes of this service; if more than one, large ones leave one free.
-    what_if_processes
-        What-ifs at the same time, in processes besides those that solve; also on a Dask cluster.
-    solve_timeout_s, solve_memory_bytes
-        Limits of one solve or what-if, memory beyond what its process has before; one beyond them is
-        killed and reported.
-    reader_processes
-        Bodies that are parsed at the same time; if more than one, large bodies leave one free.
-    read_timeout_s, read_memory_bytes
-        Limits of parsing and validating one body.
-    max_queued, max_queued_per_tenant
-        Tasks that may wait for a worker; more are answered 429.
-    max_reading
-        Bodies that may wait to be parsed, half as many of one tenant; more are answered 429.
-    max_computing
-        Timelines, charts and simulations that may wait, half as many of one tenant; more are answered 429.
-    answer_cache_bytes
-        Memory for answers that were read from storage not long ago, and as much for bodies that were.
-    wait_s
-        Seconds that a POST waits for its result, unless the client sets ``Prefer``.
-    lease_s
-        After a service process dies, its running tasks are picked up again within this time.
-    max_attempts
-        Number of worker deaths after which a task fails.
-    drain_s
-        Seconds that a stopping service waits for running solves and open requests.
-    metrics_tenants
-        Number of tenants with metrics under their own names; 0 for none, because /metrics needs no key.
-    retention_days
-        Schedules that no POST asked for in this time are deleted, and reports and tasks that old; 0
-        keeps everything.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    database_url: str = "sqlite:///pace.db"
-    database_timeout_s: Duration = 10.0
-    objects: str = ""
-    objects_endpoint: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/?)?$")] = ""
-    objects_min_bytes: Bytes = MIB // 4
-    objects_timeout_s: Duration = 5.0
-    objects_grace_s: Annotated[float, Field(ge=600, allow_inf_nan=False)] = 86_400.0
-    auth: Literal["auto", "required"] = "auto"
-    login_failures: str = "60/minute"
-    audit: Literal["writes", "all"] = "writes"
-    oidc_issuer: str = ""
-    oidc_audience: Annotated[str, Field(validate_default=True)] = ""
-    oidc_tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"
-    oidc_scopes_claim: Annotated[str, Field(min_length=1)] = "scope"
-    oidc_scope_prefix: str = ""
-    rate_limit: str = "60000/minute"
-    trusted_proxies: str = ""
-    allowed_hosts: str = ""
-    max_body_bytes: Bytes = 64 * MIB
-    spool_folder: str = ""
-    max_bodies_bytes: Bytes = 512 * MIB
-    max_bodies_per_tenant: Count = 2000
-    max_stored_per_tenant_bytes: Annotated[int, Field(ge=0)] = 10_240 * MIB
-    max_running_per_tenant: Count = 100
-    max_cells_per_tenant: Count = 200_000
-    tenants_file: str = ""
-    max_decoded_bytes: Bytes = 256 * MIB
-    header_timeout_s: Duration = 10.0
-    body_timeout_s: Duration = 60.0
-    max_ops: Count = 1_000_000
-    max_gradients: Count = 200_000
-    max_cells: Count = 50_000
-    answer_cache_bytes: Bytes = 64 * MIB
-    executor: Annotated[str, Field(pattern=r"^(processes|dask\+(tcp|tls)://[^/\s]+)$")] = "processes"
-    solver_processes: Count = Field(default_factory=lambda: max(2, (os.cpu_count() or 2) - 1))
-    what_if_processes: Count = 1
-    solve_timeout_s: Duration = 300.0
-    solve_memory_bytes: Bytes = 4096 * MIB
-    reader_processes: Count = 2
-    read_timeout_s: Duration = 60.0
-    read_memory_bytes: Bytes = 4096 * MIB
-    max_queued: Count = 1000
-    max_queued_per_tenant: Count = 200
-    max_reading: Count = 200
-    max_computing: Count = 50
-    wait_s: Duration = 300.0
-    lease_s: Duration = 10.0
-    max_attempts: Count = 3
-    drain_s: Duration = 20.0
-    metrics_tenants: Annotated[int, Field(ge=0, le=10_000)] = 0
-    retention_days: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; any but a loopback address turns API keys on"
+    )
+    port: int = Field(8080, ge=0, le=65535, description="Port; 0 takes a free one, which the log names")
+    database_url: str = Field(
+        "sqlite:///pace.db", description="`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`"
+    )
+    database_timeout_s: Duration = Field(
+        10.0, description="Seconds that a request waits for the database; then 503"
+    )
+    objects: str = Field(
+        "",
+        description="Object storage for large documents, `s3://BUCKET/PREFIX`; empty: the database keeps "
+        "them",
+    )
+    objects_endpoint: str = Field(
+        "", pattern=r"^(https?://[^/\s]+/?)?$", description="URL of an S3-compatible server; empty: Amazon's"
+    )
+    objects_min_bytes: Bytes = Field(
+        MIB // 4, description="Smallest document for object storage in bytes (profiles: compressed)"
+    )
+    objects_timeout_s: Duration = Field(
+        5.0,
+        description="Seconds to connect to object storage, and between parts of its answer; after two "
+        "tries, 503",
+    )
+    objects_grace_s: float = Field(
+        86_400.0,
+        ge=600,
+        allow_inf_nan=False,
+        description="Seconds until an object that nothing refers to is deleted; at least 600",
+    )
+    retention_days: float = Field(
+        0.0,
+        ge=0,
+        le=100_000,
+        description="Days after which unused schedules, reports and tasks are deleted; 0 keeps all",
+    )
+    spool_folder: str = Field(
+        "", description="Folder for bodies over 1 MiB while they arrive; empty: the system's temporary folder"
+    )
+    answer_cache_bytes: Bytes = Field(
+        64 * MIB, description="Bytes of memory for recent answers, and as much for recent bodies"
+    )
 
     @field_validator("database_url")
     @classmethod
@@ -240,22 +149,61 @@ class Settings(BaseSettings):
                 raise ValueError("needs boto3: pip install 'pace-scheduler[s3]'")
         return value
 
-    @field_validator("rate_limit", "login_failures")
-    @classmethod
-    def _known_rate(cls, value: str) -> str:
-        if value:
-            try:
-                parse(value)
-            except ValueError:
-                raise ValueError('give a rate such as "6000/minute", or nothing') from None
-        return value
-
     @field_validator("spool_folder")
     @classmethod
     def _writable_folder(cls, value: str) -> str:
         if value and not os.access(value, os.W_OK | os.X_OK):
             raise ValueError("is no folder that can be written to")
         return value
+
+
+class AccessSettings(BaseSettings):
+    """Who may send requests."""
+
+    auth: Literal["auto", "required"] = Field(
+        "auto",
+        description="`required`: every request needs an API key; `auto`: not on loopback. Behind a proxy "
+        "on the same host, set `required`",
+    )
+    login_failures: Rate = Field(
+        "60/minute",
+        description="Rate of wrong keys or tokens from one address; beyond it, only keys that were valid "
+        "before are let in; empty: no limit",
+    )
+    audit: Literal["writes", "all"] = Field(
+        "writes", description="`writes`: the audit log has all changes; `all`: also reads and refusals"
+    )
+    oidc_issuer: str = Field(
+        "", description="OpenID Connect issuer whose tokens are valid beside API keys; empty: none"
+    )
+    oidc_audience: str = Field(
+        "", validate_default=True, description="Audience (`aud`) that tokens must have; needed with an issuer"
+    )
+    oidc_tenant_claim: str = Field(
+        "tenant", min_length=1, description="Claim that names the tenant; dots lead into nested claims"
+    )
+    oidc_scopes_claim: str = Field(
+        "scope", min_length=1, description="Claim with the scopes: a list, or a text with spaces"
+    )
+    oidc_scope_prefix: str = Field("", description="Prefix of PACE's scopes in tokens, such as `pace:`")
+    trusted_proxies: str = Field(
+        "", description="Addresses, separated by commas, whose `X-Forwarded-For` is trusted"
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Host names, separated by commas, that requests may use; others get 421. Without "
+        "keys, loopback's names are always allowed; with keys, empty allows all",
+    )
+    tenants_file: str = Field(
+        "", description="JSON file with weights and limits of single tenants; empty: none"
+    )
+    metrics_tenants: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description='Number of tenants with metrics under their names; the rest are "other"; 0: no '
+        "metrics by tenant",
+    )
 
     @field_validator("oidc_issuer")
     @classmethod
@@ -282,6 +230,107 @@ class Settings(BaseSettings):
         if value:
             read_entries(Path(value))
         return value
+
+
+class WorkSettings(BaseSettings):
+    """Where and how tasks run."""
+
+    executor: str = Field(
+        "processes",
+        pattern=r"^(processes|dask\+(tcp|tls)://[^/\s]+)$",
+        description="Where tasks run: `processes` of the service, or a Dask cluster, "
+        "`dask+tcp://SCHEDULER:8786`",
+    )
+    solver_processes: Count = Field(
+        default_factory=lambda: max(2, (os.cpu_count() or 2) - 1),
+        description="Solves at the same time; large ones leave one free",
+    )
+    what_if_processes: Count = Field(
+        1, description="What-ifs, predictions and other long tasks at the same time"
+    )
+    reader_processes: Count = Field(
+        2, description="Bodies that are parsed at the same time; large ones leave one free"
+    )
+    wait_s: Duration = Field(
+        300.0, description="Seconds that a POST waits for its result before it answers 202"
+    )
+    lease_s: Duration = Field(
+        10.0, description="Seconds until others take over the tasks of a service process that died"
+    )
+    max_attempts: Count = Field(3, description="Number of worker deaths after which a task is given up")
+    drain_s: Duration = Field(
+        20.0, description="Seconds that a stopping service lets requests and solves end"
+    )
+
+
+class LimitSettings(BaseSettings):
+    """What a request, a tenant and the service process may use, in the order in which a request meets it."""
+
+    header_timeout_s: Duration = Field(
+        10.0, description="Seconds for the head of a request; then 408 `timeout`"
+    )
+    body_timeout_s: Duration = Field(
+        60.0, description="Seconds for the body of a request; then 408 `timeout`"
+    )
+    rate_limit: Rate = Field(
+        "60000/minute",
+        description="Requests of a tenant in this process; beyond: 429 `rate-limited`; empty: no limit",
+    )
+    max_bodies_per_tenant: Count = Field(
+        2000, description="Bodies in flight, of a tenant in this process; beyond: 429 `queue-full`"
+    )
+    max_bodies_bytes: Bytes = Field(
+        512 * MIB,
+        description="Bytes of bodies in flight in this process, half for one tenant; beyond: 429 "
+        "`queue-full`",
+    )
+    max_body_bytes: Bytes = Field(64 * MIB, description="Bytes of one body as sent; beyond: 413 `too-large`")
+    max_decoded_bytes: Bytes = Field(
+        256 * MIB, description="Bytes of one body after gzip; beyond: 413 `too-large`"
+    )
+    max_reading: Count = Field(
+        200,
+        description="Bodies that wait to be parsed in this process, half for one tenant; beyond: 429 "
+        "`queue-full`",
+    )
+    read_timeout_s: Duration = Field(
+        60.0, description="Seconds to parse one body; beyond: 422 `limit-exceeded`"
+    )
+    read_memory_bytes: Bytes = Field(
+        4096 * MIB, description="Bytes of memory to parse one body; beyond: 422 `limit-exceeded`"
+    )
+    max_ops: Count = Field(1_000_000, description="Ops of one profile; beyond: 413 `too-large`")
+    max_gradients: Count = Field(200_000, description="Gradients of one profile; beyond: 413 `too-large`")
+    max_cells: Count = Field(
+        50_000, description="Simulations of one what-if or prediction; beyond: 413 `too-large`"
+    )
+    max_cells_per_tenant: Count = Field(
+        200_000, description="Simulations of a tenant that wait or run; beyond: 429 `queue-full`"
+    )
+    max_stored_per_tenant_bytes: int = Field(
+        10_240 * MIB, ge=0, description="Stored bytes of a tenant; beyond: 403 `quota-exceeded`; 0: no limit"
+    )
+    max_queued: Count = Field(1000, description="Waiting tasks of all tenants; beyond: 429 `queue-full`")
+    max_queued_per_tenant: Count = Field(
+        200, description="Waiting tasks of a tenant; beyond: 429 `queue-full`"
+    )
+    max_running_per_tenant: Count = Field(100, description="Running tasks of a tenant; the others wait")
+    solve_timeout_s: Duration = Field(300.0, description="Seconds of one task; beyond: 422 `limit-exceeded`")
+    solve_memory_bytes: Bytes = Field(
+        4096 * MIB,
+        description="Bytes of memory that one task may use beside its process; beyond: 422 `limit-exceeded`",
+    )
+    max_computing: Count = Field(
+        50,
+        description="Timelines, charts and simulations that wait in this process, half for one tenant; "
+        "beyond: 429 `queue-full`",
+    )
+
+
+class Settings(LimitSettings, WorkSettings, AccessSettings, StorageSettings):
+    """Settings of the service; each field is read from the variable ``PACE_`` + its name in upper case."""
+
+    model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
 
     @cached_property
     def tenants(self) -> Tenants:

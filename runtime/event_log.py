@@ -2,13 +2,163 @@
 
 Nothing is set up here: without any configuration Python writes warnings to stderr, and a job that
 configures ``logging`` decides about the rest. What holds for all ranks is logged by rank 0; what is
-about one rank (an error, a stall) is logged by that rank, with its number.
+about one rank (an error, a stall) is logged by that rank, with its number. Every event is declared here: a
+test holds the calls to these declarations.
 """
 
 import logging
 from typing import Any
 
 import structlog
+
+from pace.log_events import LogEvent
+
+TRAINING_EVENTS = {
+    "pace.no_service": LogEvent(
+        "info", "missing service job", "Service or job is not given, so the job follows a plan of its own"
+    ),
+    "pace.service_unavailable": LogEvent(
+        "warning", "service reason", "The service did not answer at the start; the job trains and asks again"
+    ),
+    "pace.no_schedule_yet": LogEvent(
+        "info", "service job fingerprint", "The service has no schedule of this job"
+    ),
+    "pace.schedule_refused": LogEvent(
+        "warning", "service job reason", "The service's schedule does not fit this model or number of ranks"
+    ),
+    "pace.schedule_request_failed": LogEvent(
+        "warning", "reason", "Asking for a schedule failed; it is tried again"
+    ),
+    "pace.schedule_adopted": LogEvent("info", "round groups", "Training changes to a new schedule"),
+    "pace.tuning": LogEvent(
+        "info",
+        "method plain_s start_bytes",
+        "A search for the plan begins; `plain_s` is the iteration time before",
+    ),
+    "pace.tuning_trial": LogEvent(
+        "info", "iteration_s number *", "A proposal was timed; other fields are its sizes and order"
+    ),
+    "pace.tuning_failed": LogEvent(
+        "warning", "reason", "The search stopped; the best proposals so far are compared"
+    ),
+    "pace.mode_chosen": LogEvent("info", "mode measured_s", "The trial ended; seconds of each mode"),
+    "pace.profiling": LogEvent("info", "reason iterations", "Recording of a profile begins"),
+    "pace.measuring_network": LogEvent(
+        "info", "expected_s steps", "Ranks measure all-reduces, for `expected_s` spread over `steps`"
+    ),
+    "pace.profile_submitted": LogEvent(
+        "info",
+        "service job profile_sha256 predicted_iteration_s",
+        "The service has scheduled the job's profile",
+    ),
+    "pace.profile_not_submitted": LogEvent(
+        "warning", "service job profile_sha256 reason", "The service could not be asked; it is tried again"
+    ),
+    "pace.profile_refused": LogEvent("warning", "reason", "The service refused the profile"),
+    "pace.profile_failed": LogEvent("warning", "reason", "No profile could be made"),
+    "pace.capture_inexact": LogEvent(
+        "warning",
+        "profile error plain_iteration_s overhead",
+        "A captured profile differs from plain iterations by more than expected",
+    ),
+    "pace.drift": LogEvent(
+        "info",
+        "ratio against reference_s consequence",
+        "Iterations take another time than at first under this schedule",
+    ),
+    "pace.report_sent": LogEvent(
+        "info",
+        "service job measured_iteration_s predicted_iteration_s",
+        "The measured iteration time was sent to the service",
+    ),
+    "pace.report_not_sent": LogEvent(
+        "info", "service job measured_iteration_s reason", "The measured iteration time could not be sent"
+    ),
+    "pace.weights_broadcast": LogEvent(
+        "info", "changed total", "Rank 0's weights replaced different ones of other ranks"
+    ),
+    "pace.barrier_mode": LogEvent("warning", "reason", "Training runs with a barrier"),
+    "pace.memory_shared": LogEvent(
+        "info",
+        "parameters consequence",
+        "Other tensors share parameters' memory, so their updates are applied in `step()`",
+    ),
+    "pace.state_held": LogEvent(
+        "warning",
+        "consequence",
+        "The loop keeps `optimizer.state`'s dictionary, so updates are applied in `step()`",
+    ),
+    "pace.waits_for_gradients": LogEvent(
+        "warning", "reason", "Gradients are read before `step()`, so updates wait for all of them"
+    ),
+    "pace.compiled_in_place": LogEvent(
+        "warning",
+        "module consequence",
+        "`model.compile()` is right but slow; wrap what `torch.compile` returns",
+    ),
+    "pace.not_sharded": LogEvent("info", "reason", "Updates are not sharded from the start"),
+    "pace.whole_updates": LogEvent("info", "reason", "Updates are no longer sharded"),
+    "pace.step_skipped": LogEvent(
+        "warning", "norm consequence", "A norm was not finite, so a step changed nothing; logged once"
+    ),
+    "pace.sparse_gradients_sent_whole": LogEvent(
+        "warning", "modules reason", "Sparse gradients are sent whole"
+    ),
+    "pace.groups_superseded": LogEvent("info", "by", "The schedule replaces Horovod's `groups`"),
+    "pace.no_peer_store": LogEvent(
+        "warning", "consequence", "Over Horovod, errors will not name the rank at fault"
+    ),
+    "pace.stall": LogEvent(
+        "warning",
+        "waiting_for peers",
+        "Training waits for a group: for how long, and what each rank has not sent",
+    ),
+    "pace.server_links_changed": LogEvent(
+        "warning",
+        "lost back left",
+        "Servers were lost or came back; training goes on with those that are left",
+    ),
+    "pace.server_job_failed": LogEvent("info", "job reason", "A server ended a job"),
+    "pace.caller_refused": LogEvent(
+        "warning", "caller reason", "A process with a listening port refused a caller"
+    ),
+}
+FABRIC_EVENTS = {
+    "pace.fabric_host": LogEvent("info", "host part version", "A host has registered"),
+    "pace.fabric_host_lost": LogEvent("warning", "host part reason", "A host's connection ended"),
+    "pace.fabric_host_refused": LogEvent("error", "host reason", "The scheduler refused this host"),
+    "pace.fabric_link_lost": LogEvent("debug", "other reason", "A connection to another host broke"),
+    "pace.fabric_scheduler_lost": LogEvent("warning", "host reason", "This host waits for a scheduler"),
+    "pace.fabric_failover": LogEvent(
+        "warning",
+        "server version resubmitted",
+        "The replica became the server; `resubmitted` updates are sent again",
+    ),
+    "pace.fabric_replica_synchronized": LogEvent("info", "version", "The replica has the server's model"),
+    "pace.fabric_transfer_failed": LogEvent(
+        "info", "transfer reason", "A transfer failed, and is planned again"
+    ),
+    "pace.fabric_model_failed": LogEvent(
+        "info", "host", "The transfer of a model to a host failed, and is planned again"
+    ),
+    "pace.fabric_commit_refused": LogEvent(
+        "error", "key reason", "The server refused a commit that would break a bound"
+    ),
+    "pace.fabric_message_ignored": LogEvent(
+        "warning", "host kind", "A message of an unknown kind was ignored"
+    ),
+    "pace.fabric_shard_versions_differ": LogEvent(
+        "error", "versions", "Servers that share a model have different versions"
+    ),
+    "pace.fabric_scheduler_failed": LogEvent(
+        "error", "reason", "The scheduler failed by a defect; with traceback"
+    ),
+    "pace.fabric_daemon_failed": LogEvent(
+        "error", "host reason", "A host's daemon failed by a defect; with traceback"
+    ),
+    "pace.weights_not_forwarded": LogEvent("warning", "reason", "The next host of a chain cannot be reached"),
+    "pace.weights_link_ended": LogEvent("debug", "reason", "A connection of a chain of hosts ended"),
+}
 
 # Frames of structlog between the line that logs and ``logging``.
 _FRAMES = 4

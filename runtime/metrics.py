@@ -73,7 +73,7 @@ class RuntimeCollector(Collector):
             labels=[*labels, "mode"],
         )
         running = InfoMetricFamily(
-            "pace_runtime", "Mode, order and source of the plan that the job follows", labels=labels
+            "pace_runtime", "Mode, order, plan and replanning of the job, as labels; always 1", labels=labels
         )
         for name, reference in self._optimizers.items():
             optimizer = reference()

@@ -44,13 +44,28 @@ class TenantEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    max_stored_bytes: Annotated[int, Field(ge=0)] | None = None
-    max_bodies: Count | None = None
-    max_bodies_bytes: Count | None = None
-    max_queued: Count | None = None
-    max_running: Count | None = None
-    max_cells: Count | None = None
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = Field(
+        None, description="Its share of readers, solvers, database and event loop, relative to 1 of others"
+    )
+    max_stored_bytes: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Stored bytes, instead of `PACE_MAX_STORED_PER_TENANT_BYTES`; 0: no limit"
+    )
+    max_bodies: Count | None = Field(
+        None, description="Bodies in flight, instead of `PACE_MAX_BODIES_PER_TENANT`"
+    )
+    max_bodies_bytes: Count | None = Field(
+        None, description="Bytes of bodies in flight, instead of half of `PACE_MAX_BODIES_BYTES`"
+    )
+    max_queued: Count | None = Field(
+        None, description="Waiting tasks, instead of `PACE_MAX_QUEUED_PER_TENANT`"
+    )
+    max_running: Count | None = Field(
+        None, description="Running tasks, instead of `PACE_MAX_RUNNING_PER_TENANT`"
+    )
+    max_cells: Count | None = Field(
+        None,
+        description="Simulations that wait or run, instead of `PACE_MAX_CELLS_PER_TENANT`",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ TAGS: list[dict[str, str]] = [
     {"name": "Fabric runs", "description": "Simulate asynchronous training over unequal links."},
     {"name": "Tasks", "description": "Follow and cancel work that takes long."},
     {"name": "Jobs and reports", "description": "List training jobs and the iteration times they measured."},
-    {"name": "Keys and usage", "description": "Manage API keys, and see limits and usage."},
+    {"name": "Keys and usage", "description": "Manage API keys (scope `admin`), and see limits and usage."},
     {"name": "Operation", "description": "Watch the service; no API key is needed."},
 ]
 # The tag of each kind of question, by its name.

@@ -21,7 +21,11 @@ class QueueCounts:
         self._metrics = metrics
         self._by_kind: dict[str, float] = {}
         self._num_queued = math.nan
-        metrics.gauge("pace_tasks_queued", "Queued tasks of all tenants", lambda: self._num_queued)
+        metrics.gauge(
+            "pace_tasks_queued",
+            "Queued tasks of all tenants; NaN while the database does not answer",
+            lambda: self._num_queued,
+        )
         metrics.family(
             "pace_kind_queued", "Queued tasks of all tenants, by kind", "kind", lambda: self._by_kind
         )

@@ -1,15 +1,12 @@
 """The reference of the commands is generated from the commands."""
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from pace.cli import app
-
-HOOKS = Path(__file__).parents[2] / "scripts" / "lib" / "docs_hooks.py"
+from tests.scripts.hooks import load_hook
 
 
 def commands_of(command: Any, name: str) -> set[str]:
@@ -22,13 +19,7 @@ def commands_of(command: Any, name: str) -> set[str]:
 
 def test_the_page_has_every_command_and_links_to_each() -> None:
     """A command that is added appears on the page, with its whole first sentence in the list above it."""
-    spec = importlib.util.spec_from_file_location("docs_hooks", HOOKS)
-    assert spec is not None
-    assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-
-    page = hooks.commands()
+    page = load_hook("docs_hooks").commands()
     expected = commands_of(typer.main.get_command(app), "pace") - {"pace"}
     assert set(re.findall(r"^##+ `(.*)`$", page, re.MULTILINE)) == expected
     assert set(re.findall(r"^\* \[`(.*?)`\]\(#", page, re.MULTILINE)) == expected

@@ -195,7 +195,8 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
         tags=tags,
         name=f"delete_{name}",
         summary=f"Delete a {kind.noun}",
-        description=f"Delete a stored {kind.noun}; its profile stays stored.",
+        description=f"Delete a stored {kind.noun}"
+        + ("; its profile stays stored." if kind.about_profile else "."),
         status_code=204,
         responses=problems(401, 403, 404, 422, 429),
     )

@@ -35,6 +35,8 @@ _KIND = KINDS[SCHEDULE]
 @router.get(
     _KIND.path,
     summary="Get a job's newest schedule, or list schedules",
+    description="Return a job's newest schedule for a model, if both job and fingerprint are given; else list"
+    " schedules without their content, newest first.",
     response_model=ScheduleResource | _KIND.page,
     responses=problems(401, 403, 404, 422, 429),
 )
@@ -48,10 +50,7 @@ async def find_schedules(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
-    """Return the newest schedule that a job has for a model, if both job and fingerprint are given.
-
-    Otherwise, list schedules without their content, newest first.
-    """
+    """Answer with one schedule, or with a page of them."""
     tenant, questions = principal.tenant, service.questions
     if job is None or fingerprint is None:
         page = await service.in_database(

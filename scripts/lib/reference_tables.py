@@ -1,0 +1,149 @@
+"""Hook of the documentation's build: tables of the reference that are generated from the code.
+
+A page has a comment where a table comes, such as ``<!-- table: metrics of the service -->``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+from pydantic import BaseModel
+
+from pace.api.events import EVENTS
+from pace.api.fairness.tenants import TenantEntry
+from pace.api.http.app import create_app
+from pace.api.metrics import Metrics
+from pace.api.problems import kinds_of_problems
+from pace.api.service import Service
+from pace.api.settings import AccessSettings, LimitSettings, Settings, StorageSettings, WorkSettings
+from pace.api.tracing import Spans
+from pace.log_events import LogEvent
+from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
+from pace.runtime.metrics import RuntimeCollector
+
+Row = tuple[str, ...]
+
+_MARK = re.compile(r"^<!-- table: (.+) -->$", re.MULTILINE)
+# Defaults that follow from the machine.
+_COMPUTED = {"solver_processes": "cores - 1, at least 2"}
+_SUFFIXES = {"counter": "_total", "info": "_info"}
+
+
+def on_page_markdown(markdown: str, **_more: Any) -> str:
+    """Put the tables in their places; a comment that names no table fails the build."""
+    return _MARK.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+def table(heads: Row, rows: Iterable[Row]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ("--",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines)
+
+
+def settings(group: type[BaseModel]) -> str:
+    """Return the variables of a group of settings."""
+    rows = []
+    for name, field in group.model_fields.items():
+        default = _COMPUTED.get(name) or (f"`{field.default}`" if field.default != "" else "empty")
+        rows.append((f"`PACE_{name.upper()}`", default, field.description or ""))
+    return table(("variable", "default", "meaning"), rows)
+
+
+def entries() -> str:
+    """Return what an entry of the file of tenants may have."""
+    rows = [(f"`{name}`", field.description or "") for name, field in TenantEntry.model_fields.items()]
+    return table(("entry of a tenant", "meaning"), rows)
+
+
+def service_registry() -> CollectorRegistry:
+    """Return the metrics of a service that does not run, with those by tenant."""
+    metrics = Metrics(num_tenants=1)
+    Service(Settings(), metrics, Spans())
+    return metrics.registry
+
+
+def runtime_registry() -> CollectorRegistry:
+    """Return the metrics of training jobs."""
+    registry = CollectorRegistry()
+    registry.register(RuntimeCollector())
+    return registry
+
+
+def metrics(registry: Collector | CollectorRegistry) -> str:
+    """Return the metrics of a registry."""
+    rows = [
+        (f"`{family.name}{_SUFFIXES.get(family.type, '')}`", family.type, family.documentation.rstrip("."))
+        for family in sorted(registry.collect(), key=lambda family: family.name.startswith("process_"))
+    ]
+    return table(("metric", "type", "meaning"), rows)
+
+
+def events(declared: Mapping[str, LogEvent]) -> str:
+    """Return declared events of a log."""
+    rows = []
+    for name, event in declared.items():
+        fields = ", ".join(f"`{field}`" if field != "*" else "others" for field in event.fields.split())
+        level = event.level if event.level in ("info", "debug") else f"**{event.level}**"
+        rows.append((f"`{name}`", level, fields, event.meaning))
+    return table(("event", "level", "fields", "meaning"), rows)
+
+
+def routes() -> str:
+    """Return the operations of the OpenAPI document, by tag."""
+    document = create_app(Settings()).openapi()
+    parts = []
+    for tag in document["tags"]:
+        rows = [
+            (
+                f"`{method.upper()} {path}`",
+                ", ".join(f"`{name}`" for name in _inputs(operation, document)),
+                _first_paragraph(operation["description"]),
+            )
+            for path, operations in document["paths"].items()
+            for method, operation in operations.items()
+            if tag["name"] in operation["tags"]
+        ]
+        heads = ("request", "parameters or fields", "meaning")
+        parts.append(f"### {tag['name']}\n\n{tag['description']}\n\n{table(heads, rows)}")
+    return "\n\n".join(parts)
+
+
+def _inputs(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the names of parameters that are not in the path, and of fields of a body in JSON."""
+    for parameter in operation.get("parameters", []):
+        if parameter["in"] != "path":
+            yield parameter["name"]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if reference := body.get("schema", {}).get("$ref"):
+        yield from document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
+
+
+def problems() -> str:
+    """Return the kinds of problems by status."""
+    rows = [
+        (f"`{name}`", "its own" if status is None else str(status), meaning)
+        for name, status, meaning in kinds_of_problems()
+    ]
+    return table(("end of `type`", "status", "meaning"), rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "settings of storage": lambda: settings(StorageSettings),
+    "settings of access": lambda: settings(AccessSettings),
+    "settings of work": lambda: settings(WorkSettings),
+    "settings of limits": lambda: settings(LimitSettings),
+    "entries of tenants": entries,
+    "metrics of a training job": lambda: metrics(runtime_registry()),
+    "metrics of the service": lambda: metrics(service_registry()),
+    "events of a training job": lambda: events(TRAINING_EVENTS),
+    "events of a fabric": lambda: events(FABRIC_EVENTS),
+    "events of the service": lambda: events(EVENTS),
+    "routes": routes,
+    "problems": problems,
+}
