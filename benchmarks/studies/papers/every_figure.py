@@ -18,15 +18,15 @@ STATUSES = ("re-enacted", "refuted", "left out")
 
 HEAD = """# Every figure of the five papers
 
-```
-python -m benchmarks papers.every_figure
-```
-
 You find here what became of each figure, table and further claim of the five papers that PACE builds on.
 
 - **re-enacted**: our numbers stand beside the paper's, which are in parentheses.
 - **refuted**: the claim does not hold; the text says what does.
 - **left out**: there is nothing to re-enact, or it needs machines that we do not have.
+
+```
+python -m benchmarks papers.every_figure
+```
 
 Links lead to more. We had the papers' words, not the curves: "No results" is as far as the words say.
 """
