@@ -18,17 +18,17 @@ STATUSES = ("re-enacted", "refuted", "left out")
 
 HEAD = """# Every figure of the five papers
 
-You find here what became of each figure, table and further claim of the five papers that PACE builds on.
-
-- **re-enacted**: our numbers stand beside the paper's, which are in parentheses.
-- **refuted**: the claim does not hold; the text says what does.
-- **left out**: there is nothing to re-enact, or it needs machines that we do not have.
-
 ```
 python -m benchmarks papers.every_figure
 ```
 
-Links lead to more. We had the papers' words, not the curves: "No results" is as far as the words say.
+PACE builds on five papers. This page lists their figures and tables, and claims that have no figure.
+
+- **re-enacted**: our numbers stand beside the paper's, here or on the page that the row links to.
+- **refuted**: the claim does not hold; the row says what does.
+- **left out**: there is nothing to re-enact, or it needs machines that we do not have.
+
+The curves of figures were not at hand, only what the papers say about them in words.
 """
 
 
@@ -60,10 +60,10 @@ def markdown() -> str:
     parts.append("| " + " | ".join(str(counts[status]) for status in STATUSES) + " |")
     for paper in listed:
         parts += ["", f"## {paper['name']}", "", fill(f"{paper['source']}.", 110), ""]
+        parts += ["| what | shows | status | outcome or reason |", "| -- | -- | -- | -- |"]
         for row in paper["item"]:
-            status = f"[{row['status']}]({_relative(row['page'])})" if "page" in row else row["status"]
-            item = f"- **{row['names']}**, {row['shows']}: {status}. {row['text']}"
-            parts.append(fill(item, 110, subsequent_indent="    ", break_on_hyphens=False))
+            link = f" [Page]({_relative(row['page'])})" if "page" in row else ""
+            parts.append(f"| {row['names']} | {row['shows']} | {row['status']} | {row['text']}{link} |")
     return "\n".join(parts) + "\n"
 
 
