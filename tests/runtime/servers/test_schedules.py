@@ -50,7 +50,7 @@ def test_the_placement_of_a_schedule_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("servers", "message"), [(3, "2 parameter servers, and there are 3"), (0, r"ParameterServers\(\)")]
+    ("servers", "message"), [(3, "2 parameter servers, but there are 3"), (0, r"ParameterServers\(\)")]
 )
 def test_a_schedule_for_other_servers_is_refused(servers: int, message: str) -> None:
     """So is one given to a job that has none."""
