@@ -127,7 +127,7 @@ def test_the_slot_length_that_is_said_to_fit_fits_every_number_of_groups(lp_solv
     options = Options(oracle="lp", lp_solver=lp_solver, slot_s=1e-6, fusion="paper")
     with pytest.raises(InvalidOptions) as refused:
         optimize(profile, options)
-    fitting = float(str(refused.value).split("slot_s of ")[1].split()[0])
+    fitting = float(str(refused.value).split("slot_s of ")[1].split()[0].rstrip(","))
     problem = FusionProblem.of(profile)
     of_all = problem.chain_of(problem.classes()[0])
     PricingOracle(options.model_copy(update={"slot_s": fitting})).refuse_too_large(
