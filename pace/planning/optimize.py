@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pace.documents.base import refuse_other
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.graph.nodes import CollectiveCall, Communicator, GraphNode, OpCost
 from pace.documents.half_costs import SampledHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
@@ -107,3 +108,21 @@ def warm_up() -> None:
     for costs in (profile, profile.replace(reduce_scatter=half, all_gather=half)):
         optimize_sharded(costs)
         optimize_sharded(costs.replace(update="global-norm"))
+    optimize_graph(_smallest_graph(), Options())
+
+
+def _smallest_graph() -> CollectiveGraph:
+    """Return a graph of one gather."""
+    cost = OpCost(op="all-gather", cost=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1))
+    call = CollectiveCall(op="all-gather", communicator="data", input_bytes=8, output_bytes=16)
+    return CollectiveGraph(
+        name="warm-up",
+        wires=("network",),
+        communicators=(Communicator(name="data", ranks=2, wire="network", costs=(cost,)),),
+        copy_bytes_per_s=1.0,
+        nodes=(
+            GraphNode(name="gather", collective=call),
+            GraphNode(name="wait", deps=("gather",), waits_for="gather"),
+            GraphNode(name="op", deps=("wait",), duration_s=1.0, allocates_bytes=8),
+        ),
+    )

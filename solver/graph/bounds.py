@@ -1,10 +1,11 @@
 """Lower bounds that hold for every plan of a program, and the sets that prove them.
 
-Theorem. Let r and q be heads and tails (``Program.paths``). For every plan, every machine and every set S of
-its jobs, the program ends no earlier than min r over S + the time S takes the machine + min q over S. Jobs of
-the compute stream are ops; copies only add to them. Jobs of a wire are collectives. However they are fused, a
-set of X bytes takes the wire at least latency + X * seconds per byte, where the line lies below the cost of
-every size: costs of buckets add up, and a line that starts at or above zero counts its latency at least once.
+Theorem. Let r and q be heads and tails (``pace.solver.graph.heads``). For every plan, every machine and every
+set S of its jobs, the program ends no earlier than min r over S + the time S takes the machine + min q over
+S. Jobs of the compute stream are ops; copies only add to them. Jobs of a wire are collectives. However they
+are fused, a set of X bytes takes the wire at least latency + X * seconds per byte, where the line lies below
+the cost of every size: costs of buckets add up, and a line that starts at or above zero counts its latency at
+least once.
 
 Proof. No job of S starts before min r, a machine serves one job at a time, and at least min q follows the
 last one.
@@ -61,7 +62,7 @@ class MachineBound:
 
 def machine_bounds(program: Program) -> tuple[MachineBound, ...]:
     """Return the best bound of the compute stream and of each wire."""
-    head, tail = program.paths
+    head, tail = program.heads_and_tails
     ops = np.flatnonzero((program.kind == OP) & (program.duration > 0))
     bounds = [_bound(None, ops, head, program.duration, tail, 0.0, {})]
     for wire in range(program.num_wires):
@@ -74,8 +75,8 @@ def machine_bounds(program: Program) -> tuple[MachineBound, ...]:
 
 
 def longest_path_s(program: Program) -> float:
-    """Return the longest path through the program in seconds; a collective counts with its time alone."""
-    head, tail = program.paths
+    """Return the longest path through any node: its head, its least time and its tail."""
+    head, tail = program.heads_and_tails
     return float(np.max(head + program.duration + program.alone_s + tail, initial=0.0))
 
 

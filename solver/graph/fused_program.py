@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
-from pace.solver.graph.program import COLLECTIVE, Adjacency, Bucket, Program
+from pace.solver.graph.adjacency import Adjacency
+from pace.solver.graph.program import COLLECTIVE, Bucket, Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
+from pace.solver.graph.adjacency import Adjacency
 from pace.solver.graph.fused_program import fuse
-from pace.solver.graph.program import COLLECTIVE, OP, Adjacency, Bucket, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, OP, Bucket, Program, ProgramPlan
 from pace.solver.graph.timeline import run
 
 UNLIMITED = 2**62
@@ -56,7 +57,7 @@ class ListScheduler:
     def __init__(self, program: Program, budget_bytes: int) -> None:
         self.program = program
         self.budget_bytes = budget_bytes
-        self.tail = program.paths[1]
+        self.tail = program.heads_and_tails[1]
 
     @cached_property
     def base_memory(self) -> IntArray:

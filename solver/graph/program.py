@@ -15,43 +15,17 @@ the buffers live from the issue to the wait.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.cost import CostCurve
+from pace.solver.graph.adjacency import Adjacency
+from pace.solver.graph.heads import heads_and_tails
 
 OP, COLLECTIVE, WAIT = 0, 1, 2
 
 Bucket = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adjacency:
-    """A list of numbers for each node, all in one array: node i has ``flat[starts[i]:starts[i + 1]]``."""
-
-    starts: IntArray
-    flat: IntArray
-
-    @classmethod
-    def of(cls, lists: Sequence[Sequence[int]]) -> "Adjacency":
-        """Convert one list for each node."""
-        starts = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(each) for each in lists], out=starts[1:])
-        flat = np.fromiter((item for each in lists for item in each), dtype=np.int64, count=int(starts[-1]))
-        return cls(starts=starts, flat=flat)
-
-    def __getitem__(self, node: int) -> IntArray:
-        return self.flat[self.starts[node] : self.starts[node + 1]]
-
-    def reversed(self, num_targets: int) -> "Adjacency":
-        """Return for each target the nodes that list it, in their order."""
-        sources = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-        order = np.argsort(self.flat, kind="stable")
-        starts = np.zeros(num_targets + 1, dtype=np.int64)
-        np.cumsum(np.bincount(self.flat, minlength=num_targets), out=starts[1:])
-        return Adjacency(starts=starts, flat=sources[order])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,27 +107,13 @@ class Program:
         return self.deps.reversed(len(self))
 
     @cached_property
-    def paths(self) -> tuple[FloatArray, FloatArray]:
-        """Each node's head and tail: the longest paths to its start and from its end, in seconds.
+    def heads_and_tails(self) -> tuple[FloatArray, FloatArray]:
+        """Each node's head and tail: no plan starts it before, or ends within less than its tail of its end.
 
-        Ops count with their durations and collectives with their time outside any bucket, as a bucket takes
-        no less. So in every plan, with any order and any buckets, no node starts before its head, and the
-        plan lasts at least the tail after the node's end.
+        The proof is in ``pace.solver.graph.heads``.
         """
-        weights = (self.duration + self.alone_s).tolist()
-        starts, flat = self.deps.starts.tolist(), self.deps.flat.tolist()
-        heads, tails = [0.0] * len(self), [0.0] * len(self)
-        for node, (first, last) in enumerate(pairwise(starts)):
-            for dep in flat[first:last]:
-                end = heads[dep] + weights[dep]
-                if end > heads[node]:
-                    heads[node] = end
-        for node in range(len(self) - 1, -1, -1):
-            behind = tails[node] + weights[node]
-            for dep in flat[starts[node] : starts[node + 1]]:
-                if behind > tails[dep]:
-                    tails[dep] = behind
-        return np.array(heads), np.array(tails)
+        weight = self.duration + self.alone_s
+        return heads_and_tails(self.deps, self.users, weight, self.duration, self.kind == COLLECTIVE)
 
     def transfer_s(self, bucket: Sequence[int]) -> float:
         """Return how long a bucket, or a single collective, takes its wire, in seconds."""

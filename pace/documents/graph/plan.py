@@ -25,8 +25,7 @@ class SetOfNodes(Document):
     """A set of ops, or of one wire's collectives, that proves a bound: the sum of four times.
 
     All nodes of the machine whose head is no less than `min_head_s` and whose tail is no less than
-    `min_tail_s`. A head is the longest path to a node's start and a tail the longest path from its end, with
-    collectives at their own time.
+    `min_tail_s`. Heads and tails are those of ``pace.solver.graph.heads``.
 
     Attributes
     ----------
@@ -83,6 +82,8 @@ class GraphPlan(Document):
         Numbers of all nodes. Members of a bucket follow one another, and so do their waits.
     budget_bytes
         Null where memory was not limited.
+    longest_path_s
+        The longest head, least time and tail of any node.
     """
 
     refused_as = InvalidSchedule

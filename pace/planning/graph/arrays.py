@@ -3,7 +3,8 @@
 import numpy as np
 
 from pace.documents.graph.collective_graph import BucketKey, CollectiveGraph
-from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Adjacency, Program
+from pace.solver.graph.adjacency import Adjacency
+from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Program
 
 
 def bucket_keys(graph: CollectiveGraph) -> tuple[BucketKey, ...]:

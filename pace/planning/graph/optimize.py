@@ -98,7 +98,7 @@ def _transfers(
     graph: CollectiveGraph, program: Program, found: PricedPlan, start: FloatArray, end: FloatArray
 ) -> tuple[tuple[Group, ...], tuple[Segment, ...]]:
     """Return each bucket or single collective as a group and its transfer, in the order of issue."""
-    head, tail = program.paths
+    head, tail = program.heads_and_tails
     bucket_of = {member: bucket for bucket in found.plan.buckets for member in bucket}
     groups: list[Group] = []
     transfers: list[Segment] = []
