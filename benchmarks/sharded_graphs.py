@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.studies.sharded_graphs import main
+from benchmarks.studies.sharded_graphs.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

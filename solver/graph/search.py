@@ -116,7 +116,7 @@ class PlanSearch:
                 steps.append(most)
                 most *= LARGEST_STEP
             current = self.knobs.most_bytes[number]
-            steps += [current // 2, current * 2]
+            steps += [total, current // 2, current * 2]
             for most in steps:
                 chosen = list(self.knobs.most_bytes)
                 chosen[number] = most

@@ -1,53 +1,19 @@
 """Bounds of graphs against every order and every bucket of tiny programs."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from hypothesis import given, settings
 
 from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.graph.nodes import GraphNode
 from pace.planning.graph.arrays import program_of
 from pace.solver.graph.bounds import longest_path_s, machine_bounds
 from pace.solver.graph.last_collective import last_collective
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler
-from pace.solver.graph.program import COLLECTIVE, WAIT, Bucket, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, WAIT
 from pace.solver.graph.search import search
 from pace.solver.graph.timeline import run
-from tests.sharded_graphs import graphs
-
-
-def orders(program: Program) -> Iterator[tuple[int, ...]]:
-    """Yield every order in which nodes come after what they read."""
-
-    def extend(order: tuple[int, ...], left: frozenset[int]) -> Iterator[tuple[int, ...]]:
-        if not left:
-            yield order
-        for node in sorted(left):
-            if not left.intersection(program.deps[node].tolist()):
-                yield from extend((*order, node), left - {node})
-
-    return extend((), frozenset(range(len(program))))
-
-
-def pairs(program: Program) -> Iterator[tuple[Bucket, ...]]:
-    """Yield no bucket, and each pair of collectives of one key."""
-    yield ()
-    collectives = program.collectives().tolist()
-    for first in collectives:
-        for second in collectives:
-            if first < second and program.key[first] == program.key[second]:
-                yield ((first, second),)
-
-
-def in_one_piece(program: Program, order: tuple[int, ...], buckets: tuple[Bucket, ...]) -> bool:
-    """Return whether members follow one another, and so do their waits."""
-    place = {node: at for at, node in enumerate(order)}
-    for bucket in buckets:
-        for nodes in (bucket, program.wait_of[list(bucket)].tolist()):
-            places = sorted(place[node] for node in nodes)
-            if places[-1] - places[0] != len(places) - 1:
-                return False
-    return True
+from tests.sharded_graphs import collective, graph_of, graphs, wait
+from tests.solver.graph.exhaustive import fastest
 
 
 @settings(max_examples=60)
@@ -57,12 +23,7 @@ def test_no_order_and_no_bucket_beats_a_bound(graph: CollectiveGraph) -> None:
     program = program_of(graph)
     if len(program) > 7:
         return
-    best = np.inf
-    for buckets in pairs(program):
-        for order in orders(program):
-            if in_one_piece(program, order, buckets):
-                plan = ProgramPlan(order=np.array(order), buckets=buckets)
-                best = min(best, run(program, plan).end_s)
+    best = fastest(program)
     late = last_collective(program)
     bounds = [longest_path_s(program), *(bound.bound_s for bound in machine_bounds(program))]
     bounds += [] if late is None else [late.bound_s]
@@ -87,3 +48,20 @@ def test_the_scheduler_prices_its_plans_as_they_run(graph: CollectiveGraph) -> N
         place = {node: at for at, node in enumerate(found.plan.order.tolist())}
         assert all(place[dep] < place[node] for node in place for dep in program.deps[node].tolist())
         assert np.all(np.isin(program.kind, (0, COLLECTIVE, WAIT)))
+
+
+def test_compute_on_both_sides_of_a_collective_adds_up() -> None:
+    """Two ops that only the compute stream separates make a collective's head, and two its tail."""
+    nodes = [
+        GraphNode(name="left", duration_s=1.0),
+        GraphNode(name="right", duration_s=2.0),
+        collective("reduce", "all-reduce", ("left", "right")),
+        wait("reduce"),
+        GraphNode(name="one", duration_s=3.0, deps=("wait reduce",)),
+        GraphNode(name="other", duration_s=4.0, deps=("wait reduce",)),
+    ]
+    program = program_of(graph_of(nodes, latency_s=2.0, seconds_per_byte=0.0))
+    head, tail = program.heads_and_tails
+    assert head.tolist() == [0, 0, 3, 5, 5, 5]
+    assert tail.tolist() == [4 + 5, 4 + 5, 7, 4, 0, 0]
+    assert longest_path_s(program) == 3 + 2 + 7 == search(program, UNLIMITED, 40).end_s

@@ -7,24 +7,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.sharded_graphs.torch_memory import torch_peak_bytes
 from pace.checker import check
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
 from pace.errors import PaceError
 from pace.formats.node_list import read_node_list, read_times
+from pace.formats.reading import stream_json
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
+from pace.planning.optimize import warm_up
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 
 GIGABYTE = 1e9
-HEADROOM = 1.1
 
 
 def main() -> int:
     """Plan every node list of a folder and print a table."""
     options = _options()
     try:
+        warm_up()
         times = [read_times(path) for path in sorted(options.folder.glob("*.table"))]
         paths = sorted(path for path in options.folder.iterdir() if path.name.endswith((".json", ".json.gz")))
         if not paths:
@@ -33,7 +36,7 @@ def main() -> int:
         rows = []
         for path in paths:
             graph = read_node_list(path, times=times, copy_bytes_per_s=options.memory_gbytes_per_s * GIGABYTE)
-            rows.append(_row(path, graph, options.memory_gb))
+            rows.append(_row(path, graph, options.memory_gb, options.memory_factor))
             _print(rows[-1], header=len(rows) == 1)
     except PaceError as error:
         print(f"sharded_graphs: {error}", file=sys.stderr)
@@ -49,8 +52,13 @@ def _options() -> argparse.Namespace:
         "folder", type=Path, help="node lists (.json, .json.gz) and tables of collective times (.table)"
     )
     parser.add_argument("--json", type=Path, help="write plans and numbers here")
-    parser.add_argument(
-        "--memory-gb", type=float, help="memory budget (default: 1.1 times what each graph uses as it is)"
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--memory-gb", type=float, help="memory budget of every graph")
+    budget.add_argument(
+        "--memory-factor",
+        type=float,
+        default=1.06,
+        help="memory budget as a multiple of what each graph uses as it is (default: %(default)s)",
     )
     parser.add_argument(
         "--memory-gbytes-per-s",
@@ -61,11 +69,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None) -> dict[str, Any]:
+def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None, memory_factor: float) -> dict[str, Any]:
     """Plan one graph; its plan is told in the numbers of the node list."""
     program = program_of(graph)
     as_it_is = ListScheduler(program, UNLIMITED).as_it_is()
-    budget = int(as_it_is.peak_bytes * HEADROOM) if memory_gb is None else int(memory_gb * GIGABYTE)
+    budget = int(as_it_is.peak_bytes * memory_factor) if memory_gb is None else int(memory_gb * GIGABYTE)
     began = time.perf_counter()
     schedule = optimize_graph(graph, Options(memory_bytes=budget))
     planning_s = time.perf_counter() - began
@@ -79,6 +87,8 @@ def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None) -> dict[st
         for call in (graph.nodes[graph.numbers[name]].collective for name in group.tensors)
         if call is not None
     )
+    rows = list(stream_json(path, "item"))
+    plan = _plan(rows, graph, schedule)
     return {
         "name": graph.name,
         "nodes": len(graph.nodes),
@@ -87,19 +97,18 @@ def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None) -> dict[st
         "compute_ms": (schedule.predicted.compute_s + copies / graph.copy_bytes_per_s) * 1e3,
         "as_traced_ms": as_it_is.end_s * 1e3,
         "peak_bytes": schedule.predicted.peak_bytes,
+        "torch_peak_bytes": torch_peak_bytes(rows, plan),
         "as_traced_peak_bytes": as_it_is.peak_bytes,
         "budget_bytes": budget,
         "planning_s": planning_s,
         "method": schedule.solver.method,
-        "plan": _plan(path, graph, schedule),
+        "plan": plan,
     }
 
 
-def _plan(path: Path, graph: CollectiveGraph, schedule: Schedule) -> list[int | list[int]]:
+def _plan(rows: list[dict[str, Any]], graph: CollectiveGraph, schedule: Schedule) -> list[int | list[int]]:
     """Return the node list's numbers in the order of the plan; a bucket is a list where it is issued."""
-    from pace.formats.reading import stream_json
-
-    listed = {row["name"]: row["i"] for row in stream_json(path, "item")}
+    listed = {row["name"]: row["i"] for row in rows}
     bucket_of = {
         name: group.tensors for group in schedule.groups for name in group.tensors if len(group.tensors) > 1
     }
@@ -122,11 +131,12 @@ def _print(row: dict[str, Any], *, header: bool) -> None:
     if header:
         print(
             f"{'graph':28} {'traced':>8} {'planned':>8} {'bound':>8} {'gap':>6} {'compute':>8} "
-            f"{'peak GB':>8} {'plan s':>6}"
+            f"{'peak GB':>8} {'torch GB':>8} {'plan s':>6}"
         )
     print(
         f"{row['name']:28} {row['as_traced_ms']:8.1f} {row['planned_ms']:8.1f} {row['bound_ms']:8.1f} "
         f"{(row['planned_ms'] / row['bound_ms'] - 1) * 100:5.1f}% {row['compute_ms']:8.1f} "
-        f"{row['peak_bytes'] / GIGABYTE:8.2f} {row['planning_s']:6.2f}",
+        f"{row['peak_bytes'] / GIGABYTE:8.2f} {row['torch_peak_bytes'] / GIGABYTE:8.2f} "
+        f"{row['planning_s']:6.2f}",
         flush=True,
     )
