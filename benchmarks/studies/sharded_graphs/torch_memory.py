@@ -34,7 +34,8 @@ def torch_peak_bytes(rows: Sequence[dict[str, Any]], plan: Plan) -> int:
     for node in (*inputs, *returned):
         last.pop(storages[node], None)
     size = {storage: bytes_ for step in steps for storage, bytes_ in step.allocates.items()}
-    memory = peak = sum(row["bytes"] for row in rows if row["i"] in inputs)
+    memory: int = sum(row["bytes"] for row in rows if row["i"] in inputs)
+    peak = memory
     for number, step in enumerate(steps):
         memory += sum(step.allocates.values())
         peak = max(peak, memory)
