@@ -19,6 +19,7 @@ from pace.wire.streams import Stream, TlsStream
 
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
+_MOST_PINGS = 100
 _WORKER, _SERVER = b"pace worker", b"pace server"
 
 MOST_WORKERS = 65_535
@@ -95,6 +96,10 @@ def answer(stream: Stream, token: str | None) -> tuple[Greeting, bytes]:
 
 def _expect(stream: Stream, kind: FrameKind) -> bytearray:
     frame = stream.read()
+    for _ in range(_MOST_PINGS):  # a busy server may give signs of life before its answer
+        if frame.kind is not FrameKind.PING:
+            break
+        frame = stream.read()
     if frame.kind is FrameKind.ABORT:
         reason = stream.read_payload(frame.length).decode(errors="replace")
         raise CommunicationFailed(f"the server refuses: {reason}")
