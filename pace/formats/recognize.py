@@ -101,7 +101,9 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
         return "layers"
     if _CHAKRA.match(head):
         return "chakra"
-    raise FormatError(path, "neither its name nor its content tells the format: choose one")
+    raise FormatError(
+        path, "neither its name nor its content tells the format: choose one (see `pace import --help`)"
+    )
 
 
 def _json_format(start: bytes) -> KnownFormat | None:

@@ -62,8 +62,12 @@ def reported() -> Iterator[None]:
         _fail(error, WRONG)
     except InvalidOptions as error:
         _fail(error, USAGE)
-    except (PaceError, OSError) as error:
+    except PaceError as error:
         _fail(error, FAILED)
+    except OSError as error:
+        # Without the number that Python puts in front.
+        told = error.filename is not None and error.strerror is not None
+        _fail(f"{error.filename}: {error.strerror}" if told else error, FAILED)
     except ModuleNotFoundError as error:
         package = (error.name or "pace").partition(".")[0]
         if package == "pace":

@@ -162,7 +162,8 @@ def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> None:
     """The environment failed, not the question."""
-    failed(3, "optimize", VGG, "-o", tmp_path / "no" / "such" / "folder.json", "--json")
+    there = tmp_path / "no" / "such" / "folder.json"
+    assert failed(3, "optimize", VGG, "-o", there, "--json") == f"pace: {there}: No such file or directory\n"
 
 
 def test_timeline_and_program_are_written(tmp_path: Path) -> None:
