@@ -166,8 +166,9 @@ def _speeds(under_way: Mapping[int, tuple[str, int]], rates: ServerRates) -> dic
             at: min(rates.connection, rates.worker / counts[direction])
             for at, (direction, _) in under_way.items()
         }
-    busy = Counter(link for _, link in under_way.values())
-    kinds = {at: (direction, busy[link] > 1) for at, (direction, link) in under_way.items()}
+    other = {"push": "pull", "pull": "push"}
+    busy = set(under_way.values())
+    kinds = {at: (direction, (other[direction], link) in busy) for at, (direction, link) in under_way.items()}
     of_kind = Counter(kinds.values())
     shares = host_shares(of_kind["push", False], of_kind["pull", False], of_kind["push", True], rates.workers)
     host = rates.connection * (rates.workers - 1)
@@ -199,7 +200,7 @@ def host_shares(pushed: int, pulled: int, both: int, workers: int) -> dict[tuple
                 for kind, is_mine in mine.items()
             }
             hosts[f"{push} {pull} {as_worker}"] = number, crossing
-    links = [crossing for number, crossing in hosts.values() if number]
+    links = [crossing for number, crossing in hosts.values() if number > 0]
     growing = {kind for crossing in links for kind, count in crossing.items() if count}
     shares = dict.fromkeys(growing, 0.0)
     while growing:

@@ -338,3 +338,17 @@ def test_a_segment_on_the_connection_of_another_is_found(judged: tuple[Profile, 
     for transfer in document["transfers"][:2]:
         transfer["link"] = (transfer["link"] + 2) % 4
     assert check(profile, parse_schedule(json.dumps(document)))
+
+
+def test_two_pushes_over_one_connection_of_colocated_servers_are_found() -> None:
+    """A push that starts before the one ahead of it on its connection has ended is refused."""
+    profile = layered([4, 8, 16], allreduce=affine(0, 1), dtypes=["int8"] * 3, workers=2)
+    chosen = Options(cluster=cluster(2, colocated=True), partition_bytes=4)
+    schedule = optimize_servers(profile, chosen)
+    assert check(profile, schedule) == []
+    document = schedule.model_dump(mode="json")
+    pushes = [each for each in document["transfers"] if each["op"] == "push" and each["link"] == 0]
+    pushes.sort(key=lambda each: each["start_s"])
+    pushes[1]["start_s"] = pushes[0]["start_s"]
+    found = check(profile, parse_schedule(json.dumps(document)))
+    assert any("its connection still carries another" in violation for violation in found)
