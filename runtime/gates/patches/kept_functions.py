@@ -95,9 +95,9 @@ class _Replacer:
         """Put another in the place of a container that cannot be changed, wherever it is."""
         if depth == 0 or id(holder) in self._made or _is_in_torch(holder, 2):
             return
-        values = [self._of(value) for value in holder]
-        make = getattr(holder, "_make", type(holder))  # of named tuples
-        self._made[id(holder)] = make(values)
+        base = tuple if isinstance(holder, tuple) else frozenset
+        # Without a constructor of the program's own, which may want other arguments.
+        self._made[id(holder)] = base.__new__(type(holder), map(self._of, holder))
         self._kept.append(holder)
         for owner in gc.get_referrers(holder):
             if owner is not self._kept and not _is_torchs(owner):

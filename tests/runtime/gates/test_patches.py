@@ -104,7 +104,12 @@ def generated():
     value = yield
     yield make(value)
 
+class Pair(tuple):
+    def __new__(cls, first, second):  # no list of values
+        return super().__new__(cls, (first, second))
+
 Two = collections.namedtuple("Two", "first second")
+in_pair = Pair(0, torch.tensor)
 in_tuple, in_named, in_set = (0, torch.tensor), Two(0, torch.tensor), {torch.tensor}
 nested, in_frozen = [(1, (torch.tensor,))], frozenset([torch.tensor])
 in_deque = collections.deque([torch.tensor])
@@ -121,6 +126,7 @@ copies = {
     "a class": lambda p: Maker.made(p),
     "a tuple": lambda p: in_tuple[1](p),
     "a named tuple": lambda p: in_named.second(p),
+    "a tuple with a constructor": lambda p: in_pair[1](p),
     "a set": lambda p: next(iter(in_set))(p),
     "a frozen set": lambda p: next(iter(in_frozen))(p),
     "a deque": lambda p: in_deque[0](p),
@@ -140,7 +146,7 @@ def main():
         ask(name, copy)
     ask("a variable", variable)
     ask("a tuple in a variable", variables[0])
-    assert type(in_named) is Two
+    assert (type(in_named), type(in_pair)) == (Two, Pair)
 
 main()
 copies |= {"a variable": None, "a tuple in a variable": None}
