@@ -74,6 +74,16 @@ def parse(kind: type[Kind], document: bytes | str) -> Kind:
             parsed = json.loads(document)
         except (ValueError, RecursionError, TypeError):
             parsed = None
+        needed = [name for name, field in kind.model_fields.items() if field.is_required()]
+        if (
+            isinstance(parsed, dict)
+            and len(parsed) > 1
+            and len(needed) > 1
+            and parsed.keys().isdisjoint(needed)
+        ):
+            raise refused_as(
+                f"this is another kind of document: it has none of {', '.join(needed)}"
+            ) from None
         raise refused_as(explain(error, parsed)) from None
 
 

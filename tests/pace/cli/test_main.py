@@ -160,6 +160,15 @@ def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
     failed(2, "check", VGG)
 
 
+def test_another_kind_of_document_is_told_in_one_line() -> None:
+    """A profile where a schedule or a job program belongs."""
+    checked = pace("check", VGG, VGG)
+    assert checked.returncode == 1
+    for said in (checked.stdout, failed(1, "check-order", VGG)):
+        assert "this is another kind of document: it has none of " in said
+        assert said.count("\n") == 1
+
+
 def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> None:
     """The environment failed, not the question."""
     there = tmp_path / "no" / "such" / "folder.json"
