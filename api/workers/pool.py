@@ -33,6 +33,10 @@ _LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _FORK_PAUSES_S = (0.05, 0.2, 0.5)
 
+# An exit status can be read once, and Process.start reads those of all processes that have ended: of two
+# threads that do so at a time, one is told 255.
+_READS_STATUS = threading.Lock()
+
 
 class WorkerPool:
     """Runs functions, such as ``answer_question``, in processes with time and memory limits.
@@ -207,7 +211,7 @@ class _Worker:
     @property
     def alive(self) -> bool:
         process = self._process
-        return process is not None and process.is_alive()
+        return process is not None and not wait([process.sentinel], 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -238,7 +242,8 @@ class _Worker:
                 daemon=True,
             )
             try:
-                process.start()
+                with _READS_STATUS:
+                    process.start()
             except (EOFError, OSError) as error:
                 # The server that forks was killed; the next start begins another, once its end is known.
                 log.warning("worker-not-started", purpose=self._purpose, error=repr(error))
@@ -261,16 +266,16 @@ class _Worker:
             if process is None or connection is None:
                 self.start()  # it could not be started before
                 return None
-            if process.is_alive():
+            if self.alive:
                 try:
                     if not self._ready and connection.poll():
                         self._hear(connection)
                 except (EOFError, OSError):
                     pass  # it is just dying: seen at the next look
                 return None
-            process.join()
+            exitcode = _exitcode(process)
             self._replace()
-            return _death(self._purpose, process.exitcode)
+            return _death(self._purpose, exitcode)
         finally:
             self._in_use.release()
 
@@ -301,10 +306,9 @@ class _Worker:
                 raise EOFError
         except (EOFError, OSError):
             call.end()
-            process.join()
-            code = process.exitcode
+            exitcode = _exitcode(process)
             self._replace()
-            raise WorkerDied(_death(self._purpose, code)) from None
+            raise WorkerDied(_death(self._purpose, exitcode)) from None
         if succeeded:
             return value
         if isinstance(value, LimitExceeded):
@@ -342,11 +346,19 @@ class _Worker:
     def discard(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            _exitcode(self._process)
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
         self._ready = False
+
+
+def _exitcode(process: ForkServerProcess) -> int | None:
+    """Wait until a process has ended; return its exit status."""
+    wait([process.sentinel])
+    with _READS_STATUS:
+        process.join()
+        return process.exitcode
 
 
 def _death(purpose: str, exitcode: int | None) -> str:

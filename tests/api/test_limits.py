@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,13 +11,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import structlog
 from sqlalchemy import select, update
 
 from pace.api.settings import Settings
@@ -109,6 +113,31 @@ def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
         assert pool.num_alive == 1
     finally:
         pool.close()
+
+
+def test_every_death_is_told_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools that replace their workers at the same time do not take exit statuses from each other."""
+    read = forkserver.read_signed
+
+    def read_slowly(descriptor: int) -> int:
+        time.sleep(0.05)
+        return int(read(descriptor))
+
+    monkeypatch.setattr(forkserver, "read_signed", read_slowly)
+    pools = [WorkerPool(f"test {number}", 2, 2**32) for number in range(2)]
+    with structlog.testing.capture_logs() as logs, ExitStack() as stack:
+        for pool in pools:
+            stack.callback(pool.close)
+            pool.start()
+        for _ in range(3):
+            logs.clear()
+            while sum(pool.num_alive for pool in pools) < 4:
+                time.sleep(0.01)
+            workers = [child for child in multiprocessing.active_children() if "pace-test" in child.name]
+            _kill_all({worker.pid for worker in workers if worker.pid is not None})
+            while len(logs) < 4:
+                time.sleep(0.01)
+            assert all("SIGKILL" in entry["reason"] for entry in logs)
 
 
 def _kill_workers_at_work(service: ServiceProcess, answer: Future[httpx.Response]) -> None:
