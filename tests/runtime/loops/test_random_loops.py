@@ -32,10 +32,10 @@ REFUSED = (
 
 
 def check(pool: RankPool, program: Program) -> None:
-    """Compare all that a program saw under the runtime with plain training, unless every rank refused it."""
+    """Compare all that a program saw under the runtime with plain training, unless a rank refused it."""
     found = pool.run(run_program, program)
-    failed = [each for each in found if isinstance(each, Failed)]
-    if len(failed) == len(found) and any(why in each.reason for each in failed for why in REFUSED):
+    # In the last step of a loop, the others may be done when a rank finds what it has to refuse.
+    if any(why in each.reason for each in found if isinstance(each, Failed) for why in REFUSED):
         return
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
     assert not reasons, "\n".join([*reasons, str(program)])
