@@ -331,7 +331,7 @@ class Reduction:
         self._note_keepers(codes)
         if any(code.late for code in codes):
             try:
-                void = find_void(self._slots, self._void, self._transport)
+                void = find_void(self._slots, self._void, codes, self._transport)
             except InvalidUse:
                 self.engine.abandon()
                 raise

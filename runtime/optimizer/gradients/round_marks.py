@@ -72,7 +72,9 @@ class RoundMarks:
         return [RoundCode.decode(round(abs(number))) for number in closing.codes.tolist()]
 
 
-def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transport) -> list[Slot]:
+def find_void(
+    slots: Sequence[Slot], cleared: Sequence[int], codes: Sequence[RoundCode], transport: Transport
+) -> list[Slot]:
     """Return the gradients whose sums are invalid because a rank had cleared its own; restore contributions.
 
     Every rank must call it.
@@ -81,6 +83,8 @@ def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transpor
     ----------
     cleared
         The numbers of the slots that this rank cleared after their groups may have been sent.
+    codes
+        All ranks' descriptions of the round.
 
     Raises
     ------
@@ -95,10 +99,10 @@ def find_void(slots: Sequence[Slot], cleared: Sequence[int], transport: Transpor
     found = sorted(set().union(*(each[0] for each in replies)))
     for rank, (_, gone) in enumerate(replies):
         if both := set(found).intersection(gone):
+            did = "reads it" if codes[rank].read else "did not run the last backward pass"
             raise InvalidUse(
                 f"the gradient of {slots[min(both)].name} was cleared on some ranks but not on rank {rank},"
-                " which did not run the last backward pass: call step() on every rank before gradients"
-                " are cleared"
+                f" which {did}: before gradients are cleared, read them on every rank or call step()"
             )
     for number in found:
         slot = slots[number]

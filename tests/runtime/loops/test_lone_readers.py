@@ -65,6 +65,21 @@ def test_training_goes_on_when_the_reader_is_answered(pool: RankPool, then: str,
     assert differences(found, expected(program)) == []
 
 
+def test_what_others_have_cleared_is_refused(pool: RankPool) -> None:
+    """A rank reads what the other one has cleared without ``step()``, and has nothing of any more."""
+    clear: Operation = ("zero", "optimizer", False)
+    program = Program(
+        size=2,
+        kinds=("linear", "linear", "linear"),
+        optimizer="sgd",
+        operations=(clear, BOTH, ("step",), clear, BOTH, ("log", 0), clear, BOTH),
+        options={"mode": "overlap"},
+    )
+    found = pool.run(run_program, program)
+    assert all(isinstance(each, Failed) for each in found)
+    assert all("but not on rank 0, which reads it" in each.reason for each in found)
+
+
 @pytest.mark.parametrize("mode", ["overlap", "barrier"])
 def test_more_backward_passes_beside_ranks_without_one_are_no_silent_error(mode: str) -> None:
     """A rank clips alone; in the next step, gradients are complete after each of its two backward passes."""

@@ -22,12 +22,14 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 # Only one rank may contribute what is summed already, and no rank could tell what the loop keeps. A rank that
-# has no backward pass cannot know of others' further ones, nor what they have put in the place of sums.
+# has no backward pass cannot know of others' further ones, nor what they have put in the place of sums. What
+# only one rank reads cannot be summed once others have cleared their own.
 REFUSED = (
     "while gradients accumulate, and op is 'sum'",
     "is now replaced, and with op='sum'",
     "ran another backward pass after its gradients were complete",
     "was replaced without having been read, and it is summed already",
+    "which reads it: before gradients are cleared, read them on every rank or call step()",
 )
 
 
