@@ -20,7 +20,7 @@ from pace.terminal.console import (
     question_tflops,
     write_profile,
 )
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import reported, writable
 
 
 class ImportCommands(TyperGroup):
@@ -44,9 +44,12 @@ def _files(what: str) -> Any:
     return typer.Argument(help=what, exists=True, dir_okay=False, readable=True)
 
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile to this file (JSON).")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", callback=writable, help="Write the profile to this file (JSON).")
+]
 StepsOutput = Annotated[
-    Path, typer.Option("--output", "-o", help="Write the steps document to this file (JSON).")
+    Path,
+    typer.Option("--output", "-o", callback=writable, help="Write the steps document to this file (JSON)."),
 ]
 RecordedWorkers = Annotated[
     int | None,
@@ -188,7 +191,9 @@ def chakra(
 @app.command("node-list")
 def node_list(
     nodes: Annotated[Path, _files("Node list (JSON), gzipped or not.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the graph to this file (JSON).")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=writable, help="Write the graph to this file (JSON).")
+    ],
     times: Annotated[
         list[Path] | None,
         typer.Option(
@@ -325,7 +330,11 @@ def fit(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Write the cost to this file (JSON).", show_default="not written"
+            "--output",
+            "-o",
+            callback=writable,
+            help="Write the cost to this file (JSON).",
+            show_default="not written",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -34,15 +34,26 @@ HELP = (
 PROFILES, PLANS, SERVICES = "Profiles and costs", "Plan and explore", "Services"
 
 
+def _plain(message: str) -> str:
+    """Return what is wrong with an option without the validator's own words."""
+    return (
+        message.removeprefix("Value error, ")
+        .replace(
+            "Input should be a valid integer, unable to parse string as an integer", "expected a whole number"
+        )
+        .replace("Input should be a valid number, unable to parse string as a number", "expected a number")
+    )
+
+
 class Commands(TyperGroup):
-    """All commands. Errors in options leave out the validator's own prefix."""
+    """All commands. Errors in options are in plain words."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
+            error.message = _plain(error.message)
             raise
 
 

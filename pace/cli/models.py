@@ -7,7 +7,7 @@ import typer
 
 from pace.models import NAMES, build
 from pace.terminal.console import question_tflops, write_profile
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import reported, writable
 
 
 def _list_names(wanted: bool) -> None:
@@ -24,7 +24,9 @@ def model(
     ],
     batch: Annotated[int, typer.Option(help="Samples per worker and iteration.")],
     workers: Annotated[int, typer.Option(help="Number of workers that train together.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the profile to this file (JSON).")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=writable, help="Write the profile to this file (JSON).")
+    ],
     _list: Annotated[
         bool,
         typer.Option(

@@ -30,7 +30,7 @@ from pace.terminal.console import (
     make_console,
     refuse_unknown_ending,
 )
-from pace.terminal.reporting import WRONG, reported, tell_slowdown, warn_if_misleading
+from pace.terminal.reporting import WRONG, counted, reported, tell_slowdown, warn_if_misleading, writable
 
 JITTER = "Varying op durations"
 
@@ -135,6 +135,7 @@ def optimize(
     timeline: Annotated[
         Path | None,
         typer.Option(
+            callback=writable,
             help="Write the predicted window to this file as a Chrome trace, for ui.perfetto.dev.",
             show_default="no trace",
             rich_help_panel=OUTPUT,
@@ -144,6 +145,7 @@ def optimize(
     write_lp: Annotated[
         Path | None,
         typer.Option(
+            callback=writable,
             help="Write the linear program to this .lp or .mps file; needs --slot-s.",
             show_default="not written",
             rich_help_panel=OUTPUT,
@@ -284,7 +286,7 @@ def check(
         for violation in violations:
             typer.echo(violation)
         typer.echo(
-            f"{schedule}: {'valid' if not violations else f'{len(violations)} violations'}",
+            f"{schedule}: {'valid' if not violations else counted(len(violations), 'violation')}",
             err=bool(violations),
         )
     if violations:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pace.documents.base import explain
+from pace.documents.base import explain, faults
 from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import load_steps
@@ -29,6 +29,7 @@ from pace.terminal.console import (
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported
+from pace.terminal.service_connection import connect
 
 
 def predict(
@@ -164,9 +165,7 @@ def predict(
 
                 result = run(document, options, progress=lambda done: bar.advance(task, done))
             else:
-                from pace.client import Client
-
-                with Client(service, api_key=api_key, timeout_s=timeout_s) as client:
+                with connect(service, api_key, timeout_s) as client:
                     result = client.predict(document, options, progress=lambda done: bar.advance(task, done))
         if plot is not None:
             from pace.view.prediction_charts import plot_prediction
@@ -216,10 +215,11 @@ def _options(given: dict[str, Any]) -> PredictionOptions:
 def _fleet(path: Path | None) -> Fleet:
     if path is None:
         return Fleet()
+    document = path.read_bytes()
     try:
-        return Fleet.model_validate_json(path.read_bytes())
+        return Fleet.model_validate_json(document)
     except ValidationError as error:
-        raise InvalidOptions(f"{path}: {explain(error)}") from None
+        raise InvalidOptions(f"{path}: {faults(Fleet, document, error)}") from None
 
 
 def _counts(option: str, text: str | None) -> tuple[int, ...]:

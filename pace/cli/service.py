@@ -19,6 +19,7 @@ from pace.terminal.console import (
     make_console,
 )
 from pace.terminal.reporting import reported
+from pace.terminal.service_connection import connect
 
 
 def submit(
@@ -45,10 +46,8 @@ def submit(
 ) -> None:
     """Send a profile to a PACE service and print the schedule that it returns."""
     with reported():
-        from pace.client import Client
-
         loaded = load_profile(profile)
-        with Client(service, api_key=api_key, timeout_s=timeout_s) as client:
+        with connect(service, api_key, timeout_s) as client:
             schedule = client.create_schedule(loaded, job=job or loaded.name)
         if output is not None:
             output.write_bytes(schedule.to_json())

@@ -30,12 +30,12 @@ from pace.terminal.console import (
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
+from pace.terminal.service_connection import connect
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.scenario import TwoLevel
 from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
-ANSWERS_WITHIN_S = 15.0
 PROFILED = "as profiled"
 SHOWN_POINTS = 60
 
@@ -295,14 +295,7 @@ def _ask(
     api_key: str | None,
     timeout_s: float,
 ) -> WhatIf:
-    from pace.client import Client
-    from pace.errors import ServiceUnavailable
-
-    # A result may take long; whether a service is there shows at once.
-    with Client(url, timeout_s=min(timeout_s, ANSWERS_WITHIN_S)) as client:
-        if not client.healthy():
-            raise ServiceUnavailable(f"--service {url}: no PACE service answers at this address")
-    with Client(url, api_key=api_key, timeout_s=timeout_s) as client, _bar() as bar:
+    with connect(url, api_key, timeout_s) as client, _bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))
 

@@ -11,6 +11,8 @@ from pace.errors import PaceError
 
 MOST_FAULTS = 20
 MOST_SHOWN = 200
+# So many unknown fields are no misspellings.
+ANOTHER_KIND = 3
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
@@ -70,21 +72,32 @@ def parse(kind: type[Kind], document: bytes | str) -> Kind:
     try:
         return kind.model_validate_json(document, strict=True)
     except ValidationError as error:
-        try:
-            parsed = json.loads(document)
-        except (ValueError, RecursionError, TypeError):
-            parsed = None
-        needed = [name for name, field in kind.model_fields.items() if field.is_required()]
-        if (
-            isinstance(parsed, dict)
-            and len(parsed) > 1
-            and len(needed) > 1
-            and parsed.keys().isdisjoint(needed)
-        ):
-            raise refused_as(
-                f"this is another kind of document: it has none of {', '.join(needed)}"
-            ) from None
-        raise refused_as(explain(error, parsed)) from None
+        raise refused_as(faults(kind, document, error)) from None
+
+
+def faults(kind: type[Document], document: bytes | str, error: ValidationError) -> str:
+    """Return one line for each fault of a JSON document, or one line if it is of another kind."""
+    try:
+        parsed = json.loads(document)
+    except (ValueError, RecursionError, TypeError):
+        parsed = None
+    return _another_kind(kind, parsed) or explain(error, parsed)
+
+
+def _another_kind(kind: type[Document], parsed: object) -> str | None:
+    """Return in one line that a document is of another kind, where its fields show this."""
+    if not isinstance(parsed, dict):
+        return None
+    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
+    missing = [name for name in needed if name not in parsed]
+    unknown = [name for name in parsed if name not in kind.model_fields]
+    if len(parsed) > 1 and len(needed) > 1 and missing == needed:
+        return f"this is another kind of document: it has none of {', '.join(needed)}"
+    if len(unknown) < ANOTHER_KIND:
+        return None
+    names = ", ".join(_short(name) for name in unknown[:MOST_FAULTS])
+    lacking = f"it has no {', '.join(missing)}, and " if missing else ""
+    return f"this is another kind of document: {lacking}its fields {names} are unknown"
 
 
 def load(parse_it: Callable[[bytes], Kind], path: str | Path, error: type[PaceError]) -> Kind:

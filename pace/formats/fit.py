@@ -140,5 +140,5 @@ def _recognize(path: str | Path) -> str:
     if "," in first:
         return "csv"
     raise FormatError(
-        path, f"not a log of a known tool ({', '.join(FORMATS)}); its first line is {first[:80]!r}"
+        path, f"not a log of a known tool ({', '.join(FORMATS)}); its first line is {first[:40]!a}"
     )

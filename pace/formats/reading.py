@@ -186,7 +186,7 @@ def _ends_early(error: Exception) -> bool:
 
 
 def _json_fault(path: str | Path, error: Exception, position: int) -> FormatError:
-    reason = " ".join(str(error).split())[:200]
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__).strip()[:200]
     return FormatError(path, f"not the JSON that was expected: {reason}", f"near byte {position}")
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.terminal.reporting import writable
 
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")
@@ -57,6 +58,7 @@ CsvOption = Annotated[
 PlotOption = Annotated[
     Path | None,
     typer.Option(
+        callback=writable,
         help="Write charts to this file: .png, .svg or .pdf.",
         show_default="no charts",
         rich_help_panel=OUTPUT,
@@ -65,7 +67,10 @@ PlotOption = Annotated[
 HtmlOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write a self-contained HTML page to this file.", show_default="no page", rich_help_panel=OUTPUT
+        callback=writable,
+        help="Write a self-contained HTML page to this file.",
+        show_default="no page",
+        rich_help_panel=OUTPUT,
     ),
 ]
 ScheduleOutput = Annotated[
@@ -73,6 +78,7 @@ ScheduleOutput = Annotated[
     typer.Option(
         "--output",
         "-o",
+        callback=writable,
         help="Write the schedule to this file (JSON).",
         show_default="not written",
         rich_help_panel=OUTPUT,

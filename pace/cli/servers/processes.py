@@ -18,7 +18,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import reported, writable
 
 app = typer.Typer(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
@@ -74,6 +74,7 @@ def measure(
         typer.Option(
             "-o",
             "--output",
+            callback=writable,
             help="Write a cluster document (JSON) to this file, for `pace optimize --cluster`.",
             show_default="not written",
         ),

@@ -19,7 +19,7 @@ from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
-from pace.terminal.reporting import WRONG, reported
+from pace.terminal.reporting import WRONG, counted, reported, writable
 
 app = typer.Typer(
     help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
@@ -94,12 +94,17 @@ def plan(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Write the plan to this file (JSON).", show_default="not written"
+            "--output",
+            "-o",
+            callback=writable,
+            help="Write the plan to this file (JSON).",
+            show_default="not written",
         ),
     ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(
+            callback=writable,
             help="Write the plan to this file as a Chrome trace, for ui.perfetto.dev.",
             show_default="no trace",
         ),
@@ -187,7 +192,8 @@ def check(
         for violation in violations:
             typer.echo(violation)
         typer.echo(
-            f"{plan}: {'valid' if not violations else f'{len(violations)} violations'}", err=bool(violations)
+            f"{plan}: {'valid' if not violations else counted(len(violations), 'violation')}",
+            err=bool(violations),
         )
     if violations:
         raise typer.Exit(WRONG)

@@ -18,7 +18,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import counted, reported, writable
 
 if TYPE_CHECKING:
     from pace.runtime.fabric.held_model import HeldModel
@@ -56,7 +56,9 @@ ModelFile = Annotated[
 ]
 LogFile = Annotated[
     Path | None,
-    typer.Option("--log", help="Append the commit log to this file.", show_default="no log"),
+    typer.Option(
+        "--log", callback=writable, help="Append the commit log to this file.", show_default="no log"
+    ),
 ]
 Silence = Annotated[
     float, typer.Option(min=1, help="Seconds without any message after which a connection counts as lost.")
@@ -167,7 +169,9 @@ def scheduler(
     ] = None,
     transfer_log: Annotated[
         Path | None,
-        typer.Option(help="Append a line for every transfer to this file.", show_default="no log"),
+        typer.Option(
+            callback=writable, help="Append a line for every transfer to this file.", show_default="no log"
+        ),
     ] = None,
     token_file: TokenFile = None,
     tls_cert: Certificate = None,
@@ -383,6 +387,7 @@ def check_log(
         for violation in found:
             typer.echo(violation)
         greatest = max((delay for line in commits for delay in line.delays), default=0)
-        typer.echo(f"{len(commits)} commits, greatest delay {greatest}, {len(found)} violations")
+        wrong = counted(len(found), "violation")
+        typer.echo(f"{counted(len(commits), 'commit')}, greatest delay {greatest}, {wrong}")
     if found:
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ from pace.terminal.processes import (
     stop_event,
     trusting_context,
 )
-from pace.terminal.reporting import WRONG, reported
+from pace.terminal.reporting import WRONG, reported, writable
 
 # How often a waiting receiver checks whether it must stop.
 _POLL_S = 0.2
@@ -76,7 +76,10 @@ def distribute(
 
 def receive(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write; replaced whenever weights arrive.")
+        Path,
+        typer.Option(
+            "--output", "-o", callback=writable, help="File to write; replaced whenever weights arrive."
+        ),
     ],
     bind: Bind = "127.0.0.1:7090",
     once: Annotated[bool, typer.Option("--once", help="Stop after the first weights.")] = False,

@@ -1,12 +1,11 @@
 """Reading the fabric's documents from JSON: faults are named, line by line."""
 
-import json
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, faults
 from pace.errors import InvalidFabric
 from pace.fabric.documents.batch import UpdateBatch
 from pace.fabric.documents.network import FabricNetwork
@@ -20,11 +19,7 @@ def parse_document(kind: type[AnyDocument], document: bytes | str) -> AnyDocumen
     try:
         return kind.model_validate_json(document, strict=True)
     except ValidationError as error:
-        try:
-            parsed = json.loads(document)
-        except (ValueError, RecursionError):
-            parsed = None
-        raise InvalidFabric(explain(error, parsed)) from None
+        raise InvalidFabric(faults(kind, document, error)) from None
 
 
 def load_document(kind: type[AnyDocument], path: str | Path) -> AnyDocument:

@@ -140,6 +140,7 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
         (["--max-group-bytes", "0"], "max_group_bytes"),
         (["--jitter", "0.1"], "scenarios"),
         (["--no-such-option"], "no-such-option"),
+        (["--servers", "abc"], "expected a whole number"),
     ],
 )
 def test_wrong_usage_ends_with_exit_code_2(arguments: list[str], named: str) -> None:
@@ -161,11 +162,17 @@ def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_document_is_told_in_one_line() -> None:
-    """A profile where a schedule or a job program belongs."""
+    """A profile where a schedule, a job program, recorded steps or a network belongs."""
     checked = pace("check", VGG, VGG)
     assert checked.returncode == 1
-    for said in (checked.stdout, failed(1, "check-order", VGG)):
-        assert "this is another kind of document: it has none of " in said
+    assert checked.stderr.endswith(": 1 violation\n")
+    for said in (
+        checked.stdout,
+        failed(1, "check-order", VGG),
+        failed(1, "predict", VGG),
+        failed(1, "fabric", "plan", VGG, VGG),
+    ):
+        assert "this is another kind of document: it has no" in said
         assert said.count("\n") == 1
 
 
@@ -173,6 +180,21 @@ def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> 
     """The environment failed, not the question."""
     there = tmp_path / "no" / "such" / "folder.json"
     assert failed(3, "optimize", VGG, "-o", there, "--json") == f"pace: {there}: No such file or directory\n"
+    for command, option in (("headroom", "--html"), ("what-if", "--html")):
+        assert failed(3, command, VGG, option, tmp_path) == f"pace: {tmp_path}: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "complaint"),
+    [
+        ("127.0.0.1:8080", 2, "expected an HTTP address"),
+        ("http://127.0.0.1:99999", 2, "expected an HTTP address"),
+        ("http://127.0.0.1:9", 3, "no PACE service answers at this address"),
+    ],
+)
+def test_an_address_without_a_service_is_told_soon(address: str, code: int, complaint: str) -> None:
+    """Within the time in which a service starts, and not after the time-out of a result."""
+    assert complaint in failed(code, "submit", VGG, "--service", address, "--timeout-s", "1")
 
 
 def test_timeline_and_program_are_written(tmp_path: Path) -> None:

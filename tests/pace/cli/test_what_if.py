@@ -144,8 +144,9 @@ def test_a_grid_of_hours_is_asked_about(
     assert ("pace" in result.stdout) is (code == 0)
 
 
-def test_a_service_that_is_not_there_is_given_up_at_once(profile: Path) -> None:
-    """The time-out is for a result; that the port is closed is no reason to wait for one."""
+def test_a_service_that_is_not_there_is_given_up(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time-out is for a result; a closed port is given up after the time in which a service starts."""
+    monkeypatch.setattr("pace.terminal.service_connection.STARTS_WITHIN_S", 0.5)
     with socket.socket() as bound:  # bound and not listening: nobody else gets the port meanwhile
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -1,0 +1,67 @@
+"""How a command reaches the scheduling service: a wrong address or a closed port is told within seconds."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import typer
+
+from pace.errors import InvalidOptions, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from pace.client import Client
+
+# A service that starts at the same time listens within this time.
+STARTS_WITHIN_S = 15.0
+
+
+@contextmanager
+def connect(url: str, api_key: str | None, timeout_s: float) -> "Iterator[Client]":
+    """Yield a client of the service at this address, once the service answers.
+
+    Parameters
+    ----------
+    url
+        Address, such as ``http://127.0.0.1:8080``.
+    timeout_s
+        Seconds that one method of the client may take. Whether a service is there is tried for at most
+        15 seconds of it.
+
+    Raises
+    ------
+    InvalidOptions
+        If the address is no HTTP address or the time-out is not a positive number.
+    ServiceUnavailable
+        If no service answers.
+    """
+    from pace.client import Client
+
+    _refuse_other_address(url)
+    if not 0 < timeout_s < math.inf:
+        raise InvalidOptions(f"--timeout-s {timeout_s:g}: expected a positive number of seconds")
+    wait_s = min(timeout_s, STARTS_WITHIN_S)
+    deadline = time.monotonic() + wait_s
+    with Client(url, timeout_s=wait_s) as client:
+        told = False
+        while not client.healthy():
+            if time.monotonic() >= deadline:
+                raise ServiceUnavailable(f"--service {url}: no PACE service answers at this address")
+            if not told:
+                typer.echo(f"pace: {url} does not answer yet; trying for {wait_s:g} s", err=True)
+                told = True
+            time.sleep(min(0.5, max(deadline - time.monotonic(), 0.0)))
+    with Client(url, api_key=api_key, timeout_s=timeout_s) as client:
+        yield client
+
+
+def _refuse_other_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InvalidOptions(f"--service {url}: expected an HTTP address, for example http://127.0.0.1:8080")
