@@ -107,14 +107,13 @@ class Replanning(NamedOptions):
     Attributes
     ----------
     profile_iterations
-        Number of iterations to record, after 4 for warm-up; a plain iteration follows every fourth. 0: the
-        job never profiles itself.
+        Number of iterations to record, after 4 for warm-up; 0: the job never profiles itself.
     drift_ratio
-        Factor, at least 1, by which an iteration or its compute must become longer or shorter than in the
-        first iterations under the plan to count as drift.
+        Factor, at least 1, by which iterations or their compute must become longer or shorter to count as
+        drift.
     stale_ratio
-        The same factor for a schedule from another job's profile, relative to its prediction. It is larger,
-        because predictions leave out the compute that sending takes on shared cores.
+        As `drift_ratio`, but compared with the prediction of a schedule from another job's profile.
+        Predictions leave out the compute that sending takes on shared cores.
     drift_iterations
         Number of iterations whose median is compared, on the slowest rank.
     interval_s
@@ -159,23 +158,18 @@ class Plan(NamedOptions):
     Attributes
     ----------
     schedule
-        A schedule or its path. With parameter servers it may be a schedule of pushes and pulls, whose
-        placement is used.
+        A `Schedule` or its path.
     service, job, api_key
-        The service that rank 0 asks for the job's newest schedule for this model; default: PACE_URL, PACE_JOB
-        and PACE_API_KEY.
+        Address of the service, name of the job there, and API key. Default: PACE_URL, PACE_JOB, PACE_API_KEY.
     order
-        "static": segments are sent in the planned order. "adaptive": in the planned order, but rank 0 lets
-        others overtake a late segment. "priority": rank 0 chooses the ready segment that is needed first.
-        "overtake": the ready segment that is first in the plan. "auto": "static" over torch.distributed; over
-        Horovod "adaptive" with a schedule and "priority" without; over parameter servers, where every rank
-        decides for itself, "overtake" with a schedule and "priority" without.
+        Which segment goes next: "static", "adaptive", "overtake" or "priority". "auto" chooses by the
+        transport.
     credit_bytes
-        Largest number of bytes in flight; default: the schedule's value. One segment always may be in flight,
-        so 0 is one at a time.
+        Largest number of bytes in flight; 0: one segment at a time. Default: the schedule's value. For
+        servers: most unsent bytes in the kernel, 128 KiB by default.
     replanning
-        When a job with a service profiles itself; default: PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
-        PACE_DRIFT_ITERATIONS and PACE_REPLAN_INTERVAL_S.
+        When a job with a service profiles itself. Default: PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
+        PACE_DRIFT_ITERATIONS, PACE_REPLAN_INTERVAL_S.
     """
 
     schedule: Schedule | str | Path | None = None
@@ -207,31 +201,25 @@ class Plan(NamedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tune(NamedOptions):
-    """Search for the plan while the job trains, as ByteScheduler does; no profile and no service are needed.
+    """Search for the plan while the job trains, as ByteScheduler does. Needs no profile and no service.
 
-    Rank 0 proposes how gradients are fused, cut and sent. All ranks go over to a proposal after the same step
-    and time some iterations of it. The first trial is plain operation, and the search begins at the sizes
-    that follow from what the network then is measured to cost. At the end the two best proposals and plain
-    operation are timed again in turns, and the fastest stays. Weights are as ever: nothing is lost by trials
-    but time.
+    Rank 0 proposes how gradients are fused, cut and sent. All ranks adopt a proposal after the same step, and
+    time some iterations of it. At the end, the two best proposals and plain operation are timed again in
+    turns, and the fastest stays. The weights are those of any other plan.
 
     Attributes
     ----------
     method
-        "bayes" (Bayesian optimization by expected improvement; needs ``pip install "pace-scheduler[tune]"``),
-        "grid", "random" or "momentum".
+        Search method: "bayes" (needs `pace-scheduler[tune]`), "grid", "random" or "momentum".
     knobs
-        What is searched. "partition": the largest segment. "credit": how many bytes may be in flight; not
-        tuned over parameter servers, where the kernel says how much it has not sent. "group": how much is
-        fused. "order": first ready first, or what is needed first. All by default;
-        ``("partition", "credit")`` sends every gradient alone and by priority, as ByteScheduler does.
+        What is searched: any of "partition" (largest segment), "credit" (bytes in flight), "group" (bytes
+        that are fused) and "order".
     num_trials
-        How many proposals are timed.
+        Number of proposals that are timed.
     iterations
-        How many iterations of each count. Their median on the slowest rank is the result, and how they vary
-        is what the Gaussian process takes for noise.
+        Number of timed iterations of each proposal; its result is their median on the slowest rank.
     seed
-        Of what is drawn at random.
+        Seed of random choices.
     """
 
     schedule: ClassVar[None] = None
@@ -275,11 +263,11 @@ class AllReduce(NamedOptions):
     Attributes
     ----------
     compression
-        "fp16" or "bf16": send and sum half as many bytes, with rounding. "none": no compression.
+        Type in which gradients are sent and summed: "fp16", "bf16" (not over Horovod), or "none" for their
+        own.
     sharding
-        "on": every rank keeps the optimizer state of one shard, updates it, and gathers the other ranks'
-        parameters. "auto": ``mode="auto"`` tries that, too, if possible. "off": every rank updates all
-        parameters.
+        Whether each rank updates only its shard of the parameters: "on", "auto" (`mode="auto"` tries it) or
+        "off".
     """
 
     compression: Compression = "none"
@@ -298,25 +286,23 @@ class ParameterServers(NamedOptions):
     Attributes
     ----------
     servers
-        "colocated" (a parameter server in every rank), or HOST:PORT of every ``pace servers serve``. Default:
-        PACE_SERVERS, else "colocated".
+        Servers to use: "colocated" (one in every rank), or HOST:PORT of every `pace servers serve`. Default:
+        PACE_SERVERS (separated by commas), else "colocated".
     token
-        Secret that ranks and servers share; default: PACE_SERVERS_TOKEN. Servers on other machines need one.
+        Secret that ranks and servers share; needed beyond one machine. Default: PACE_SERVERS_TOKEN.
     host
-        The address under which other ranks reach this rank's colocated server; PACE_SERVERS_HOST by default.
-        Without it, this machine alone, or with a token the address from which this host reaches MASTER_ADDR.
+        Address under which other ranks reach this rank's colocated server. Default: PACE_SERVERS_HOST, else
+        127.0.0.1, or with a token the address that reaches MASTER_ADDR.
     deterministic
-        Whether servers add in the order of ranks, so that repeated runs are equal to the bit. Needs memory on
-        servers.
+        Whether servers add in the order of ranks, so that repeated runs have equal bits. Needs memory for a
+        copy of each rank.
     pacing_bytes_per_s
-        Rate at which each end of a connection to a server sends. Best: the smaller of a worker's rate over
-        the number of servers and a server's rate over the number of workers. Default: the value of a schedule
-        of pushes and pulls; ``math.inf`` for no limit.
+        Rate in bytes/s at which each end of a connection sends; `math.inf`: no limit. Default: the
+        schedule's.
     ssl_context
         TLS for connections to servers that are not colocated.
     compression
-        "fp16" or "bf16": send half as many bytes, with rounding; servers sum in float32. "none": no
-        compression.
+        Type on the wire: "fp16", "bf16", or "none" for the gradients' own. Servers sum in float32.
     """
 
     sharding: ClassVar[ShardingChoice] = "off"
@@ -370,8 +356,8 @@ class Mixed(ParameterServers):
     Attributes
     ----------
     pushed
-        Gradients that servers sum: names, or patterns such as "embedding.*". Default: the weights of all
-        ``nn.Embedding``.
+        Gradients that servers sum: names, or patterns such as "embed.*". Default: the weights of every
+        `nn.Embedding` and `nn.EmbeddingBag`.
     """
 
     pushed: Sequence[str] | None = None

@@ -32,6 +32,8 @@ class PolicyEntry:
     ----------
     kind
         The class of the policy; its fields are the knobs.
+    rule
+        How it sends gradients, in a phrase.
     exchange
         "allreduce" and "sharded" are simulated on one network, "servers" on the links of a cluster.
     fixed
@@ -43,6 +45,7 @@ class PolicyEntry:
     """
 
     kind: Callable[..., Any]
+    rule: str
     exchange: Exchange = "allreduce"
     fixed: dict[str, Any] = field(default_factory=dict)
     preset: dict[str, Any] = field(default_factory=dict)
@@ -54,31 +57,64 @@ class PolicyEntry:
         names = (each.name for each in fields(self.kind))  # type: ignore[arg-type]  # a dataclass
         return tuple(name for name in names if name not in self.fixed and name not in self.hidden)
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of the knobs that may be set, unless they are given."""
+        values = {each.name: each.default for each in fields(self.kind)}  # type: ignore[arg-type]  # a dataclass
+        return {name: self.preset.get(name, values[name]) for name in self.knobs}
+
 
 _SCHEDULED = frozenset({"fusion", "framework"})
 
 REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
-    "fifo": (PolicyEntry(kind=Fifo), PolicyEntry(kind=FifoOnServers, exchange="servers")),
-    "horovod": (PolicyEntry(kind=Horovod),),
-    "ddp": (PolicyEntry(kind=Ddp),),
-    "mg-wfbp": (PolicyEntry(kind=MgWfbp),),
+    "fifo": (
+        PolicyEntry(kind=Fifo, rule="WFBP: one all-reduce for each gradient, in the order of readiness"),
+        PolicyEntry(
+            kind=FifoOnServers,
+            rule="First ready, first pushed; first summed, first pulled; large arrays are split as in MXNet",
+            exchange="servers",
+        ),
+    ),
+    "horovod": (PolicyEntry(kind=Horovod, rule="Horovod 0.28.1: fuses what is ready in each cycle"),),
+    "ddp": (PolicyEntry(kind=Ddp, rule="PyTorch DDP 2.13: buckets in the order of readiness"),),
+    "mg-wfbp": (PolicyEntry(kind=MgWfbp, rule="Merges gradients if a start-up costs more than waiting"),),
     "tio": (
-        PolicyEntry(kind=TicTac, fixed={"order": "tio"}),
-        PolicyEntry(kind=TicTacOnServers, exchange="servers", fixed={"order": "tio"}),
+        PolicyEntry(
+            kind=TicTac,
+            rule="Whole gradients in TicTac's order, from the graph alone",
+            fixed={"order": "tio"},
+        ),
+        PolicyEntry(
+            kind=TicTacOnServers,
+            rule="Whole tensors in TicTac's order from the graph alone; pulled at the next step, or without "
+            "a barrier once summed",
+            exchange="servers",
+            fixed={"order": "tio"},
+        ),
     ),
     "tao": (
-        PolicyEntry(kind=TicTac, fixed={"order": "tao"}),
-        PolicyEntry(kind=TicTacOnServers, exchange="servers", fixed={"order": "tao"}),
+        PolicyEntry(
+            kind=TicTac, rule="Whole gradients in TicTac's order, from measured times", fixed={"order": "tao"}
+        ),
+        PolicyEntry(
+            kind=TicTacOnServers,
+            rule="As `tio`, with the order from measured times",
+            exchange="servers",
+            fixed={"order": "tao"},
+        ),
     ),
     "p3": (
         # Slices of 50,000 parameters, stop and wait: the next goes out when the last has been confirmed.
         PolicyEntry(
-            kind=Partitioned, preset={"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"}
+            kind=Partitioned,
+            rule="Slices of 200 kB by layer, stop and wait",
+            preset={"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"},
         ),
         # Upstream MXNet's slices of 40,000 parameters, the next to a server when the last has been
         # acknowledged.
         PolicyEntry(
             kind=PartitionedOnServers,
+            rule="Slices of 160 kB by layer, one at a time to each server",
             exchange="servers",
             preset={
                 "partition_bytes": 160_000,
@@ -90,22 +126,57 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
         ),
     ),
     "bytescheduler": (
-        PolicyEntry(kind=Partitioned),
-        PolicyEntry(kind=PartitionedOnServers, exchange="servers"),
+        PolicyEntry(kind=Partitioned, rule="Parts by layer, with a credit"),
+        PolicyEntry(
+            kind=PartitionedOnServers,
+            rule="Parts of 4 MB by layer, with a credit of 16 MB",
+            exchange="servers",
+        ),
     ),
-    "byteps": (PolicyEntry(kind=BytePs, exchange="servers"),),
-    "dear": (PolicyEntry(kind=Dear, exchange="sharded"),),
+    "byteps": (
+        PolicyEntry(kind=BytePs, rule="Parts of 4,096,000 bytes, hashed to servers", exchange="servers"),
+    ),
+    "dear": (
+        PolicyEntry(
+            kind=Dear, rule="Reduce-scatter in backward, all-gather before forward", exchange="sharded"
+        ),
+    ),
     "ddp-best": (
-        PolicyEntry(kind=Scheduled, fixed={"framework": "ddp"}, hidden=frozenset({"fusion", "preemption"})),
+        PolicyEntry(
+            kind=Scheduled,
+            rule="DDP with the best bucket list (`pace optimize --for ddp`)",
+            fixed={"framework": "ddp"},
+            hidden=frozenset({"fusion", "preemption"}),
+        ),
     ),
-    "zero-1": (PolicyEntry(kind=ZeroOne, exchange="sharded"),),
-    "zero-redundancy": (PolicyEntry(kind=ZeroRedundancy, exchange="sharded"),),
-    "paper": (PolicyEntry(kind=Scheduled, fixed={"fusion": "paper"}, hidden=_SCHEDULED),),
+    "zero-1": (
+        PolicyEntry(
+            kind=ZeroOne,
+            rule="Megatron-LM: reduce-scatter in backward, all-gathers in forward order; 0: buckets of "
+            "max(40e6, 1e6 x ranks)",
+            exchange="sharded",
+        ),
+    ),
+    "zero-redundancy": (
+        PolicyEntry(
+            kind=ZeroRedundancy,
+            rule="PyTorch: DDP, then each rank broadcasts the parameters that it updated",
+            exchange="sharded",
+        ),
+    ),
+    "paper": (
+        PolicyEntry(
+            kind=Scheduled,
+            rule="The PACE paper's fusion, in segments",
+            fixed={"fusion": "paper"},
+            hidden=_SCHEDULED,
+        ),
+    ),
     "pace": (
-        PolicyEntry(kind=Scheduled, hidden=_SCHEDULED),
-        PolicyEntry(kind=PlannedOnServers, exchange="servers"),
+        PolicyEntry(kind=Scheduled, rule="PACE's schedule", hidden=_SCHEDULED),
+        PolicyEntry(kind=PlannedOnServers, rule="PACE's plan", exchange="servers"),
     ),
-    "sharded": (PolicyEntry(kind=Sharded, exchange="sharded"),),
+    "sharded": (PolicyEntry(kind=Sharded, rule="PACE's sharded schedule", exchange="sharded"),),
 }
 
 

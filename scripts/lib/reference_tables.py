@@ -3,10 +3,13 @@
 A page has a comment where a table comes, such as ``<!-- table: metrics of the service -->``.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
+import griffe
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
@@ -22,6 +25,8 @@ from pace.api.tracing import Spans
 from pace.log_events import LogEvent
 from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
+from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan, Replanning, Tune
+from pace.simulation.registry import REGISTRY
 
 Row = tuple[str, ...]
 
@@ -49,6 +54,25 @@ def settings(group: type[BaseModel]) -> str:
         default = _COMPUTED.get(name) or (f"`{field.default}`" if field.default != "" else "empty")
         rows.append((f"`PACE_{name.upper()}`", default, field.description or ""))
     return table(("variable", "default", "meaning"), rows)
+
+
+def options(kind: Any, names: Container[str] | None = None) -> str:
+    """Return the options of a dataclass, with what its docstring says of them."""
+    defaults = {each.name: each.default for each in fields(kind) if names is None or each.name in names}
+    (attributes,) = (
+        section.value
+        for section in griffe.Docstring(inspect.cleandoc(kind.__doc__)).parse("numpy")
+        if section.kind is griffe.DocstringSectionKind.attributes
+    )
+    rows = []
+    for attribute in attributes:
+        described = attribute.name.split(", ")
+        values = [defaults.pop(name) for name in described]
+        shown = "" if values[0] is None else f"`{values[0]!r}`".replace("'", '"')
+        rows.append((", ".join(f"`{name}`" for name in described), shown, _one_line(attribute.description)))
+    if defaults:
+        raise ValueError(f"{kind.__name__}: its docstring does not describe {', '.join(defaults)}")
+    return table((f"field of `{kind.__name__}`", "default", "meaning"), rows)
 
 
 def entries() -> str:
@@ -121,7 +145,11 @@ def _inputs(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterab
 
 
 def _first_paragraph(text: str) -> str:
-    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
+    return _one_line(text.partition("\n\n")[0])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".")
 
 
 def problems() -> str:
@@ -131,6 +159,26 @@ def problems() -> str:
         for name, status, meaning in kinds_of_problems()
     ]
     return table(("end of `type`", "status", "meaning"), rows)
+
+
+def policies(*, servers: bool) -> str:
+    """Return the policies on one network, or on servers, with their knobs and rules."""
+    rows = []
+    for name, entries in REGISTRY.items():
+        for entry in entries:
+            if (entry.exchange == "servers") is servers:
+                knobs = ", ".join(f"`{knob}` ({_shown(value)})" for knob, value in entry.defaults.items())
+                rows.append((f"`{name}`", knobs or "none", entry.rule))
+    return table(("policy", "knobs (defaults)", "rule"), rows)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case int():
+            return f"{value:,}"
+    return str(value)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -146,4 +194,12 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "events of the service": lambda: events(EVENTS),
     "routes": routes,
     "problems": problems,
+    "policies on one network": lambda: policies(servers=False),
+    "policies on servers": lambda: policies(servers=True),
+    "options of Plan": lambda: options(Plan),
+    "options of Replanning": lambda: options(Replanning),
+    "options of Tune": lambda: options(Tune),
+    "options of AllReduce": lambda: options(AllReduce),
+    "options of ParameterServers": lambda: options(ParameterServers),
+    "options of Mixed": lambda: options(Mixed, {"pushed"}),
 }
