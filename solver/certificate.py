@@ -2,7 +2,13 @@
 
 In every schedule, the objective of a set S of jobs is at least min r + sum p + min q: the time until its
 first release, all its processing, and its shortest tail. The greatest such bound equals the optimum (Carlier
-1982, proposition 1; docs/solver.md). It suffices to look at the sets {r >= rho, q >= theta}.
+1982, proposition 1). It suffices to look at the sets {r >= rho, q >= theta}.
+
+Proof. Let job c attain the greatest completion + tail under longest tail first, and let y be its completion.
+Let s be the last moment before y at which the machine idled or served a job with a tail below q_c. From s to
+y, only jobs with tails of at least q_c are served. None of them was released before s, or it would have been
+served then. All of them are done by y. For this set S, min r = s, sum p = y - s and min q = q_c. So its bound
+is y + q_c, the objective of longest tail first.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Lower bounds on the window of every schedule, with any fusion, cuts and order (docs/solver.md).
+"""Lower bounds on the window of every schedule, with any fusion, cuts and order (docs/concepts/bounds.md).
 
 They are in wall time. If traffic slows compute, the proofs hold on the compute clock. The least time by which
 traffic lengthens any window is added (``pace.solver.compute_clock``).
