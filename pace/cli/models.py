@@ -6,14 +6,19 @@ from typing import Annotated
 import typer
 
 from pace.models import NAMES, build
-from pace.terminal.console import question_tflops, write_profile
+from pace.models.catalog import architecture
+from pace.terminal.console import make_console, make_table, question_tflops, write_profile
 from pace.terminal.reporting import reported, writable
 
 
-def _list_names(wanted: bool) -> None:
+def _list_architectures(wanted: bool) -> None:
     if wanted:
+        table = make_table("name", "gradients", "parameters", "unit of --batch", left=("name",))
         for name in NAMES:
-            typer.echo(name)
+            counted = architecture(name)
+            sizes = counted.parameters.values()
+            table.add_row(name, str(len(sizes)), f"{sum(sizes):,}", counted.unit)
+        make_console().print(table)
         raise typer.Exit
 
 
@@ -22,7 +27,9 @@ def model(
     device_tflops: Annotated[
         float, typer.Option(help="Compute rate that the device reaches, in TFLOP/s, for example 15.")
     ],
-    batch: Annotated[int, typer.Option(help="Samples per worker and iteration.")],
+    batch: Annotated[
+        int, typer.Option(help="Images, or tokens of a language model, per worker and iteration.")
+    ],
     workers: Annotated[int, typer.Option(help="Number of workers that train together.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", callback=writable, help="Write the profile to this file (JSON).")
@@ -31,9 +38,9 @@ def model(
         bool,
         typer.Option(
             "--list",
-            callback=_list_names,
+            callback=_list_architectures,
             is_eager=True,
-            help="Print the names of the architectures and exit.",
+            help="Print the architectures with their numbers of gradients and parameters, and exit.",
         ),
     ] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from pace.cli.main import app
 from pace.documents.profile import load_profile
+from pace.models import NAMES
 from pace.version import __version__
 from tests.pace.cli.process import pace
 
@@ -80,4 +81,6 @@ def test_options_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path
 def test_version_and_names_are_printed() -> None:
     """Without any other argument."""
     assert CliRunner().invoke(app, ["--version"]).stdout == f"pace {__version__}\n"
-    assert "resnet50" in CliRunner().invoke(app, ["model", "--list"]).stdout.splitlines()
+    listed = [line.split() for line in CliRunner().invoke(app, ["model", "--list"]).stdout.splitlines()]
+    assert [line[0] for line in listed[1:]] == list(NAMES)
+    assert ["resnet50", "157", "25,549,486", "images"] in listed
