@@ -1,6 +1,6 @@
 """Every figure and table of the five papers: re-enacted, refuted, or left out; prints Markdown.
 
-python -m benchmarks papers.every_figure
+python -m benchmarks papers.every_figure [--asynchronous]
 """
 
 import tomllib
@@ -13,22 +13,26 @@ from benchmarks.harness.conditions import study_parser
 
 ROWS = Path(__file__).with_name("figures.toml")
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "results" / "papers-every-figure.md"
+SYNCHRONOUS = DOCS / "results" / "papers-every-figure.md"
+ASYNCHRONOUS = DOCS / "results" / "papers-every-figure-asynchronous.md"
+# How many of the papers, in the order of the file, are about synchronous training.
+NUM_SYNCHRONOUS = 3
 STATUSES = ("re-enacted", "refuted", "left out")
 
-HEAD = """# Every figure of the five papers
+HEAD = """# Every figure of the papers: {title}
 
-```
-python -m benchmarks papers.every_figure
-```
+You find here what became of each figure, table and further claim of {papers}
+that PACE builds on. [The others]({other}) have a page of their own.
 
-PACE builds on five papers. This page lists their figures and tables, and claims that have no figure.
-
-- **re-enacted**: our numbers stand beside the paper's, here or on the page that the row links to.
-- **refuted**: the claim does not hold; the row says what does.
+- **re-enacted**: our numbers stand beside the paper's, which are in parentheses.
+- **refuted**: the claim does not hold; the text says what does.
 - **left out**: there is nothing to re-enact, or it needs machines that we do not have.
 
-The curves of figures were not at hand, only what the papers say about them in words.
+```
+python -m benchmarks papers.every_figure{option}
+```
+
+Links lead to more. We had the papers' words, not the curves: "No results" is as far as the words say.
 """
 
 
@@ -52,18 +56,24 @@ def papers() -> list[dict[str, Any]]:
     return found
 
 
-def markdown() -> str:
-    """Return the page."""
-    listed = papers()
+def markdown(page: Path) -> str:
+    """Return one of the two pages."""
+    if page == SYNCHRONOUS:
+        listed, other, option = papers()[:NUM_SYNCHRONOUS], ASYNCHRONOUS, ""
+        title, counted = "synchronous training", "the three papers on synchronous training"
+    else:
+        listed, other, option = papers()[NUM_SYNCHRONOUS:], SYNCHRONOUS, " --asynchronous"
+        title, counted = "asynchronous training", "the two papers on asynchronous training"
+    head = HEAD.format(title=title, papers=counted, other=other.name, option=option)
     counts = Counter(row["status"] for paper in listed for row in paper["item"])
-    parts = [HEAD, "| " + " | ".join(STATUSES) + " |", "| " + " | ".join("-:" for _ in STATUSES) + " |"]
+    parts = [head, "| " + " | ".join(STATUSES) + " |", "| " + " | ".join("-:" for _ in STATUSES) + " |"]
     parts.append("| " + " | ".join(str(counts[status]) for status in STATUSES) + " |")
     for paper in listed:
         parts += ["", f"## {paper['name']}", "", fill(f"{paper['source']}.", 110), ""]
-        parts += ["| what | shows | status | outcome or reason |", "| -- | -- | -- | -- |"]
         for row in paper["item"]:
-            link = f" [Page]({_relative(row['page'])})" if "page" in row else ""
-            parts.append(f"| {row['names']} | {row['shows']} | {row['status']} | {row['text']}{link} |")
+            status = f"[{row['status']}]({_relative(row['page'])})" if "page" in row else row["status"]
+            item = f"- **{row['names']}**, {row['shows']}: {status}. {row['text']}"
+            parts.append(fill(item, 110, subsequent_indent="    ", break_on_hyphens=False))
     return "\n".join(parts) + "\n"
 
 
@@ -72,6 +82,8 @@ def _relative(page: str) -> str:
 
 
 def main() -> None:
-    """Print the page."""
-    study_parser(__doc__).parse_args()
-    print(markdown(), end="")
+    """Print a page."""
+    parser = study_parser(__doc__)
+    parser.add_argument("--asynchronous", action="store_true", help="The papers on asynchronous training.")
+    asked = parser.parse_args()
+    print(markdown(ASYNCHRONOUS if asked.asynchronous else SYNCHRONOUS), end="")
