@@ -71,7 +71,7 @@ class ScheduleMismatch(PaceError):
 
 
 class SolverFailed(PaceError):
-    """The oracle ended without an answer."""
+    """The solver of a linear program ended without a solution."""
 
 
 class ServiceUnavailable(PaceError):

@@ -38,12 +38,10 @@ __all__ = ["allreduce_s", "check"]
 
 
 def check(profile: Profile | CollectiveGraph, schedule: Schedule) -> list[str]:
-    """Return every way in which `schedule` is not a right answer for `profile`; empty if it is one.
+    """Return every way in which a schedule is wrong for its profile; an empty list if it is right.
 
-    A graph takes the place of the profile for schedules of exchange "graph".
-
-    A schedule may be slower than the best: optimality is claimed by its proofs and bounds, and those
-    are re-added here.
+    A schedule of exchange "graph" is checked against its graph. A schedule may be slower than the best:
+    its proofs and bounds say how much, and they are computed again here.
     """
     if isinstance(profile, CollectiveGraph):
         refuse_other(schedule, Schedule, InvalidSchedule)

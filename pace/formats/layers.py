@@ -37,7 +37,7 @@ class LayerRow:
 def read_layer_csv(
     path: str | Path, *, workers: int, allreduce: AllReduce, name: str | None = None
 ) -> Profile:
-    """Read a CSV table with one layer a row and a header.
+    """Make a profile from a CSV table with a header and one layer a row.
 
     Columns: `name`; `forward_s`, `forward_ms` or `forward_us`; likewise `backward_...`;
     `parameter_bytes`, or `parameters` in elements; optional `inputs` (names separated by semicolons;

@@ -123,7 +123,7 @@ def read_node_list(
     copy_bytes_per_s: float,
     name: str | None = None,
 ) -> CollectiveGraph:
-    """Read a node list.
+    """Make a graph from a list of a compiled program's nodes.
 
     Parameters
     ----------

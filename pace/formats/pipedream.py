@@ -16,9 +16,10 @@ _TIMES = ("forward_compute_time", "backward_compute_time")
 def read_pipedream(
     path: str | Path, *, workers: int, allreduce: AllReduce, name: str | None = None
 ) -> Profile:
-    """Read `NODE -- LAYER -- forward_compute_time=..., ...` and indented `NODE -- NODE` lines.
+    """Make a profile from the `graph.txt` of PipeDream's profiler.
 
-    Times are milliseconds, sizes bytes of float32. The node called Input is kept with no time: what
+    Its lines are `NODE -- LAYER -- forward_compute_time=..., ...` and, indented, `NODE -- NODE`. Times are in
+    milliseconds, sizes in bytes of float32. The node called Input is kept with no time: what
     was measured there is the loading of data.
 
     Raises

@@ -70,7 +70,7 @@ def read_tf_run_metadata(
     batch: float = 1,
     name: str | None = None,
 ) -> StepsDocument:
-    """Read traced steps of one worker.
+    """Make a steps document from TensorFlow's traces of one worker's steps.
 
     Ops of a server that wait for nothing (reads of variables) are left out. Pulls that wait for nothing else
     wait for an op of the worker, which asks for them: it takes from the step's beginning until the server had

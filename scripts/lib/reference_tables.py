@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
+import pace
 from pace.api.events import EVENTS
 from pace.api.fairness.tenants import TenantEntry
 from pace.api.http.app import create_app
@@ -181,6 +182,18 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+def package() -> str:
+    """Return what `import pace` offers, each name with a link to its reference."""
+    rows = []
+    for name in sorted(pace.__all__, key=str.lower):
+        offered = getattr(pace, name)
+        if inspect.isclass(offered) or inspect.isfunction(offered):
+            home = f"{offered.__module__}.{offered.__qualname__}"
+            summary = _first_paragraph(inspect.cleandoc(offered.__doc__ or ""))
+            rows.append((f"`{name}`", f"[{offered.__module__}][{home}]", summary))
+    return table(("name", "reference", "what it is"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings of storage": lambda: settings(StorageSettings),
     "settings of access": lambda: settings(AccessSettings),
@@ -194,6 +207,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "events of the service": lambda: events(EVENTS),
     "routes": routes,
     "problems": problems,
+    "names of the package": package,
     "policies on one network": lambda: policies(servers=False),
     "policies on servers": lambda: policies(servers=True),
     "options of Plan": lambda: options(Plan),

@@ -35,7 +35,7 @@ class OrderFinding(Document):
 
 
 class OrderReport(Document):
-    """What was proved, or what was found.
+    """The proof that a job's collectives cannot hang, or the ranks that wait for one another.
 
     Attributes
     ----------

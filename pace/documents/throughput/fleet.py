@@ -14,10 +14,9 @@ PerWorker = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Fleet(Document):
-    """Workers that share servers.
+    """How workers that share servers differ from the recorded one.
 
-    Lists are read in turns: worker i takes the entry i modulo the list's length, an empty list leaves what
-    was recorded.
+    Worker i takes the entry i modulo the list's length. An empty list leaves what was recorded.
 
     Attributes
     ----------

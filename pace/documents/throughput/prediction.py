@@ -192,12 +192,12 @@ class PredictedCurve(Document):
 
 
 class ThroughputPrediction(Document):
-    """The answer.
+    """Predicted throughput, bottlenecks and staleness at every scale.
 
     Attributes
     ----------
     steps_sha256
-        Of the steps document.
+        SHA-256 of the steps document.
     unit
         What throughput counts each second.
     replay_error
