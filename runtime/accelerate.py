@@ -36,9 +36,9 @@ def attach(
     Parameters
     ----------
     model, optimizer
-        As ``prepare()`` returned them; the loop keeps using them.
+        What ``prepare()`` returned. The loop keeps using them.
     plan, communication, mode, timeout_s
-        As for ``pace.runtime.ddp.attach``.
+        The options of ``pace.runtime.ddp.attach``.
 
     Returns
     -------

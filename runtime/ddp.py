@@ -38,7 +38,7 @@ def attach(
     optimizer
         The optimizer of all parameters that require gradients.
     plan, communication, mode, timeout_s
-        As for ``pace.runtime.torch.DistributedOptimizer``; `communication` is ``AllReduce(compression=...)``.
+        The options of ``pace.runtime.torch.DistributedOptimizer``; `communication` is ``AllReduce(...)``.
 
     Returns ------- The wrapper, for ``report()``, ``synchronize()`` and ``close()``. The loop may use it
     instead of the optimizer, and need not keep it.

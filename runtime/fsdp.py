@@ -61,8 +61,8 @@ def attach(
         ``AllReduce(compression=...)``; by default with the dtype in which ``fully_shard`` would sum replicas,
         where that is half of the parameters': what `mp_policy` says.
     plan, mode, timeout_s
-        As for ``pace.runtime.torch.DistributedOptimizer``. Sizes are those of shards, padded to the largest;
-        workers are replicas.
+        The options of ``pace.runtime.torch.DistributedOptimizer``. In a schedule, sizes are those of shards,
+        padded to the largest, and workers are replicas.
 
     Returns
     -------

@@ -32,7 +32,7 @@ class PaceStrategy(DDPStrategy):
     Parameters
     ----------
     plan, communication, mode, timeout_s
-        As for ``pace.runtime.ddp.attach``. Service and job may be given by PACE_URL and PACE_JOB.
+        The options of ``pace.runtime.ddp.attach``. PACE_URL and PACE_JOB may name service and job.
     options
         All other arguments of ``DDPStrategy``.
 

@@ -135,12 +135,12 @@ def asynchronous(
     communication
         ``ParameterServers()`` (default).
     optimizer, model, plan, timeout_s, op, broadcast_parameters, process_group
-        As for ``DistributedOptimizer``; there is no `mode`.
+        The arguments of ``DistributedOptimizer``; there is no `mode`.
 
     Raises
     ------
     ScheduleMismatch, InvalidOptions, InvalidUse
-        As for ``DistributedOptimizer``.
+        In the cases of ``DistributedOptimizer``.
     """
     refuse_unknown_arguments(asynchronous, training)
     over = training.setdefault("communication", ParameterServers())

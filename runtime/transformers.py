@@ -29,7 +29,7 @@ class PaceCallback(TrainerCallback):
     trainer
         The Trainer, which holds the wrapped model.
     plan, communication, mode, timeout_s
-        As for ``pace.runtime.ddp.attach``.
+        The options of ``pace.runtime.ddp.attach``.
     """
 
     def __init__(self, trainer: Any, **training: Unpack[TrainingOptions]) -> None:
@@ -62,7 +62,7 @@ class PaceMixin:
     Parameters
     ----------
     plan, communication, mode, timeout_s
-        As for ``pace.runtime.ddp.attach``. Service and job may be given by PACE_URL and PACE_JOB.
+        The options of ``pace.runtime.ddp.attach``. PACE_URL and PACE_JOB may name service and job.
     arguments, options
         The Trainer's own.
     """

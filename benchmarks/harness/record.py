@@ -66,7 +66,7 @@ class Grid:
     pacing
         Whether connections to servers are paced; each value is a setting.
     rate_mbit_s
-        Of every host's link, both ways.
+        Rate of every host's link, both ways, in Mbit/s.
     compute_s
         Length of the emulated window without communication.
     rounds, windows

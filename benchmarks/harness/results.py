@@ -95,7 +95,7 @@ class SettingResult:
     contention
         How compute and all-reduces of each backend slow one another down; empty where it was not measured.
     pacing_bytes_per_s
-        Of every connection to a server; None without pacing or servers.
+        Rate of every connection to a server; None without pacing or servers.
     unmodified
         Training by other systems on the same hosts, with the same layers and sleeps.
     """

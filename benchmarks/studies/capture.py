@@ -39,7 +39,7 @@ class Row:
         The sum of the operators' own times under torch.profiler: what a profile made from its
         operators would say.
     medians_error, operator_medians_error
-        Of the ops' medians added up, over the same captured iterations: what means are preferred to.
+        Error of the sum of the ops' medians over the same iterations, to compare with that of means.
     """
 
     model: str

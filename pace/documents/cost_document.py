@@ -21,7 +21,7 @@ class NetworkChange:
     measured_workers
         How many workers a measured cost was measured with.
     latency_s
-        Of one message.
+        Latency of one message, in seconds.
     """
 
     measured_workers: int

@@ -41,7 +41,7 @@ class Sharding(Document):
     shards
         The groups' buffers consist of these; shards without columns are in no group.
     norm
-        None where updates wait for their own gradients only.
+        The norm that updates wait for; None if they wait for their own gradients only.
     """
 
     workers: Annotated[int, Field(ge=1)]

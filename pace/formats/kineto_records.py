@@ -115,7 +115,7 @@ class KinetoStep:
     Attributes
     ----------
     number
-        That of its `ProfilerStep#N`.
+        The N of its `ProfilerStep#N`.
     fixed
         Collectives that it issued, all-reduces left out, in the order in which they started.
     accumulated_s
@@ -127,7 +127,7 @@ class KinetoStep:
     folded
         How many of them counted as compute before the last: gradients were sent in the last one only.
     pass_starts_s, segments
-        Of a step with folded passes: when each began, and places of the ops that ran forward before it.
+        For a step with folded passes: when each began, and places of the ops that ran forward before it.
     undefined_gradients
         Accumulated gradients that were no tensors, as of parameters that fused kernels update.
     update_work_s
@@ -139,7 +139,7 @@ class KinetoStep:
     copies, copies_s
         Kernels that copy buckets and buffers, launched by DistributedDataParallel itself.
     update_lasting_s, span_s, host_s, exposed_s, fixed_s
-        Of the device's own timeline (``pace.formats.kineto_clocks``): the update, from the last step's end
+        Seconds on the device's clock (``pace.formats.kineto_clocks``): the update, from the last step's end
         to this one's, waiting for the host, for all-reduces, and for other collectives.
     """
 

@@ -56,7 +56,7 @@ class HostOp:
     undefined
         Shapes were recorded, and the first input is no tensor.
     elements
-        Of an operator that issues a collective: how many elements it moves. 0 where that is not recorded.
+        Number of elements that an operator's collective moves; 0 if that is not recorded.
     fallback_sequence
         The sequence number of the op around one that runs inside another backward op.
     """

@@ -76,7 +76,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     Raises
     ------
     FormatError
-        As ``tell_format``.
+        If neither name nor content tells the format.
     """
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -31,7 +31,7 @@ class TicketEnd:
     outcome
         "committed", "dropped" (late; not sent again) or "failed" (the fabric could not).
     version
-        Of the model just after it, if it was committed.
+        Version of the model just after the commit, if there was one.
     delay
         Commits between the model that it was computed from and its own.
     reason, witness
@@ -170,7 +170,7 @@ class FabricClient(Closing):
             What is added to the model, already multiplied by the learning rate and its sign. A sparse one is
             sent, and added on the way, as it is.
         version
-            Of the model that it was computed from.
+            Version of the model that it was computed from.
         weight
             Its factor in a sum, or its share in a weighted mean.
 

@@ -50,9 +50,9 @@ class LoggedCommit(Document):
     before, after
         Version of the model; it rises by the number of members.
     delays
-        Of each member: the version just before its own commit minus the version that it was computed from.
+        Delay of each member: the version just before its commit, minus the one that it was computed from.
     norm
-        Of what was added, before momentum.
+        Norm of what was added, before momentum.
     scaled
         Whether members were summed with their factors on the way; else the one member was scaled here.
     exact
@@ -80,7 +80,7 @@ class CommitLog:
     Parameters
     ----------
     path
-        None keeps nothing.
+        File of the log; None keeps nothing.
     """
 
     def __init__(self, path: Path | None) -> None:

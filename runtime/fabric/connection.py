@@ -59,7 +59,7 @@ class FabricLink:
     stream
         Both ends know the token of the other; belongs to the link from now on.
     name
-        Of the other end, for messages to people.
+        Name of the other end, for messages to people.
     most_bytes
         The largest tensor that is accepted.
     first

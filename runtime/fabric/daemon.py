@@ -48,7 +48,7 @@ class HostDaemon(Closing):
     Parameters
     ----------
     name
-        Of the host, as the network document calls it.
+        Name of the host in the network document.
     scheduler
         Where the scheduler listens.
     bind

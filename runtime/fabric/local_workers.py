@@ -37,14 +37,14 @@ class LocalWorkers:
     Parameters
     ----------
     name
-        Of this host.
+        Name of this host.
     tell
         Sends a notice to the scheduler.
 
     Attributes
     ----------
     updates
-        Those that this host keeps for the server or the replica.
+        Updates that this host keeps for the server or the replica.
     """
 
     def __init__(self, name: str, store: ByteStore, tell: Callable[[Message], None]) -> None:

@@ -217,11 +217,11 @@ class DeliveryOrder(Document):
     Attributes
     ----------
     round
-        Of a reduction; None for a model.
+        Number of the reduction; None for a model.
     most
         How many workers may begin to train from it; None for all.
     shards
-        Of how many parts of a model `key` is one: the last one to come delivers it.
+        Number of parts of the model of which `key` is one. The last one to arrive delivers it.
     """
 
     kind: Literal["deliver"] = "deliver"
@@ -328,7 +328,7 @@ class RelayOrder(Document):
     key
         What the weights' intro names.
     host, address, port
-        Of the next host; None for the last one.
+        The next host; None for the last one.
     """
 
     kind: Literal["relay"] = "relay"

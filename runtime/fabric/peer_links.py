@@ -25,7 +25,7 @@ class PeerLinks:
     Parameters
     ----------
     name
-        Of this host.
+        Name of this host.
     dial
         Makes a connection.
     tell

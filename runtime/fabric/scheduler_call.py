@@ -21,7 +21,7 @@ class SchedulerCall:
     Parameters
     ----------
     host
-        Of the daemon, for messages to people.
+        Name of the daemon's host, for messages to people.
     dial
         Connects to the scheduler.
     post

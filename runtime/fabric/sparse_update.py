@@ -65,7 +65,7 @@ class SparseUpdate:
         values
             One line for each row.
         numbers
-            Of the whole model.
+            Number of numbers in the whole model.
         first
             The place of the table's first number.
         """

@@ -36,7 +36,7 @@ class HeldUpdate(Document):
     Attributes
     ----------
     version
-        Of the model that it was computed from.
+        Version of the model that it was computed from.
     numbers
         How many numbers the whole model has.
     norm

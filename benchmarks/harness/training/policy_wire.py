@@ -160,7 +160,7 @@ class PolicyTransport(PushPullTransport):
     Parameters
     ----------
     rules
-        Those that concern workers: credit, its scope, order of arrival, the barrier at every step.
+        Rules for workers: credit, its scope, order of arrival, the barrier at every step.
     shuffled
         Whether colocated servers answer in a random order.
 

@@ -43,7 +43,7 @@ class Workload:
     Attributes
     ----------
     size_factor
-        By which gradients were scaled; peers' sizes in bytes are scaled alike.
+        Factor by which gradients were scaled. Peers' sizes in bytes are scaled alike.
     real
         The model with real compute to train instead of a replay of the profile.
     max_norm
@@ -71,7 +71,7 @@ class Job:
     schedule
         For contenders that follow one.
     port
-        Of torch.distributed's store; servers on hosts of their own listen on the same number.
+        Port of torch.distributed's store, and of servers on hosts of their own.
     rules, pacing_bytes_per_s
         Over servers: the policy's rules, and the rate of every connection, both ways (None without pacing).
     """

@@ -54,7 +54,7 @@ class FabricVariant:
     synchronous
         Whether a worker waits for the updates of all others.
     replica, patient
-        By how much the server may lead a replica; None for no replica. And whether the replica waits for half
+        How far the server may lead a replica (None: no replica), and whether the replica waits for half
         of that.
     kill_s
         When the server's process is killed; None for never.

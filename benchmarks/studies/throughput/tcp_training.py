@@ -50,7 +50,7 @@ class TcpJob:
     forward_s, backward_s
         Mean seconds of each layer's passes; every worker's steps vary by `jitter` around them.
     buffer_bytes
-        Of a sender's socket; None for the kernel's own.
+        Bytes of a sender's socket buffer; None for the kernel's own.
     """
 
     workers: int

@@ -23,9 +23,9 @@ class CollectiveCall(Document):
     Attributes
     ----------
     input_bytes
-        Of this rank; by them the collective is priced.
+        This rank's input in bytes, from which the cost of the collective follows.
     output_bytes
-        Of this rank; allocated when the collective is issued.
+        This rank's output in bytes, allocated when the collective is issued.
     dtype
         Null where it is not known. Only collectives of one op, communicator and dtype share a bucket.
     """
@@ -45,7 +45,7 @@ class GraphNode(Document):
     Attributes
     ----------
     duration_s
-        Of an op on the compute stream; 0 for collectives and waits.
+        Seconds of an op on the compute stream; 0 for collectives and waits.
     deps
         Earlier nodes that it reads.
     collective

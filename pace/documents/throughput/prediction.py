@@ -35,7 +35,7 @@ class PredictionOptions(Document):
     bandwidth_gbps
         Rates of the links in Gb/s of payload; as recorded where empty.
     discipline, window_bytes, share_spread, share_spread_bytes
-        Of the links; as recorded if left out. A spread that is given comes with its own size or with none.
+        The links, as in ``StepLink``; as recorded if left out. A given spread has its own size or none.
     fleet
         How workers differ from the recorded one.
     steps, skip, seeds

@@ -36,7 +36,7 @@ class StepsOp(Document):
     server
         The server of a transfer or of an update, 0 if left out.
     size_bytes
-        Of a transfer.
+        Size of a transfer, in bytes.
     stream
         Compute ops of one worker that name the same stream run one at a time, in order of arrival.
     deps

@@ -160,7 +160,7 @@ def could_be_delivered(
     Parameters
     ----------
     pieces
-        By direction and host: from when, until when, and at which rate the plan uses a link.
+        Times and rates at which the plan uses each link, by direction and host.
     """
     if update.host == network.server:
         return True

@@ -76,14 +76,14 @@ class UpdateBatch(Document):
     Attributes
     ----------
     version
-        Of the server's model once everything that is planned already is committed.
+        Version of the server's model after all commits that are planned already.
     delay_bound
         An update's delay (the version just before its commit, minus its own) stays below this. Null: no
         bound.
     divergence
         Null for no replication.
     momentum, history_norm
-        Of the server's update rule, and the norm of its history at the replica's model.
+        Momentum of the server's update rule, and the norm of its history at the replica's model.
     punted
         Updates that are committed and that the replica still has to receive, in commit order.
     buffer_bytes

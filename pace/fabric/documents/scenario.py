@@ -42,9 +42,9 @@ class FabricScenario(Document):
     sum_hosts
         Whether the workers of a machine are summed before they send: one update that counts for all.
     compute_s
-        Of one computation without straggling.
+        Seconds of one computation without straggling.
     server_bytes_per_s
-        Of the server's link, each way. It changes like the others only with `server_varies`.
+        Rate of the server's link in bytes/s, each way. It changes like others only with `server_varies`.
     delay_bound
         For policies that have one; in versions, one for each worker's update.
     aggregators
@@ -56,10 +56,10 @@ class FabricScenario(Document):
     pull
         When a worker asks for a newer model: after its update is committed or dropped, or at once.
     replicate_updates, replicate_patiently
-        By how many updates the server may lead a replica, null for no replica; and whether the replica
+        Largest number of updates by which the server may lead a replica (null: no replica), and whether it
         waits for half of that before it receives anything, so that sums are larger.
     staleness, buffer, quorum, grace_s
-        Of the policies ssp, fedbuff and quorum.
+        Settings of the policies ssp, fedbuff and quorum.
     flows
         How many of a machine's workers use its link at once in a collective.
     """

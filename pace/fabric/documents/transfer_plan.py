@@ -89,7 +89,7 @@ class Commit(Document):
     Attributes
     ----------
     version
-        Of the model afterwards; it rises by the number of updates.
+        Version of the model afterwards. It rises by the number of updates.
     weights
         Factor on each update: below 1 for what is late and downweighted.
     """
@@ -108,7 +108,7 @@ class ReplicaPlan(Document):
     bound
         On the server's lead after the batch.
     delay_s
-        By how much the server's last commit was moved to keep the bound.
+        Seconds by which the server's last commit was moved to keep the bound.
     """
 
     frozen: tuple[Name, ...] = ()
@@ -125,7 +125,7 @@ class PredictedCommits(Document):
     lower_bound_s
         On the mean commit time of the kept updates.
     bound
-        Of what: "direct" of all plans without aggregators, "uplinks" of all plans.
+        Plans for which the lower bound holds: "direct" (those without aggregators) or "uplinks" (all).
     gap
         mean_commit_s / lower_bound_s - 1.
     """

@@ -14,9 +14,9 @@ class CommitRecord:
     Attributes
     ----------
     version
-        Of the model just before.
+        Version of the model just before the commit.
     from_version
-        That the update was computed from.
+        Version that the update was computed from.
     num_updates
         How many workers' updates it stands for.
     planned_s, at_s
@@ -48,7 +48,7 @@ class FabricRun:
     computed
         How many workers' updates were computed, dropped ones included.
     dropped
-        Of each sender, how many workers' updates were dropped.
+        Number of dropped workers' updates of each sender.
     rounds_s
         Ends of iterations, for policies that have some.
     messages, slow_messages

@@ -54,17 +54,17 @@ class Replication:
     server
         The server's plan; its transfers may start later than without the replica.
     held
-        Those of its hops, by number, that do.
+        Numbers of its hops that do.
     frozen
         Hops to the replica that will be made, and when each group has arrived; of numbers in the queue.
     frozen_updates, punted
         Updates (numbers in the queue) that the replica receives now, and later, in commit order.
     bound
-        Of the server's lead once all is committed.
+        Bound on the server's lead after all commits.
     bounds
-        Of the server's lead at each of its commits, in order.
+        Bound on the server's lead at each of its commits, in order.
     delay_s
-        By how much the server's last commit moved.
+        Seconds by which the server's last commit moved.
     """
 
     server: Aggregation

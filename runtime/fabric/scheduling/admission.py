@@ -50,11 +50,11 @@ class Admission:
         Parameters
         ----------
         key
-            Of the model that they are to get.
+            Key of the model that they are to get.
         wanted
             How many ask.
         version, planned_version
-            Of the model, and of it once all that is planned is committed.
+            Version of the model, and after all planned commits.
         waiting
             Versions that updates were computed from which are not planned yet.
         """

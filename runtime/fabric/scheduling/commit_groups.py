@@ -68,7 +68,7 @@ class CommitGroup:
     aggregator
         The host that adds them; None for one update that comes directly.
     number
-        Of its commit, in planned order.
+        Number of its commit, in planned order.
     missing, unanswered
         How many servers have not received it, and have not said that it is committed.
     """
@@ -176,9 +176,9 @@ def submit_hops(
     Parameters
     ----------
     hops
-        Of a plan, from the one on that follows `earlier`.
+        Hops of a plan, beginning after `earlier`.
     momentum
-        Of steps that sums keep apart; 0 where a sum is one step.
+        Momentum of steps that sums keep apart; 0 if a sum is one step.
     earlier
         Numbers of the plan's hops before these.
     waits

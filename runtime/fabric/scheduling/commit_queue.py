@@ -18,7 +18,7 @@ class CommitQueue:
     Attributes
     ----------
     version
-        Of the server's model, as it said last.
+        Version of the server's model in its last message.
     broken
         How many groups were given up.
     """

@@ -145,7 +145,7 @@ class ModelRequests:
         Parameters
         ----------
         version
-            Of the model once all commits that were ordered are applied.
+            Version of the model after all commits that were ordered.
         planned_version
             The newest that can be waited for: after a failover the model may be older than what was asked.
         waiting

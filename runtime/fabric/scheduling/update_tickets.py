@@ -17,7 +17,7 @@ class UpdateTickets:
     Attributes
     ----------
     pending
-        Those that are in no plan.
+        Updates that are in no plan.
     dropped
         How many of each worker's were dropped.
     """

@@ -31,7 +31,7 @@ class WeightDelivery:
     sent_bytes
         What the sender sent, and each host.
     received_bytes
-        By each host.
+        Bytes that each host received, by name.
     failed
         Hosts that do not have them, and why.
     """

@@ -22,7 +22,7 @@ class ReplicaShare:
     server
         The server's plan, of which some transfers may start later.
     held
-        Those of its hops that wait until the replica has received all of this.
+        Hops of the plan that wait until the replica has received all of this.
     queue
         Updates that the replica lacks, in commit order, from the first on that is not on its way.
     groups, hops
@@ -57,7 +57,7 @@ def plan_share(
     batch
         The batch's updates in commit order.
     plan
-        Of the server's transfers.
+        Plan of the server's transfers.
     holders
         The server and the replica.
     """
