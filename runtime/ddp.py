@@ -40,8 +40,10 @@ def attach(
     plan, communication, mode, timeout_s
         The options of ``pace.runtime.torch.DistributedOptimizer``; `communication` is ``AllReduce(...)``.
 
-    Returns ------- The wrapper, for ``report()``, ``synchronize()`` and ``close()``. The loop may use it
-    instead of the optimizer, and need not keep it.
+    Returns
+    -------
+    The wrapper, for ``report()``, ``synchronize()`` and ``close()``. The loop may use it instead of the
+    optimizer, and need not keep it.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from benchmarks.harness.contenders import DDP, FRAMEWORK_PAIRS, UNTUNED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One table of a report.
+    """A table of a report.
 
     Attributes
     ----------

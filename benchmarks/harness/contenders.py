@@ -32,7 +32,7 @@ Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler", "hsdp-fif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One way to train.
+    """A way to train that takes part in a comparison.
 
     Attributes
     ----------

@@ -34,12 +34,12 @@ class Layout:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts it needs."""
+        """Number of hosts that the layout needs."""
         return self.workers if self.colocated else self.workers + self.servers
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing but workers with whole models."""
+        """Whether all hosts are workers with whole models."""
         return self.servers == 0 and self.shards == 1
 
     def split(self, on: Sequence[Host]) -> tuple[Sequence[Host], Sequence[Host]]:

@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is measured.
+    """Numbers of iterations and repetitions of a measurement.
 
     Attributes
     ----------

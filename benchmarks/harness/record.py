@@ -53,7 +53,7 @@ def _layouts(*texts: str) -> tuple[Layout, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What a record covers.
+    """Settings that a record covers.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ class MeasuredWindows:
 
     @property
     def counts(self) -> bool:
-        """Whether it trained right and was timed."""
+        """Whether the contender trained right and was timed."""
         return self.disqualified is None and len(self.windows_s) > 1
 
 

@@ -80,7 +80,7 @@ class NoTransport(SumsAlone):
         return [payload]
 
     def close(self, *, failed: bool) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class FixedPlan(PlanSource):

@@ -14,7 +14,7 @@ AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkChange:
-    """What is to change of a network; None keeps what there is.
+    """Changes of a network; None keeps the present value.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from pace.solver.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricProblem:
-    """What the solver needs of a network and a batch.
+    """A network and a batch as arrays for the solver.
 
     Attributes
     ----------

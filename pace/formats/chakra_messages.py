@@ -80,7 +80,7 @@ def stream_nodes(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 class _Stream:
-    """What protobuf reads from: knows where it is, and refuses lengths that no message has."""
+    """The stream that protobuf reads. Knows its position, and refuses lengths that no message has."""
 
     def __init__(self, path: str | Path, file: IO[bytes]) -> None:
         self._path = path

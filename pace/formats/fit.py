@@ -35,7 +35,7 @@ _MARKERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCost:
-    """One cost from all logs.
+    """The cost of an all-reduce, fitted to all logs.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ class Job:
 
     @property
     def slowest_waited_s(self) -> float | None:
-        """How long the slowest rank waited for others."""
+        """Seconds that the slowest rank waited for others."""
         places = {id(rank): place for place, rank in enumerate(self.ranks)}
         return self.waited_s[places[id(self.slowest)]] if self.waited_s else None
 

@@ -1,4 +1,4 @@
-"""One rank's Kineto trace worked out: its median step, its gradients and its all-reduces."""
+"""The median step, the gradients and the all-reduces of one rank's Kineto trace."""
 
 import bisect
 import math
@@ -34,7 +34,7 @@ from pace.formats.step_records import StepCollective, StepGradient, StepOp, Trai
 
 
 class RankTrace:
-    """One rank's trace worked out: its median step and its all-reduces."""
+    """The median step and the all-reduces of one rank's trace."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RankTrace:
 
     @property
     def workers(self) -> list[int]:
-        """How many workers took part in the all-reduces, as often as something says so."""
+        """Numbers of workers in the all-reduces, one for each place in the trace that states it."""
         if self.kind.name != "HSDP":
             return [workers for workers in (self.trace.workers, *(c.workers for c in self.calls)) if workers]
         scattered = sum(call.size_bytes or 0 for call in self._others if call.name == "reduce_scatter")

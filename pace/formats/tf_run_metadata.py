@@ -54,7 +54,7 @@ class _Traced:
 
     @property
     def shape(self) -> frozenset[tuple[str, tuple[str, ...]]]:
-        """What has to be equal in all steps."""
+        """The parts that must be equal in all steps."""
         return frozenset((node.name, node.inputs) for node in self.nodes.values())
 
     @property

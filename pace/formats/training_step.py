@@ -1,4 +1,4 @@
-"""What a trace of one training step amounts to, whichever tool recorded it, and its profile.
+"""One recorded training step of any tool, and the profile that is made from it.
 
 A step has a forward pass, a backward pass and an update of the parameters. The profile's window starts
 with the backward pass and ends with the next forward pass, which is taken to be like the recorded one.

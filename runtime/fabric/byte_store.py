@@ -1,4 +1,4 @@
-"""What a host keeps under keys: its workers' updates, parts of sums and snapshots on their way to others."""
+"""Arrays that a host keeps by key: its workers' updates, parts of sums, and snapshots that it forwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

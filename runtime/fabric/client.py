@@ -56,7 +56,7 @@ class UpdateTicket:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the update has ended."""
         return self._ended.is_set()
 
     def finish(self, end: TicketEnd) -> None:

@@ -41,7 +41,7 @@ class LogHead(Document):
 
 
 class LoggedCommit(Document):
-    """One commit.
+    """One line of the log: a commit.
 
     Attributes
     ----------

@@ -47,12 +47,12 @@ class Incoming:
 
     @property
     def wire_bytes(self) -> int:
-        """What has arrived, with the frames' headers."""
+        """Bytes that have arrived, with the frames' headers."""
         return len(self.data) - self.missing + HEADER_BYTES * self.blocks
 
 
 class FabricLink:
-    """One connection, running once started.
+    """A connection between two processes; it runs once started.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class FabricLink:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the connection has ended."""
         return self._over.is_set()
 
     def send(self, message: Message) -> None:

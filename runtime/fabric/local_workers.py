@@ -32,7 +32,7 @@ class _Push:
 
 
 class LocalWorkers:
-    """What workers have pushed and asked for; only the daemon's thread calls it.
+    """Pushes and requests of this host's workers; only the daemon's thread calls it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the processes of a fabric tell one another: JSON documents, each checked before it is believed.
+"""Messages between the processes of a fabric: JSON documents, validated when they arrive.
 
 Orders go from the scheduler to hosts, notices from hosts to the scheduler, and calls between a worker and the
 daemon of its host. Times are seconds on the scheduler's clock; rates are bytes per second.
@@ -233,14 +233,14 @@ class DeliveryOrder(Document):
 
 
 class ForgetOrder(Document):
-    """Nothing more is needed of these keys."""
+    """These keys are no longer needed."""
 
     kind: Literal["forget"] = "forget"
     keys: tuple[Text, ...]
 
 
 class TicketOrder(Document):
-    """How an update ended; with `release`, the host need not keep it any longer."""
+    """Outcome of an update; with `release`, the host need not keep it any longer."""
 
     kind: Literal["ticket"] = "ticket"
     update: Text
@@ -259,7 +259,7 @@ class ReleaseOrder(Document):
 
 
 class WelcomeOrder(Document):
-    """What a daemon learns when it is registered; `progress_s` is how often to say what has arrived."""
+    """Answer to a daemon that registered; `progress_s` is the interval of reports of what has arrived."""
 
     kind: Literal["welcome"] = "welcome"
     progress_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
@@ -342,7 +342,7 @@ class RelayOrder(Document):
 
 
 class RelayNotice(Document):
-    """How a host received weights: without a reason it has them."""
+    """Whether a host received weights; if not, the reason."""
 
     kind: Literal["relayed"] = "relayed"
     key: Text

@@ -79,7 +79,7 @@ class Link:
 
     @property
     def emulated(self) -> bool:
-        """Whether more than the rate is asked for."""
+        """Whether delay, jitter or loss are emulated besides the rate."""
         return bool(self.delay_ms or self.jitter_ms or self.loss)
 
 
@@ -94,7 +94,7 @@ class Host:
 
     @property
     def hosts_file(self) -> Path:
-        """What /etc/hosts is for processes on this host."""
+        """Content of /etc/hosts for processes on this host."""
         return SETTINGS / self.namespace / "hosts"
 
     @property

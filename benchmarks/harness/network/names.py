@@ -29,7 +29,7 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Whether this process still runs."""
         return _start_of(self.pid) == self.started
 
 

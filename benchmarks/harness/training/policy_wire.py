@@ -140,7 +140,7 @@ class _Part:
 
 
 class _Purse:
-    """What was handed over under one credit and has not left."""
+    """Bytes that were handed over under one credit and have not left."""
 
     def __init__(self) -> None:
         self.size_bytes = 0

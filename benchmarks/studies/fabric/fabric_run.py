@@ -45,7 +45,7 @@ _SLOW_SHARE = 0.3  # of the full rate: what Figure 8 calls a slow host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricVariant:
-    """How the fabric runs.
+    """Settings of one run of the fabric.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class FabricVariant:
 
 
 class DrawnRates:
-    """What the links were drawn to, some time ago; full rates before the run."""
+    """Rates of the links some time ago; full rates before the run."""
 
     def __init__(self, scenario: FabricScenario, lag_s: float) -> None:
         self.name = f"oracle, {lag_s:g} s late"

@@ -135,7 +135,7 @@ class ChangingLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What one contender did.
+    """Result of one contender.
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What every part is told.
+    """Arguments that every part gets.
 
     Attributes
     ----------

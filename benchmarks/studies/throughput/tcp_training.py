@@ -41,7 +41,7 @@ DISCIPLINES: tuple[TcpDiscipline, ...] = get_args(TcpDiscipline)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpJob:
-    """What is trained, and by whom.
+    """A training job, and its workers.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a transfer plan may call its lower bound, and which updates no plan could deliver: derived anew.
+"""Checks of a transfer plan's lower bound and of undeliverable updates, derived independently.
 
 Rates are followed change by change and the linear program is written over whole arrays; nothing is shared
 with the solver.

@@ -18,7 +18,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class TransferOptions(Document):
-    """How to plan.
+    """Options of planning transfers.
 
     Attributes
     ----------

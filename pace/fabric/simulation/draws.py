@@ -1,4 +1,4 @@
-"""What is random in a run, drawn the same for every policy: computations, and the rates of links."""
+"""Random parts of a run, equal for every policy: computations, and the rates of links."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _MARGIN_S = 60.0
 
 
 class Computations:
-    """How long each computation of each worker takes; the n-th of a worker is the same under every policy."""
+    """Durations of each worker's computations. The n-th of a worker is equal under every policy."""
 
     def __init__(self, scenario: FabricScenario) -> None:
         self._scenario = scenario

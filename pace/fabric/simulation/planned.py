@@ -33,13 +33,13 @@ class _Waiting:
 
 @dataclass
 class _Replica:
-    """What the replica has still to receive, in commit order."""
+    """Updates that the replica still has to receive, in commit order."""
 
     senders: list[int] = field(default_factory=list)
 
 
 class _Scheduler:
-    """One run. A sender is a worker, or a machine whose workers are summed first."""
+    """State of one simulated run. A sender is a worker, or a machine whose workers are summed first."""
 
     def __init__(self, scenario: FabricScenario, *, synchronous: bool) -> None:
         self.scenario = scenario

@@ -24,7 +24,7 @@ class _Received:
 
 
 class _Server:
-    """One run of one of the policies."""
+    """State of one simulated run of a policy."""
 
     def __init__(self, scenario: FabricScenario, policy: PushPullPolicy) -> None:
         self.scenario = scenario

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: its commit log, and what went over the network."""
+"""Results of a simulated run: its commit log, and the traffic."""
 
 from dataclasses import dataclass, field
 

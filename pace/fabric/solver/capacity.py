@@ -35,7 +35,7 @@ class Reservation:
 
 
 class Capacities:
-    """What is left of every link, as step functions of time.
+    """Free rate of every link, as step functions of time.
 
     Parameters
     ----------

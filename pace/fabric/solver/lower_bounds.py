@@ -1,4 +1,4 @@
-"""What no order of direct transfers can beat: lower bounds on the sum of the kept updates' commit times."""
+"""Lower bounds on the sum of the kept updates' commit times, over all orders of direct transfers."""
 
 import numpy as np
 from scipy.optimize import linprog

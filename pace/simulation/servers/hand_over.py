@@ -1,4 +1,4 @@
-"""Which partition goes next on each connection, compiled: workers' pushes, and servers' answers.
+"""Choice of the next partition on each connection, compiled: workers' pushes, and servers' answers.
 
 A key is a partition's place in its queue: its rank times the number of partitions, plus the partition.
 """

@@ -1,4 +1,4 @@
-"""What the compiled events read: named tuples of a worker's window, its partitions and the links."""
+"""Inputs of the compiled events: named tuples of a worker's window, its partitions and the links."""
 
 from itertools import chain
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Where systems put tensors and partitions: their keys, and each key's server."""
+"""Placement of tensors and partitions in other systems: their keys, and each key's server."""
 
 import numpy as np
 

@@ -31,7 +31,7 @@ class KeyHeaps(NamedTuple):
 
 
 class WindowState(NamedTuple):
-    """Where every worker is in its window.
+    """Progress of every worker in its window.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class WindowState(NamedTuple):
 
 
 class PushState(NamedTuple):
-    """What workers want to push, and have handed over.
+    """Partitions that workers want to push, and those that they handed over.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class PushState(NamedTuple):
 
 
 class PullState(NamedTuple):
-    """What servers have received, and answer.
+    """Partitions that servers have received, and answers that they send.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class PullState(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """What connections carry.
+    """Partitions on the connections.
 
     Attributes
     ----------

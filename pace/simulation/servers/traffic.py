@@ -1,4 +1,4 @@
-"""What a policy sends: partitions, their servers and orders, and the rules of workers and servers."""
+"""Traffic of a policy: partitions, their servers and orders, and the rules of workers and servers."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ from pace.solver.arrays import FloatArray, IntArray
 
 
 class ServersRules(NamedTuple):
-    """How workers hand over pushes, and servers answers.
+    """Rules by which workers hand over pushes, and servers answers.
 
     Attributes
     ----------

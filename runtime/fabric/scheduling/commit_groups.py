@@ -48,7 +48,7 @@ class FabricUpdate:
 
     @property
     def norm(self) -> float:
-        """Of what is added to the model."""
+        """Norm of what is added to the model."""
         return self.held.norm * abs(self.factor)
 
     def member(self) -> CommitMember:
@@ -85,12 +85,12 @@ class CommitGroup:
 
     @property
     def arrived(self) -> bool:
-        """Whether every server has received it."""
+        """Whether every server has received the group."""
         return self.missing <= 0
 
     @property
     def key(self) -> str:
-        """Of what the server applies."""
+        """Key of what the server applies."""
         return self.members[0].key if self.aggregator is None else f"s/{self.number}"
 
 

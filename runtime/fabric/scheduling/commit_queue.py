@@ -41,7 +41,7 @@ class CommitQueue:
 
     @property
     def planned_version(self) -> int:
-        """Of the model once all that is planned is committed."""
+        """Version of the model after all planned commits."""
         return self.version + sum(len(group.members) for group in self._groups())
 
     @property
@@ -112,7 +112,7 @@ class CommitQueue:
 
     @property
     def ordered_version(self) -> int:
-        """Of the model once all commits are made that the server was told to make."""
+        """Version of the model after all commits that the server was told to make."""
         return self.version + sum(len(group.members) for group in self._ordered.values())
 
     def order_what_may(self, servers: Sequence[str]) -> bool:

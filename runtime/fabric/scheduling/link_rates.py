@@ -1,4 +1,4 @@
-"""What each host's link is taken to carry: measured by receivers, or an oracle's for experiments."""
+"""Assumed rates of each host's link: measured by receivers, or an oracle's for experiments."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -18,7 +18,7 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenTransfer:
-    """What was seen of a transfer over some time, as it ended or while it was under way.
+    """An observation of a transfer, at its end or while it was under way.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class NetworkState(Protocol):
 
     @property
     def name(self) -> str:
-        """How results are labeled."""
+        """Label of results."""
 
     def rates(self, host: str, now_s: float) -> tuple[float, float]:
         """Return the bytes per second up and down."""
@@ -144,7 +144,7 @@ class MeasuredState:
 
 
 class OracleState:
-    """What a network document says, some time ago: for experiments, and labeled so.
+    """Rates of a network document some time ago, for experiments; results are labeled so.
 
     Parameters
     ----------

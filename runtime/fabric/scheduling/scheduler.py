@@ -92,7 +92,7 @@ class FabricScheduler(Closing):
 
     @property
     def address(self) -> str:
-        """Where it listens, as HOST:PORT."""
+        """Address at which it listens, as HOST:PORT."""
         return self._listener.address
 
     def close(self) -> None:

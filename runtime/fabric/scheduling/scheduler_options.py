@@ -1,4 +1,4 @@
-"""How a scheduler plans: what its owner chooses once, for as long as it runs."""
+"""Options of a scheduler, fixed while it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, Merge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """How a scheduler plans.
+    """Options of a scheduler.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class SchedulerOptions:
 
     @property
     def step_momentum(self) -> float:
-        """What sums must keep apart: the momentum if every update is a step of its own, else 0."""
+        """The momentum if every update is a step of its own, so that sums keep steps apart; else 0."""
         return self.momentum if self.exact_momentum else 0.0
 
     def sum_size(self, updates: Sequence[FabricUpdate], model_bytes: int) -> AggregateSize:

@@ -26,7 +26,7 @@ _LEARNED, _MOST_LATE_S = 0.05, 0.1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueuedTransfer:
-    """One transfer.
+    """A transfer that waits or is under way.
 
     Attributes
     ----------

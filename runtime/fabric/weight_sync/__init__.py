@@ -1,4 +1,4 @@
-"""One sender's weights to many hosts, each of which hands every block on as it arrives.
+"""Sends weights from one host to many. Each hands blocks on to others as they arrive.
 
 Hosts form a chain, the fastest first: the sender's link carries the weights once, however many hosts there
 are, and no fast host waits for a slow one. A host that fails is left out, and those behind it are served

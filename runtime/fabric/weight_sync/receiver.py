@@ -27,7 +27,7 @@ class ReceivedWeights:
 
 
 class _Relay:
-    """One distribution at one host: what has arrived, and what was handed on."""
+    """State of one distribution at a host: blocks that have arrived, and blocks that were handed on."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -71,7 +71,7 @@ class WeightReceiver(Closing):
 
     @property
     def address(self) -> str:
-        """Where it listens, as HOST:PORT."""
+        """Address at which it listens, as HOST:PORT."""
         return self._listener.address
 
     def receive(self, timeout_s: float | None = None) -> ReceivedWeights:

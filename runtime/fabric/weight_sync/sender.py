@@ -22,7 +22,7 @@ _LINK_ENDED = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDelivery:
-    """How weights reached hosts.
+    """Outcome of a distribution of weights.
 
     Attributes
     ----------

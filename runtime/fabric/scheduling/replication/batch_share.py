@@ -1,4 +1,4 @@
-"""What the replica receives of a batch, planned together with the server's transfers."""
+"""The replica's part of a batch, planned together with the server's transfers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

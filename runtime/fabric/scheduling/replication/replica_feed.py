@@ -1,4 +1,4 @@
-"""What the replica still has to receive, and by how much the server may lead it.
+"""Updates that the replica still has to receive, and the limit on the server's lead.
 
 The replica gets the same updates in the same order, as planned with every batch. They may be summed on the
 way in groups of their own, unless there is momentum and a commit is one step: then a group of the server is a
@@ -66,7 +66,7 @@ class ReplicaFeed:
 
     @property
     def present(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a replica."""
         return self._known.holder("replica") is not None
 
     # What the server does.

@@ -9,7 +9,7 @@ from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 
 @dataclass(slots=True, eq=False)
 class ReplicaUnit:
-    """What the replica applies at once.
+    """Updates that the replica applies at once.
 
     Attributes
     ----------
