@@ -1,4 +1,4 @@
-"""``pace simulate``: a profile under many policies, on one network or with parameter servers."""
+"""``pace simulate``: a profile or a graph under many policies, on its network or with parameter servers."""
 
 import json
 from typing import Annotated, Any
@@ -7,6 +7,7 @@ import typer
 
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.cluster import Cluster
+from pace.documents.graph.collective_graph import CollectiveGraph, is_graph, load_graph
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
@@ -30,8 +31,8 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace; repeat the "
-            "option for several.",
+            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace, for a graph "
+            "fsdp2, inductor or zero-3; repeat the option for several.",
             show_default="all policies of the exchange",
         ),
     ] = None,
@@ -39,7 +40,7 @@ def simulate(
         Exchange | None,
         typer.Option(
             help="Simulate only the policies of this exchange.",
-            show_default="allreduce and sharded, on one network",
+            show_default="allreduce and sharded, on one network; graph for a graph",
         ),
     ] = None,
     iterations: Annotated[int, typer.Option(help="Number of iterations to simulate.")] = 1,
@@ -76,11 +77,27 @@ def simulate(
     ] = "sync",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare scheduling policies: simulate a profile under each and print the iteration times."""
+    """Compare scheduling policies: simulate a profile or a graph under each and print the iteration times."""
     from pace.simulation import SimulationOptions
     from pace.simulation import simulate as run
 
     with reported():
+        if is_graph(profile):
+            given = {
+                "--tune": tune,
+                "--servers": servers,
+                "--cluster": cluster,
+                "--colocated": colocated or None,
+                "--staleness": None if staleness == "sync" else staleness,
+            }
+            refused = [name for name, value in given.items() if value is not None]
+            if refused:
+                raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
+            options = SimulationOptions(
+                exchange=exchange, iterations=iterations, jitter=jitter, seed=seed, knobs=_knobs(knob or [])
+            )
+            _report_graph(load_graph(profile), policy, options, as_json=as_json)
+            return
         loaded = load_profile(profile)
         named = servers is not None or cluster is not None or colocated
         mode, ahead = read_staleness(staleness)
@@ -127,6 +144,42 @@ def simulate(
         typer.echo(json.dumps(document | {"lower_bound_s": bound, "policies": results}))
         return
     _show(loaded, placed, bound, results)
+
+
+def _report_graph(graph: CollectiveGraph, policy: list[str] | None, options: Any, *, as_json: bool) -> None:
+    from pace.planning.optimize import lower_bound_s
+    from pace.simulation import GraphSimulation
+    from pace.simulation import simulate as run
+
+    found = run(graph, policy, options)
+    bound = lower_bound_s(graph)
+    results = [
+        {
+            "policy": name,
+            "knobs": each.knobs,
+            "iteration_s": each.iteration_s,
+            "over_bound": each.iteration_s / bound - 1 if bound else 0.0,
+            "peak_bytes": each.run.memory.peak_bytes,
+            "collectives": each.run.num_calls,
+        }
+        for name, each in found.items()
+        if isinstance(each.run, GraphSimulation)
+    ]
+    if as_json:
+        typer.echo(json.dumps({"graph": graph.name, "lower_bound_s": bound, "policies": results}))
+        return
+    console = make_console()
+    console.print(f"{graph.name}: no plan is faster than {bound * 1e3:.3f} ms", highlight=False)
+    table = make_table("policy", "iteration ms", "over the bound", "peak GB", "collectives", left=("policy",))
+    for row in results:
+        table.add_row(
+            row["policy"],
+            f"{row['iteration_s'] * 1e3:.3f}",
+            f"{row['over_bound'] * 100:.2f} %",
+            f"{row['peak_bytes'] / 1e9:.3f}",
+            str(row["collectives"]),
+        )
+    console.print(table)
 
 
 def _bound(profile: Profile, cluster: Cluster | None) -> float:

@@ -14,6 +14,8 @@ from pace.documents.schedule import Exchange, Schedule
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.planning.allreduce import optimize as allreduce
 from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.graph.arrays import program_of
+from pace.planning.graph.optimize import lower_bound_s as graph_bound_s
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.sharded.optimize import optimize_sharded
@@ -81,8 +83,13 @@ def exchange_for(profile: Profile, options: Options) -> Exchange:
     return "sharded" if profile.update == "global-norm" else "allreduce"
 
 
-def lower_bound_s(profile: Profile) -> float:
-    """Return the window in seconds that no schedule of all-reduces beats; with a norm, no sharded one."""
+def lower_bound_s(profile: Profile | CollectiveGraph) -> float:
+    """Return the window in seconds that no schedule of all-reduces beats; with a norm, no sharded one.
+
+    For a graph, no plan ends earlier, with any amount of memory.
+    """
+    if isinstance(profile, CollectiveGraph):
+        return graph_bound_s(program_of(profile))
     bound = optimize_allreduce(profile).predicted.lower_bound_s
     if profile.update == "per-gradient" or isinstance(profile.allreduce, PushPull):
         return bound

@@ -1,13 +1,16 @@
 """Simulation: how long a window takes under the policies of the field, from a profile.
 
 ``simulate(profile, policies, options)`` compares policies; ``run_policy`` runs one or several windows of one.
+Graphs are planned by ``pace.simulation.graph`` and priced like every plan of a graph.
 Ready times never depend on communication (Assumption A), so a window is computed in three steps: when
 gradients become ready, what the policy sends and when that ends (``pace.simulation.network``), and how long
 the forward pass waits for it.
 """
 
 from pace.simulation.comparison import SimulatedPolicy, SimulationOptions, simulate
+from pace.simulation.graph.run import GraphSimulation
 from pace.simulation.registry import (
+    GRAPH_POLICIES,
     POLICIES,
     SERVER_POLICIES,
     knobs_of,
@@ -16,8 +19,10 @@ from pace.simulation.registry import (
 from pace.simulation.run import SimulatedWindow, Simulation, run_policy
 
 __all__ = [
+    "GRAPH_POLICIES",
     "POLICIES",
     "SERVER_POLICIES",
+    "GraphSimulation",
     "SimulatedPolicy",
     "SimulatedWindow",
     "Simulation",

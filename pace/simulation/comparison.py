@@ -8,11 +8,13 @@ from pydantic import Field
 
 from pace.documents.base import Document, refuse_other
 from pace.documents.cluster import Cluster, Consistency
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.planning.servers.optimize import cluster_of
+from pace.simulation.graph.run import GraphSimulation, run_graph_policy
 from pace.simulation.registry import knobs_of, make_policy, policies_for
 from pace.simulation.run import Simulation, run_policy
 from pace.simulation.servers.run import ServersSimulation, run_server_policy
@@ -25,7 +27,7 @@ class SimulationOptions(Document):
     ----------
     exchange
         The exchange whose policies are compared if none are named (default: all policies on one network).
-        With "servers", or with a cluster, these are the policies on parameter servers.
+        With "servers", or with a cluster, these are the policies on parameter servers. A graph has "graph".
     cluster
         The parameter servers (default: those of the profile's cost).
     iterations
@@ -78,7 +80,7 @@ class SimulatedPolicy:
 
     policy: str
     knobs: dict[str, Any]
-    run: Simulation | ServersSimulation
+    run: Simulation | ServersSimulation | GraphSimulation
 
     @property
     def iteration_s(self) -> float:
@@ -92,15 +94,19 @@ class SimulatedPolicy:
 
 
 def simulate(
-    profile: Profile, policies: str | Sequence[str] | None = None, options: SimulationOptions | None = None
+    profile: Profile | CollectiveGraph,
+    policies: str | Sequence[str] | None = None,
+    options: SimulationOptions | None = None,
 ) -> dict[str, SimulatedPolicy]:
-    """Simulate a profile under several policies on the same windows; return the windows of each, by name.
+    """Simulate a profile or a graph under several policies; return the windows of each, by name.
 
     Parameters
     ----------
+    profile
+        Windows of a profile are the same for all policies.
     policies
-        Names in ``POLICIES``, or in ``SERVER_POLICIES`` with a cluster (default: all of the options'
-        exchange).
+        Names in ``POLICIES``, in ``SERVER_POLICIES`` with a cluster, or in ``GRAPH_POLICIES`` for a graph
+        (default: all of the exchange).
 
     Raises
     ------
@@ -110,19 +116,44 @@ def simulate(
         If the servers do not fit the profile.
     """
     options = SimulationOptions() if options is None else options
-    refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, SimulationOptions, InvalidOptions)
+    if isinstance(profile, CollectiveGraph):
+        options = _of_graph(options)
+    else:
+        refuse_other(profile, Profile, InvalidProfile)
+        if options.exchange == "graph":
+            raise InvalidOptions('exchange "graph" needs a graph, not a profile')
     names = _names(policies, options)
     known = {knob for name in names for knob in knobs_of(name, options.policies_of)}
     for knob in options.knobs:
         if knob not in known:
             raise InvalidOptions(f'no knob "{knob}": these policies have {", ".join(sorted(known))}')
+    if isinstance(profile, CollectiveGraph):
+        return {name: _simulated_graph(profile, name, options) for name in names}
     cluster = None
     if options.policies_of == "servers":
         cluster = cluster_of(profile, Options(cluster=options.cluster))
     elif options.is_stale or options.staleness is not None:
         raise InvalidOptions("consistency and staleness are for policies on servers: leave them out")
     return {name: _simulated(profile, name, cluster, options) for name in names}
+
+
+def _of_graph(options: SimulationOptions) -> SimulationOptions:
+    changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "knobs"}
+    if changed or options.exchange not in (None, "graph"):
+        named = sorted({*changed, *(("exchange",) if options.exchange not in (None, "graph") else ())})
+        raise InvalidOptions(
+            f'{", ".join(named)}: not for a graph, whose ops have fixed durations and exchange "graph"'
+        )
+    return options.model_copy(update={"exchange": "graph"})
+
+
+def _simulated_graph(graph: CollectiveGraph, name: str, options: SimulationOptions) -> SimulatedPolicy:
+    known = knobs_of(name, "graph")
+    knobs = {knob: value for knob, value in options.knobs.items() if knob in known}
+    return SimulatedPolicy(
+        policy=name, knobs=knobs, run=run_graph_policy(graph, make_policy(name, "graph", **knobs))
+    )
 
 
 def _names(policies: str | Sequence[str] | None, options: SimulationOptions) -> tuple[str, ...]:

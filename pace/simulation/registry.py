@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from pace.documents.base import explain
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
+from pace.simulation.graph.inductor.policy import Inductor
+from pace.simulation.graph.policies import AsTraced, Blocks, Fsdp2, GraphPolicy, Planned, ZeroThree
 from pace.simulation.horovod import Horovod
 from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
 from pace.simulation.scheduled import Scheduled
@@ -35,7 +37,8 @@ class PolicyEntry:
     rule
         How it sends gradients, in a phrase.
     exchange
-        "allreduce" and "sharded" are simulated on one network, "servers" on the links of a cluster.
+        "allreduce" and "sharded" are simulated on one network, "servers" on the links of a cluster, "graph"
+        on the wires of a graph.
     fixed
         Values of knobs that the name decides.
     preset
@@ -175,9 +178,39 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     "pace": (
         PolicyEntry(kind=Scheduled, rule="PACE's schedule", hidden=_SCHEDULED),
         PolicyEntry(kind=PlannedOnServers, rule="PACE's plan", exchange="servers"),
+        PolicyEntry(kind=Planned, rule="PACE's planner", exchange="graph"),
     ),
     "sharded": (PolicyEntry(kind=Sharded, rule="PACE's sharded schedule", exchange="sharded"),),
+    "as-traced": (PolicyEntry(kind=AsTraced, rule="The program's own order", exchange="graph"),),
+    "fsdp2": (
+        PolicyEntry(
+            kind=Fsdp2,
+            rule="FSDP2 of torch 2.13: one call for each unit, gathered one unit ahead, one reduce-scatter at "
+            "a time",
+            exchange="graph",
+        ),
+    ),
+    "inductor": (
+        PolicyEntry(
+            kind=Inductor, rule="`schedule_overlap_bucketing` of torch 2.13, re-enacted", exchange="graph"
+        ),
+    ),
+    "zero-3": (
+        PolicyEntry(
+            kind=ZeroThree, rule="DeepSpeed ZeRO-3's trace prefetch; sizes in elements", exchange="graph"
+        ),
+    ),
+    "blocks": (
+        PolicyEntry(
+            kind=Blocks,
+            rule="torch's `manual_overlap_bucketing`: a bucket for each transformer block, one ahead",
+            exchange="graph",
+        ),
+    ),
 }
+
+# These do not have one network in common with the others.
+_APART: tuple[Exchange, ...] = ("servers", "graph")
 
 
 def policies_for(exchange: Exchange | None) -> tuple[str, ...]:
@@ -186,7 +219,7 @@ def policies_for(exchange: Exchange | None) -> tuple[str, ...]:
         name
         for name, entries in REGISTRY.items()
         if any(
-            entry.exchange == exchange if exchange is not None else entry.exchange != "servers"
+            entry.exchange == exchange if exchange is not None else entry.exchange not in _APART
             for entry in entries
         )
     )
@@ -194,20 +227,24 @@ def policies_for(exchange: Exchange | None) -> tuple[str, ...]:
 
 POLICIES = policies_for(None)
 SERVER_POLICIES = policies_for("servers")
+GRAPH_POLICIES = policies_for("graph")
 
 
 def entry_of(name: str, exchange: Exchange | None = None) -> PolicyEntry:
-    """Return what a name stands for on one network, or on servers for exchange "servers".
+    """Return what a name stands for on one network, or for exchange "servers" or "graph" there.
 
     Raises
     ------
     InvalidOptions
         If there is no such policy there.
     """
+    apart = exchange if exchange in _APART else None
     for entry in REGISTRY.get(name, ()):
-        if (entry.exchange == "servers") == (exchange == "servers"):
+        if apart == (entry.exchange if entry.exchange in _APART else None):
             return entry
-    known, where = (SERVER_POLICIES, " of servers") if exchange == "servers" else (POLICIES, "")
+    known, where = POLICIES, ""
+    if apart is not None:
+        known, where = policies_for(apart), f" of {'servers' if apart == 'servers' else 'graphs'}"
     raise InvalidOptions(f'no policy "{name}"{where}: choose one of {", ".join(known)}')
 
 
@@ -221,13 +258,19 @@ def make_policy(name: str, exchange: Literal["servers"], /, **knobs: Any) -> Ser
 
 
 @overload
+def make_policy(name: str, exchange: Literal["graph"], /, **knobs: Any) -> GraphPolicy: ...
+
+
+@overload
 def make_policy(
     name: str, exchange: Literal["allreduce", "sharded"] | None = None, /, **knobs: Any
 ) -> Policy: ...
 
 
-def make_policy(name: str, exchange: Exchange | None = None, /, **knobs: Any) -> Policy | ServersPolicy:
-    """Return a policy by name, on one network or for exchange "servers", with some of its knobs set.
+def make_policy(
+    name: str, exchange: Exchange | None = None, /, **knobs: Any
+) -> Policy | ServersPolicy | GraphPolicy:
+    """Return a policy by name, on one network or where its exchange is, with some of its knobs set.
 
     Raises
     ------
@@ -240,7 +283,7 @@ def make_policy(name: str, exchange: Exchange | None = None, /, **knobs: Any) ->
             known = ", ".join(entry.knobs) or "none"
             raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {known}')
     try:
-        made: Policy | ServersPolicy = entry.kind(**(entry.preset | knobs | entry.fixed))
+        made: Policy | ServersPolicy | GraphPolicy = entry.kind(**(entry.preset | knobs | entry.fixed))
     except ValidationError as error:
         raise InvalidOptions(f'policy "{name}": {explain(error)}') from None
     return made

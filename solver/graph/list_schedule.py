@@ -15,6 +15,7 @@ import numpy as np
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.graph.adjacency import Adjacency
 from pace.solver.graph.fused_program import fuse
+from pace.solver.graph.memory import MemoryInUse, memory_in_use
 from pace.solver.graph.program import COLLECTIVE, OP, Bucket, Program, ProgramPlan
 from pace.solver.graph.timeline import run
 
@@ -62,17 +63,11 @@ class ListScheduler:
     @cached_property
     def base_memory(self) -> IntArray:
         """Bytes in use at each node in program order, without buckets: an array of shape (num_nodes,)."""
-        fused = fuse(self.program, ())
-        nodes = np.arange(len(self.program))
-        change = np.zeros(len(nodes) + 1, dtype=np.int64)
-        sizes = fused.storage_bytes[fused.fresh.flat]
-        np.add.at(change, np.repeat(nodes, np.diff(fused.fresh.starts)), sizes)
-        last = np.full(len(nodes), -1)
-        last[fused.fresh.flat] = np.repeat(nodes, np.diff(fused.fresh.starts))
-        np.maximum.at(last, fused.uses.flat, np.repeat(nodes, np.diff(fused.uses.starts)))
-        freed = np.flatnonzero((fused.storage_bytes > 0) & ~fused.kept)
-        np.subtract.at(change, last[freed] + 1, fused.storage_bytes[freed])
-        return self.program.resident_bytes + np.cumsum(change)[:-1]
+        return self._as_it_is.in_use_bytes
+
+    @cached_property
+    def _as_it_is(self) -> MemoryInUse:
+        return memory_in_use(self.program, ProgramPlan(order=np.arange(len(self.program)), buckets=()))
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
@@ -173,8 +168,8 @@ class ListScheduler:
         return PricedPlan(
             plan=plan,
             end_s=run(self.program, plan).end_s,
-            peak_bytes=int(self.base_memory.max(initial=self.program.resident_bytes)),
-            peak_node=int(np.argmax(self.base_memory)) if len(self.program) else 0,
+            peak_bytes=self._as_it_is.peak_bytes,
+            peak_node=self._as_it_is.peak_node,
             method="the program's own order",
         )
 

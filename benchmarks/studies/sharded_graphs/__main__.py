@@ -1,9 +1,10 @@
-"""Planned graphs of sharded training: time, bound, memory and planning time of a folder of node lists."""
+"""Planned graphs of sharded training: time, bound, memory and rivals of a folder of node lists."""
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from pace.formats.reading import stream_json
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.optimize import warm_up
+from pace.simulation import GRAPH_POLICIES, GraphSimulation, simulate
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
+from pace.solver.graph.program import Bucket
 
 GIGABYTE = 1e9
+RIVALS = tuple(name for name in GRAPH_POLICIES if name not in ("pace", "as-traced"))
+FACTORS = tuple(1 + step / 100 for step in range(21))
 
 
 def main() -> int:
@@ -36,8 +41,10 @@ def main() -> int:
         rows = []
         for path in paths:
             graph = read_node_list(path, times=times, copy_bytes_per_s=options.memory_gbytes_per_s * GIGABYTE)
-            rows.append(_row(path, graph, options.memory_gb, options.memory_factor))
+            rows.append(_row(path, graph, options))
             _print(rows[-1], header=len(rows) == 1)
+        if options.rivals:
+            _print_rivals(rows)
     except PaceError as error:
         print(f"sharded_graphs: {error}", file=sys.stderr)
         return 1
@@ -52,6 +59,11 @@ def _options() -> argparse.Namespace:
         "folder", type=Path, help="node lists (.json, .json.gz) and tables of collective times (.table)"
     )
     parser.add_argument("--json", type=Path, help="write plans and numbers here")
+    parser.add_argument(
+        "--rivals",
+        action="store_true",
+        help="simulate the other policies too, and plan within the peak memory of Inductor's pass",
+    )
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--memory-gb", type=float, help="memory budget of every graph")
     budget.add_argument(
@@ -69,11 +81,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None, memory_factor: float) -> dict[str, Any]:
+def _row(path: Path, graph: CollectiveGraph, options: argparse.Namespace) -> dict[str, Any]:
     """Plan one graph; its plan is told in the numbers of the node list."""
-    program = program_of(graph)
-    as_it_is = ListScheduler(program, UNLIMITED).as_it_is()
-    budget = int(as_it_is.peak_bytes * memory_factor) if memory_gb is None else int(memory_gb * GIGABYTE)
+    as_it_is = ListScheduler(program_of(graph), UNLIMITED).as_it_is()
+    budget = int(as_it_is.peak_bytes * options.memory_factor)
+    if options.memory_gb is not None:
+        budget = int(options.memory_gb * GIGABYTE)
     began = time.perf_counter()
     schedule = optimize_graph(graph, Options(memory_bytes=budget))
     planning_s = time.perf_counter() - began
@@ -88,8 +101,8 @@ def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None, memory_fac
         if call is not None
     )
     rows = list(stream_json(path, "item"))
-    plan = _plan(rows, graph, schedule)
-    return {
+    plan = _plan(rows, graph, schedule.graph_plan.order, _buckets(graph, schedule))
+    row = {
         "name": graph.name,
         "nodes": len(graph.nodes),
         "planned_ms": schedule.predicted.iteration_s * 1e3,
@@ -104,27 +117,89 @@ def _row(path: Path, graph: CollectiveGraph, memory_gb: float | None, memory_fac
         "method": schedule.solver.method,
         "plan": plan,
     }
+    if options.rivals:
+        order = list(range(len(graph.nodes)))
+        row["as_traced_torch_peak_bytes"] = torch_peak_bytes(rows, _plan(rows, graph, order, ()))
+        row["policies"] = _compared(rows, graph, as_it_is.peak_bytes)
+    return row
 
 
-def _plan(rows: list[dict[str, Any]], graph: CollectiveGraph, schedule: Schedule) -> list[int | list[int]]:
+def _compared(
+    rows: list[dict[str, Any]], graph: CollectiveGraph, traced_bytes: int
+) -> dict[str, dict[str, Any]]:
+    """Return time and memory of the rivals, and of the best plan within the memory of Inductor's pass.
+
+    Both count that memory by torch's rule. Budgets count it by PACE's, so several are tried.
+    """
+    told = {}
+    for name, found in simulate(graph, RIVALS).items():
+        assert isinstance(found.run, GraphSimulation)
+        order = found.run.plan.order.tolist()
+        told[name] = {
+            "ms": found.iteration_s * 1e3,
+            "peak_bytes": found.run.memory.peak_bytes,
+            "torch_peak_bytes": torch_peak_bytes(rows, _plan(rows, graph, order, found.run.plan.buckets)),
+            "collectives": found.run.num_calls,
+        }
+    limit = told["inductor"]["torch_peak_bytes"]
+    for factor in FACTORS:
+        schedule = optimize_graph(graph, Options(memory_bytes=int(traced_bytes * factor)))
+        plan = _plan(rows, graph, schedule.graph_plan.order, _buckets(graph, schedule))
+        peak = torch_peak_bytes(rows, plan)
+        milliseconds = schedule.predicted.iteration_s * 1e3
+        if peak <= limit and milliseconds < told.get("pace", {"ms": float("inf")})["ms"]:
+            told["pace"] = {
+                "ms": milliseconds,
+                "peak_bytes": schedule.predicted.peak_bytes,
+                "torch_peak_bytes": peak,
+                "collectives": len(schedule.transfers),
+                "memory_factor": factor,
+                "plan": plan,
+            }
+    return told
+
+
+def _buckets(graph: CollectiveGraph, schedule: Schedule) -> tuple[Bucket, ...]:
+    return tuple(
+        tuple(graph.numbers[name] for name in group.tensors)
+        for group in schedule.groups
+        if len(group.tensors) > 1
+    )
+
+
+def _plan(
+    rows: list[dict[str, Any]], graph: CollectiveGraph, order: Sequence[int], buckets: Sequence[Bucket]
+) -> list[int | list[int]]:
     """Return the node list's numbers in the order of the plan; a bucket is a list where it is issued."""
     listed = {row["name"]: row["i"] for row in rows}
-    bucket_of = {
-        name: group.tensors for group in schedule.groups for name in group.tensors if len(group.tensors) > 1
-    }
+    numbers = [listed[node.name] for node in graph.nodes]
+    bucket_of = {member: bucket for bucket in buckets for member in bucket}
     plan: list[int | list[int]] = []
-    issued: set[str] = set()
-    for number in schedule.graph_plan.order:
-        name = graph.nodes[number].name
-        if name in issued:
+    issued: set[int] = set()
+    for node in order:
+        if node in issued:
             continue
-        bucket = bucket_of.get(name)
+        bucket = bucket_of.get(node)
         if bucket is None:
-            plan.append(listed[name])
+            plan.append(numbers[node])
         else:
             issued.update(bucket)
-            plan.append([listed[member] for member in bucket])
+            plan.append([numbers[member] for member in bucket])
     return plan
+
+
+def _print_rivals(rows: list[dict[str, Any]]) -> None:
+    """Print the times of the rivals in ms, and their peaks by torch's rule in GB."""
+    print(f"\n{'ms, and peak GB':28}" + "".join(f" {name:>16}" for name in ("as-traced", *RIVALS, "pace")))
+    for row in rows:
+        traced = f"{row['as_traced_ms']:8.1f} {row['as_traced_torch_peak_bytes'] / GIGABYTE:7.3f}"
+        cells = [traced]
+        for name in (*RIVALS, "pace"):
+            told = row["policies"].get(name)
+            cells.append(
+                "" if told is None else f"{told['ms']:8.1f} {told['torch_peak_bytes'] / GIGABYTE:7.3f}"
+            )
+        print(f"{row['name']:28}" + "".join(f" {cell:>16}" for cell in cells))
 
 
 def _print(row: dict[str, Any], *, header: bool) -> None:

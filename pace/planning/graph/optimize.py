@@ -31,11 +31,25 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
     """
     _refuse_others(options)
     program = program_of(graph)
-    budget = UNLIMITED if options.memory_bytes is None else options.memory_bytes
+    return _document(graph, program, plan_of(graph, program, options.memory_bytes), options)
+
+
+def plan_of(graph: CollectiveGraph, program: Program, memory_bytes: int | None) -> PricedPlan:
+    """Return the best plan found within a memory budget; raises InvalidOptions if none is."""
+    budget = UNLIMITED if memory_bytes is None else memory_bytes
     found = search(program, budget, CALLS)
     if found.peak_bytes > budget:
         raise InvalidOptions(_too_small(graph, found, budget))
-    return _document(graph, program, found, options)
+    return found
+
+
+def lower_bound_s(program: Program) -> float:
+    """Return the time in seconds that no plan of a program beats, with any amount of memory."""
+    return _best_bound_s(machine_bounds(program), last_collective(program), longest_path_s(program))
+
+
+def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, path_s: float) -> float:
+    return max(path_s, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
 
 
 def _refuse_others(options: Options) -> None:
@@ -60,7 +74,7 @@ def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, optio
     sets = machine_bounds(program)
     late = last_collective(program)
     path = longest_path_s(program)
-    lower = max(path, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
+    lower = _best_bound_s(sets, late, path)
     times = run(program, found.plan)
     groups, transfers = _transfers(graph, program, found, times.start, times.end)
     return Schedule(

@@ -1,0 +1,1 @@
+"""Policies that decide when a graph's collectives are issued and what shares a bucket."""

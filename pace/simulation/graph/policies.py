@@ -1,0 +1,258 @@
+"""The policies for graphs: how compilers, FSDP2 and DeepSpeed issue the collectives of sharded training.
+
+Each returns a plan of the program, which is priced like any other: bucket copies on the compute stream, one
+collective at a time on a wire, memory in program order.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.profile import ELEMENT_BYTES
+from pace.planning.graph.arrays import bucket_keys
+from pace.planning.graph.optimize import plan_of
+from pace.simulation.graph.units import ShardedUnits, buckets_of, sharded_units
+from pace.simulation.knobs import knobs
+from pace.solver.arrays import FloatArray
+from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
+from pace.solver.graph.program import Bucket, Program, ProgramPlan
+from pace.solver.graph.reorder import reordered
+
+Count = Annotated[int, Field(ge=0, le=10**6)]
+Elements = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class GraphPolicy(Protocol):
+    """Decides about a graph's collectives."""
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:
+        """Return the plan for a graph, of which `program` are the arrays."""
+        ...
+
+
+@knobs
+class AsTraced:
+    """The program's own order, without buckets."""
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
+        """Return the order as it is."""
+        return ProgramPlan(order=np.arange(len(program)), buckets=())
+
+
+@knobs
+class Planned:
+    """PACE's planner.
+
+    Attributes
+    ----------
+    memory_bytes
+        Memory budget; None for no limit.
+    """
+
+    memory_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:
+        """Return the best plan found."""
+        return plan_of(graph, program, self.memory_bytes).plan
+
+
+@knobs
+class Fsdp2:
+    """FSDP2's default (``torch.distributed.fsdp._fully_shard._fsdp_param_group``, torch 2.13).
+
+    A unit is gathered by one call. In the forward pass, the gather of a unit may start once the unit two
+    before it is copied out (``wait_for_unshard``); in the backward pass, once the unit before it is
+    (``_backward_prefetch``). A unit's gradients are reduced by one call, for which the compute stream first
+    waits until fewer than `max_input_buffers` such calls are under way (``post_backward``).
+
+    Attributes
+    ----------
+    unit_collectives
+        Number of parameters in each unit; 0 for the blocks found in the graph.
+    ahead
+        Number of units that are gathered ahead; 0 for FSDP2's own, 2 in a forward and 1 in a backward pass.
+    max_input_buffers
+        ``set_reduce_scatter_max_input_buffers``.
+    """
+
+    unit_collectives: Count = 0
+    ahead: Count = 0
+    max_input_buffers: Annotated[int, Field(ge=1, le=10**6)] = 1
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
+        """Gather units ahead of their use, and reduce them one behind the other."""
+        units = sharded_units(program, self.unit_collectives)
+        ahead = self.ahead or (1 if units.reductions else 2)
+        places = _Places(program)
+        uses = [places.gather(unit, units) for unit in units.gathers]
+        for number, unit in enumerate(units.gathers):
+            # Right behind the wait of the unit so many before.
+            places.issue(unit, uses[number - ahead] - 0.25 if number >= ahead else -1.0)
+        places.reduce(units.reductions, self.max_input_buffers, waits_first=True)
+        return places.plan()
+
+
+@knobs
+class Blocks:
+    """Buckets of one transformer block each, made by hand.
+
+    ``manual_overlap_bucketing`` of ``torch._inductor.fx_passes.overlap_manual_scheduling`` (torch 2.13);
+    torchtitan's SimpleFSDP calls it ``transformer_block_bucketing``. The next block's gather is issued before
+    the wait for a block's own, and the wait for a block's gradients comes behind the issue of the next
+    block's.
+
+    Attributes
+    ----------
+    unit_collectives
+        Number of parameters in each block; 0 for the blocks found in the graph.
+    """
+
+    unit_collectives: Count = 0
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
+        """Gather a block ahead, and wait for gradients a block later."""
+        units = sharded_units(program, self.unit_collectives)
+        places = _Places(program)
+        uses = [places.gather(unit, units) for unit in units.gathers]
+        for number, unit in enumerate(units.gathers):
+            places.issue(unit, uses[number - 1] - 0.75 if number else -1.0)
+        places.reduce(units.reductions, 1, waits_first=False)
+        return places.plan()
+
+
+@knobs
+class ZeroThree:
+    """DeepSpeed's ZeRO-3 with a complete trace (``runtime/zero/partitioned_param_coordinator.py``).
+
+    Each parameter is a module of its own. Behind the wait for a parameter, those that the trace uses next are
+    gathered in one call, until they have `prefetch_bucket_size` elements and at most `max_live_parameters`
+    are gathered (``fetch_sub_module``). Gradients are reduced whenever the next one would make the bucket
+    larger than `reduce_bucket_size`, after the bucket before is done (``zero/stage3.py``).
+
+    Attributes
+    ----------
+    prefetch_bucket_size, max_live_parameters, reduce_bucket_size
+        In elements, DeepSpeed's ``stage3_prefetch_bucket_size``, ``stage3_max_live_parameters`` and
+        ``reduce_bucket_size``.
+    element_bytes
+        Size of an element where the graph names no dtype.
+    """
+
+    prefetch_bucket_size: Elements = 50_000_000
+    max_live_parameters: Elements = 1_000_000_000
+    reduce_bucket_size: Elements = 500_000_000
+    element_bytes: Annotated[int, Field(ge=1, le=8)] = 2
+
+    def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:
+        """Follow the trace."""
+        units = sharded_units(program, 1)
+        places = _Places(program)
+        gathers = [node for unit in units.gathers for node in unit]
+        numel = _elements(graph, program, self.element_bytes)
+        last_use = _last_use(program)
+        fetched: set[int] = set()
+        live: list[int] = []
+        following = 0
+        for number, node in enumerate(gathers):
+            use = units.first_use[node]
+            if node not in fetched:
+                places.gather((node,), units)
+                places.issue((node,), use - 0.75)
+                fetched.add(node)
+                live.append(node)
+            following = max(following, number + 1)
+            live = [each for each in live if last_use[each] >= use]
+            most = min(
+                self.max_live_parameters - sum(numel[each] for each in live), self.prefetch_bucket_size
+            )
+            ahead: list[int] = []
+            while following < len(gathers) and sum(numel[each] for each in ahead) < most:
+                ahead.append(gathers[following])
+                following += 1
+            for bucket in buckets_of(program, tuple(ahead)):
+                places.gather(bucket, units)
+                places.issue(bucket, use - 0.25)
+            fetched.update(ahead)
+            live += ahead
+        reductions: list[list[int]] = []
+        for node in (node for unit in units.reductions for node in unit):
+            if (
+                not reductions
+                or sum(numel[each] for each in (*reductions[-1], node)) > self.reduce_bucket_size
+            ):
+                reductions.append([])
+            reductions[-1].append(node)
+        places.reduce([tuple(bucket) for bucket in reductions], 1, waits_first=True)
+        return places.plan()
+
+
+class _Places:
+    """Where collectives and waits go; other nodes keep their places."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._place: FloatArray = np.arange(len(program), dtype=np.float64)
+        self._buckets: list[Bucket] = []
+        self._served = _feeders(program)
+
+    def gather(self, unit: Sequence[int], units: ShardedUnits) -> float:
+        """Fuse a unit and wait for it right before its first use; return the place of that."""
+        use = float(min(units.first_use[node] for node in unit))
+        self._place[self._program.wait_of[list(unit)]] = use - 0.5
+        self._fuse(unit)
+        return use
+
+    def issue(self, unit: Sequence[int], place: float) -> None:
+        """Issue a unit's gathers at a place, with the ops that serve only them."""
+        for node in unit:
+            self._place[node] = place
+            self._place[self._served.get(node, [])] = place
+
+    def reduce(self, units: Sequence[Sequence[int]], at_once: int, *, waits_first: bool) -> None:
+        """Reduce units as they become ready, and wait for each when the one `at_once` behind it is issued."""
+        issues = [float(max(unit)) for unit in units]
+        for number, unit in enumerate(units):
+            later = number + at_once
+            at = issues[later] + (-0.25 if waits_first else 0.25) if later < len(units) else np.inf
+            self._place[list(unit)] = issues[number]
+            self._place[self._program.wait_of[list(unit)]] = at
+            self._fuse(unit)
+
+    def plan(self) -> ProgramPlan:
+        """Return the plan."""
+        return reordered(self._program, self._buckets, self._place)
+
+    def _fuse(self, unit: Sequence[int]) -> None:
+        self._buckets += [bucket for bucket in buckets_of(self._program, tuple(unit)) if len(bucket) > 1]
+
+
+def _feeders(program: Program) -> dict[int, list[int]]:
+    """Return for each gather of parameters the ops that serve only it, such as casts."""
+    feeders: dict[int, list[int]] = {}
+    for node, gather in enumerate(ListScheduler(program, UNLIMITED).served.tolist()):
+        if gather >= 0:
+            feeders.setdefault(gather, []).append(node)
+    return feeders
+
+
+def _elements(graph: CollectiveGraph, program: Program, element_bytes: int) -> dict[int, int]:
+    """Return the elements of each whole parameter or gradient."""
+    sizes = np.maximum(program.input_bytes, program.output_bytes)
+    keys = bucket_keys(graph)
+    elements = {}
+    for node in program.collectives().tolist():
+        dtype = keys[program.key[node]][2]
+        elements[node] = int(sizes[node]) // (element_bytes if dtype is None else ELEMENT_BYTES[dtype])
+    return elements
+
+
+def _last_use(program: Program) -> dict[int, int]:
+    """Return the place of the last node that reads each collective's output or a view of it."""
+    last: dict[int, int] = {}
+    for node in range(len(program)):
+        for dep in program.deps[node].tolist():
+            last[int(program.storage[dep])] = node
+    return {node: last.get(node, node) for node in program.collectives().tolist()}

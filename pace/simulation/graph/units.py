@@ -1,0 +1,90 @@
+"""The units of a sharded model, such as transformer blocks, read from a graph's collectives.
+
+A graph names no modules. Blocks are the longest run of collectives of parameters whose sizes repeat, cut at
+the shortest period; what stands before and behind the run are units too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
+from pace.solver.graph.program import Bucket, Program
+
+Unit = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedUnits:
+    """What is gathered and reduced together.
+
+    Attributes
+    ----------
+    gathers
+        Gathers of parameters, in order of their first use.
+    reductions
+        Collectives whose output no other collective needs, such as reduce-scatters of gradients, in program
+        order.
+    first_use
+        Place of the first node that uses each gather's output.
+    """
+
+    gathers: tuple[Unit, ...]
+    reductions: tuple[Unit, ...]
+    first_use: dict[int, int]
+
+
+def sharded_units(program: Program, unit_collectives: int = 0) -> ShardedUnits:
+    """Return the units of a program, of `unit_collectives` collectives each or, with 0, its blocks."""
+    scheduler = ListScheduler(program, UNLIMITED)
+    gathers = sorted(scheduler.gathers, key=lambda node: (int(scheduler.first_use[node]), node))
+    known = set(gathers)
+    reductions = [node for node in scheduler.sinks if node not in known]
+    backward = bool(reductions)
+    return ShardedUnits(
+        gathers=tuple(cut_into_units(program, gathers, unit_collectives, from_end=backward)),
+        reductions=tuple(cut_into_units(program, reductions, unit_collectives, from_end=backward)),
+        first_use={node: int(scheduler.first_use[node]) for node in gathers},
+    )
+
+
+def cut_into_units(
+    program: Program, members: Sequence[int], unit_collectives: int, *, from_end: bool
+) -> Iterator[Unit]:
+    """Yield units of neighbors; `from_end` aligns blocks with the end of the run, as backward passes do."""
+    begin, length, period = 0, len(members), unit_collectives
+    if not unit_collectives:
+        begin, length, period = _longest_run(
+            [(int(program.key[node]), int(program.input_bytes[node])) for node in members]
+        )
+    whole = length // period * period if period else 0
+    if from_end:
+        begin += length - whole
+    if begin:
+        yield tuple(members[:begin])
+    for at in range(begin, begin + whole, period or 1):
+        yield tuple(members[at : at + period])
+    if begin + whole < len(members):
+        yield tuple(members[begin + whole :])
+
+
+def _longest_run(signatures: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return where the longest repeating run begins, its length and its period; (0, 0, 0) if none repeats."""
+    known = {signature: number for number, signature in enumerate(dict.fromkeys(signatures))}
+    values = np.array([known[signature] for signature in signatures], dtype=np.int64)
+    best = (0, 0, 0)
+    for period in range(1, len(values) // 2 + 1):
+        same = np.concatenate(([False], values[period:] == values[:-period], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if end - begin >= period and end - begin + period > best[1]:
+                best = (begin, end - begin + period, period)
+    return best
+
+
+def buckets_of(program: Program, unit: Unit) -> Iterator[Bucket]:
+    """Yield a unit's collectives by key: those of different keys cannot share a bucket."""
+    keys = program.key[list(unit)]
+    for key in dict.fromkeys(keys.tolist()):
+        yield tuple(node for node in unit if program.key[node] == key)
