@@ -7,6 +7,7 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.errors import InvalidOptions
 from pace.planning.graph.arrays import program_of
 from pace.simulation import GRAPH_POLICIES, SimulationOptions, simulate
+from pace.simulation.graph.inductor.policy import Inductor
 from pace.simulation.graph.policies import Blocks, Fsdp2, ZeroThree
 from pace.simulation.graph.run import GraphSimulation, run_graph_policy
 from pace.simulation.graph.units import cut_into_units, sharded_units
@@ -126,3 +127,34 @@ def test_graphs_have_policies_of_their_own() -> None:
         simulate(graph, options=SimulationOptions(jitter=0.1))
     with pytest.raises(InvalidOptions, match='no knob "bucket_bytes"'):
         simulate(graph, options=SimulationOptions(knobs={"bucket_bytes": 1}))
+
+
+def test_inductor_hides_gathers_and_buckets_in_advance() -> None:
+    """With a cap of two parameters, gathers are fused by twos, and the second call hides behind compute."""
+    graph = graph_of(forward(4))
+    run = run_graph_policy(graph, Inductor(bucket_cap_mb=2 * FULL / 2**20))
+    assert [len(bucket) for bucket in run.plan.buckets] == [2, 2]
+    order = order_of(run, graph)
+    assert order.index("gather 2") < order.index("layer 0")
+    assert run.iteration_s < 4 * 2 + 2 * 0.75
+
+
+def test_inductor_keeps_to_its_memory() -> None:
+    """Gathers run ahead unless none may be in flight, or memory is counted and may not grow."""
+    graph = graph_of(forward(3))
+    alone = {"bucket_cap_mb": FULL / 2**20, "max_coll_distance": 0}  # and no second bucketing
+    assert run_graph_policy(graph, Inductor(**alone)).iteration_s == 0.625 + 3 * 2
+    without = Inductor(**alone, max_in_flight_gb=0.0)
+    assert run_graph_policy(graph, without).iteration_s == 3 * (0.625 + 2)
+    growth = {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
+    assert run_graph_policy(graph, Inductor(**alone, **growth, device="h100")).iteration_s == 3 * (0.625 + 2)
+    # On a machine without a GPU torch counts no memory, and only the growth that it allows limits gathers.
+    growth["max_memory_increase_gb"] = 1.0
+    assert run_graph_policy(graph, Inductor(**alone, **growth)).iteration_s == 0.625 + 3 * 2
+
+
+def test_inductor_fuses_what_nothing_hides() -> None:
+    """Without compute before them, gathers of one size share a bucket in the second step."""
+    graph = graph_of(forward(3))
+    run = run_graph_policy(graph, Inductor(bucket_cap_mb=FULL / 2**20, max_in_flight_gb=0.0))
+    assert [len(bucket) for bucket in run.plan.buckets] == [3]
