@@ -61,36 +61,40 @@ class Planned:
 
 @knobs
 class Fsdp2:
-    """FSDP2's default (``torch.distributed.fsdp._fully_shard._fsdp_param_group``, torch 2.13).
+    """FSDP2's defaults (``torch.distributed.fsdp._fully_shard._fsdp_param_group``, torch 2.13).
 
-    A unit is gathered by one call. In the forward pass, the gather of a unit may start once the unit two
-    before it is copied out (``wait_for_unshard``); in the backward pass, once the unit before it is
-    (``_backward_prefetch``). A unit's gradients are reduced by one call, for which the compute stream first
-    waits until fewer than `max_input_buffers` such calls are under way (``post_backward``).
+    A unit is gathered by one call, which is issued behind the wait for the unit before it: implicitly in the
+    forward pass (``set_modules_to_forward_prefetch`` calls this the same overlap), by ``_backward_prefetch``
+    in the backward pass. A unit's gradients are reduced by one call, for which the compute stream first waits
+    until fewer than `max_input_buffers` such calls are under way (``post_backward``).
 
     Attributes
     ----------
     unit_collectives
         Number of parameters in each unit; 0 for the blocks found in the graph.
     ahead
-        Number of units that are gathered ahead; 0 for FSDP2's own, 2 in a forward and 1 in a backward pass.
+        Number of units that are gathered ahead, as by ``set_modules_to_forward_prefetch`` and
+        ``set_modules_to_backward_prefetch``; 0 gathers each when it is needed.
+    blocks_per_unit
+        Number of neighboring blocks that ``fully_shard`` is called with together.
     max_input_buffers
         ``set_reduce_scatter_max_input_buffers``.
     """
 
     unit_collectives: Count = 0
-    ahead: Count = 0
+    blocks_per_unit: Annotated[int, Field(ge=1, le=10**6)] = 1
+    ahead: Count = 1
     max_input_buffers: Annotated[int, Field(ge=1, le=10**6)] = 1
 
     def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
         """Gather units ahead of their use, and reduce them one behind the other."""
-        units = sharded_units(program, self.unit_collectives)
-        ahead = self.ahead or (1 if units.reductions else 2)
+        units = sharded_units(program, self.unit_collectives, self.blocks_per_unit)
         places = _Places(program)
         uses = [places.gather(unit, units) for unit in units.gathers]
         for number, unit in enumerate(units.gathers):
-            # Right behind the wait of the unit so many before.
-            places.issue(unit, uses[number - ahead] - 0.25 if number >= ahead else -1.0)
+            # Right behind the wait for the unit so many before; the first ones behind that for the first.
+            before = max(0, number - self.ahead)
+            places.issue(unit, uses[before] - (0.25 if before < number else 0.75))
         places.reduce(units.reductions, self.max_input_buffers, waits_first=True)
         return places.plan()
 

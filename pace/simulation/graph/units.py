@@ -35,22 +35,37 @@ class ShardedUnits:
     first_use: dict[int, int]
 
 
-def sharded_units(program: Program, unit_collectives: int = 0) -> ShardedUnits:
-    """Return the units of a program, of `unit_collectives` collectives each or, with 0, its blocks."""
+def sharded_units(program: Program, unit_collectives: int = 0, blocks_per_unit: int = 1) -> ShardedUnits:
+    """Return the units of a program.
+
+    Parameters
+    ----------
+    unit_collectives
+        Collectives in each unit; 0 for blocks.
+    blocks_per_unit
+        Neighboring blocks in each unit.
+    """
     scheduler = ListScheduler(program, UNLIMITED)
     gathers = sorted(scheduler.gathers, key=lambda node: (int(scheduler.first_use[node]), node))
     known = set(gathers)
     reductions = [node for node in scheduler.sinks if node not in known]
     backward = bool(reductions)
     return ShardedUnits(
-        gathers=tuple(cut_into_units(program, gathers, unit_collectives, from_end=backward)),
-        reductions=tuple(cut_into_units(program, reductions, unit_collectives, from_end=backward)),
+        gathers=tuple(cut_into_units(program, gathers, unit_collectives, blocks_per_unit, from_end=backward)),
+        reductions=tuple(
+            cut_into_units(program, reductions, unit_collectives, blocks_per_unit, from_end=backward)
+        ),
         first_use={node: int(scheduler.first_use[node]) for node in gathers},
     )
 
 
 def cut_into_units(
-    program: Program, members: Sequence[int], unit_collectives: int, *, from_end: bool
+    program: Program,
+    members: Sequence[int],
+    unit_collectives: int,
+    blocks_per_unit: int = 1,
+    *,
+    from_end: bool,
 ) -> Iterator[Unit]:
     """Yield units of neighbors; `from_end` aligns blocks with the end of the run, as backward passes do."""
     begin, length, period = 0, len(members), unit_collectives
@@ -63,8 +78,13 @@ def cut_into_units(
         begin += length - whole
     if begin:
         yield tuple(members[:begin])
-    for at in range(begin, begin + whole, period or 1):
-        yield tuple(members[at : at + period])
+    step = period * blocks_per_unit
+    # Where blocks do not fill the last unit of the forward pass, that unit comes first in the backward pass.
+    first = whole % step if from_end and step else 0
+    if first:
+        yield tuple(members[begin : begin + first])
+    for at in range(begin + first, begin + whole, step or 1):
+        yield tuple(members[at : min(at + step, begin + whole)])
     if begin + whole < len(members):
         yield tuple(members[begin + whole :])
 

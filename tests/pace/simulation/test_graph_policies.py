@@ -19,14 +19,19 @@ def order_of(run: GraphSimulation, graph: CollectiveGraph) -> list[str]:
     return [graph.nodes[number].name for number in run.plan.order.tolist()]
 
 
-def test_fsdp2_gathers_two_units_ahead_in_the_forward_pass() -> None:
-    """A unit's gather follows the wait of the unit two before it, and compute hides all but the first."""
+def test_fsdp2_gathers_a_unit_ahead() -> None:
+    """A unit's gather follows the wait of the unit before it, or of the one two before it."""
     graph = graph_of(forward(4))
     run = run_graph_policy(graph, Fsdp2(unit_collectives=1))
     order = order_of(run, graph)
-    assert order.index("wait gather 0") < order.index("gather 2") < order.index("layer 0")
-    assert order.index("wait gather 1") < order.index("gather 3") < order.index("layer 1")
+    assert order.index("wait gather 0") < order.index("gather 1") < order.index("layer 0")
+    assert order.index("wait gather 1") < order.index("gather 2") < order.index("layer 1")
     assert run.iteration_s == 0.625 + 4 * 2
+    order = order_of(run_graph_policy(graph, Fsdp2(unit_collectives=1, ahead=2)), graph)
+    assert order[:4] == ["gather 0", "wait gather 0", "gather 1", "gather 2"]
+    assert order.index("wait gather 1") < order.index("gather 3") < order.index("layer 1")
+    order = order_of(run_graph_policy(graph, Fsdp2(unit_collectives=1, ahead=0)), graph)
+    assert order == [node.name for node in graph.nodes]
 
 
 def test_fsdp2_waits_for_a_reduce_scatter_before_the_next() -> None:
@@ -94,6 +99,10 @@ def test_blocks_are_found_where_sizes_repeat() -> None:
     assert found == [1, 2, 2, 2, 1]
     assert [len(unit) for unit in cut_into_units(program, members[:1], 0, from_end=True)] == [1]
     assert list(cut_into_units(program, [], 0, from_end=True)) == []
+    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=False)]
+    assert found == [1, 4, 2, 1]
+    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=True)]
+    assert found == [1, 2, 4, 1]
 
 
 def test_units_of_the_last_layers_align_with_the_end() -> None:
