@@ -1,4 +1,7 @@
-"""PACE under ``fully_shard`` on a mesh of two dimensions (HSDP): PACE sums shards over their replicas.
+"""PACE under ``fully_shard``: planned settings of FSDP2, and sums of shards over their replicas (HSDP).
+
+``apply`` gives a model planned settings; torch's own collectives follow them. ``attach`` is for meshes of two
+dimensions.
 
 Torch gathers and reduce-scatters within a replica, as without PACE. PACE all-reduces each shard of a gradient
 among the ranks that hold the same shard in other replicas. Its time-out applies to torch's collectives, too.
@@ -7,18 +10,23 @@ among the ranks that hold the same shard in other replicas. Its time-out applies
 import contextlib
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
+from pace.documents.base import refuse_other
+from pace.documents.graph.fsdp2_settings import Fsdp2Settings, load_fsdp2_settings
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
+from pace.runtime.gates.fsdp2_settings import shard_by_settings
 from pace.runtime.gates.fully_sharded import FullyShardWrapper
 from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
 from pace.runtime.optimizer.rounds import Rounds
@@ -31,7 +39,59 @@ from pace.runtime.transports.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
 from pace.runtime.transports.transport import Transport, control_message
 
-__all__ = ["AllReduce", "Plan", "Replanning", "ReplicaOptimizer", "Tune", "attach", "attached"]
+__all__ = [
+    "AllReduce",
+    "Fsdp2Settings",
+    "Plan",
+    "Replanning",
+    "ReplicaOptimizer",
+    "Tune",
+    "apply",
+    "attach",
+    "attached",
+    "load_fsdp2_settings",
+]
+
+
+def apply(
+    model: nn.Module,
+    settings: Fsdp2Settings | str | Path,
+    *,
+    blocks: Sequence[nn.Module] | None = None,
+    **fully_shard_options: Any,
+) -> list[FSDPModule]:
+    """Shard a model by settings that ``pace optimize GRAPH --fsdp2`` planned; the weights do not change.
+
+    Call it in the place of ``fully_shard``, before the optimizer is made. On a model that is sharded already
+    it sets only how far ahead units are gathered, and what follows for the gradients. Every rank must make
+    the same call.
+
+    Parameters
+    ----------
+    model
+        The whole model.
+    settings
+        The settings, or the path of the file that holds them.
+    blocks
+        The transformer blocks in forward order; by default the largest list of modules of one type.
+    fully_shard_options
+        For every call of ``fully_shard``, such as ``mesh`` and ``mp_policy``.
+
+    Returns
+    -------
+    The units in forward order, without the model itself.
+
+    Raises
+    ------
+    InvalidOptions, InvalidUse, InvalidSchedule
+        If the settings do not fit the model, or the installed torch lacks one; nothing is set then.
+    """
+    if isinstance(settings, str | Path):
+        settings = load_fsdp2_settings(settings)
+    refuse_other(settings, Fsdp2Settings, InvalidOptions)
+    if not isinstance(model, nn.Module):
+        raise InvalidOptions(f"model is of type {type(model).__name__}; a torch.nn.Module is needed")
+    return shard_by_settings(model, settings, blocks, fully_shard_options)
 
 
 def attach(

@@ -153,7 +153,7 @@ def _report_graph(graph: CollectiveGraph, policy: list[str] | None, options: Any
 
     found = run(graph, policy, options)
     bound = lower_bound_s(graph)
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "policy": name,
             "knobs": each.knobs,

@@ -185,7 +185,7 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     "fsdp2": (
         PolicyEntry(
             kind=Fsdp2,
-            rule="FSDP2 of torch 2.13: one call for each unit, gathered one unit ahead, one reduce-scatter at "
+            rule="FSDP2 of torch 2.13: a call for each unit, gathered one unit ahead, one reduce-scatter at "
             "a time",
             exchange="graph",
         ),

@@ -23,6 +23,7 @@ from pace.api.problems import kinds_of_problems
 from pace.api.service import Service
 from pace.api.settings import AccessSettings, LimitSettings, Settings, StorageSettings, WorkSettings
 from pace.api.tracing import Spans
+from pace.documents.schedule import Exchange
 from pace.log_events import LogEvent
 from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
@@ -162,12 +163,12 @@ def problems() -> str:
     return table(("end of `type`", "status", "meaning"), rows)
 
 
-def policies(*, servers: bool) -> str:
-    """Return the policies on one network, or on servers, with their knobs and rules."""
+def policies(*exchanges: Exchange) -> str:
+    """Return the policies of exchanges with their knobs and rules."""
     rows = []
     for name, entries in REGISTRY.items():
         for entry in entries:
-            if (entry.exchange == "servers") is servers:
+            if entry.exchange in exchanges:
                 knobs = ", ".join(f"`{knob}` ({_shown(value)})" for knob, value in entry.defaults.items())
                 rows.append((f"`{name}`", knobs or "none", entry.rule))
     return table(("policy", "knobs (defaults)", "rule"), rows)
@@ -177,6 +178,8 @@ def _shown(value: object) -> str:
     match value:
         case bool():
             return "on" if value else "off"
+        case None:
+            return "none"
         case int():
             return f"{value:,}"
     return str(value)
@@ -208,8 +211,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "routes": routes,
     "problems": problems,
     "names of the package": package,
-    "policies on one network": lambda: policies(servers=False),
-    "policies on servers": lambda: policies(servers=True),
+    "policies on one network": lambda: policies("allreduce", "sharded"),
+    "policies on servers": lambda: policies("servers"),
+    "policies on graphs": lambda: policies("graph"),
     "options of Plan": lambda: options(Plan),
     "options of Replanning": lambda: options(Replanning),
     "options of Tune": lambda: options(Tune),

@@ -131,7 +131,7 @@ def _compared(
 
     Both count that memory by torch's rule. Budgets count it by PACE's, so several are tried.
     """
-    told = {}
+    told: dict[str, dict[str, Any]] = {}
     for name, found in simulate(graph, RIVALS).items():
         assert isinstance(found.run, GraphSimulation)
         order = found.run.plan.order.tolist()

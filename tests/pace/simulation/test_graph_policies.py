@@ -1,5 +1,7 @@
 """Policies for graphs, on programs small enough to work out by hand."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 
@@ -151,11 +153,11 @@ def test_inductor_hides_gathers_and_buckets_in_advance() -> None:
 def test_inductor_keeps_to_its_memory() -> None:
     """Gathers run ahead unless none may be in flight, or memory is counted and may not grow."""
     graph = graph_of(forward(3))
-    alone = {"bucket_cap_mb": FULL / 2**20, "max_coll_distance": 0}  # and no second bucketing
+    alone: dict[str, Any] = {"bucket_cap_mb": FULL / 2**20, "max_coll_distance": 0}  # and no second bucketing
     assert run_graph_policy(graph, Inductor(**alone)).iteration_s == 0.625 + 3 * 2
     without = Inductor(**alone, max_in_flight_gb=0.0)
     assert run_graph_policy(graph, without).iteration_s == 3 * (0.625 + 2)
-    growth = {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
+    growth: dict[str, Any] = {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
     assert run_graph_policy(graph, Inductor(**alone, **growth, device="h100")).iteration_s == 3 * (0.625 + 2)
     # On a machine without a GPU torch counts no memory, and only the growth that it allows limits gathers.
     growth["max_memory_increase_gb"] = 1.0

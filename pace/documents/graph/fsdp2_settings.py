@@ -1,0 +1,61 @@
+"""Settings of FSDP2 for one model: which modules are gathered together, and how far ahead."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pace.documents.base import Bytes, Document, load, parse
+from pace.documents.profile import Seconds
+from pace.errors import InvalidSchedule
+
+Few = Annotated[int, Field(ge=1, le=1000)]
+
+
+class Fsdp2Settings(Document):
+    """What ``pace.runtime.fsdp.apply`` sets.
+
+    Attributes
+    ----------
+    blocks_per_unit
+        Number of neighboring blocks that ``fully_shard`` is called with together.
+    forward_ahead, backward_ahead
+        Number of units in ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``.
+    max_input_buffers
+        Of ``set_reduce_scatter_max_input_buffers``.
+    separate_reduce_scatter_group
+        Whether reduce-scatters have a process group of their own.
+    reshard_after_forward
+        Whether blocks are freed after the forward pass.
+    forward_s, backward_s
+        Predicted times of the passes that were planned.
+    peak_bytes
+        Predicted peak memory of these.
+    """
+
+    refused_as = InvalidSchedule
+
+    schema_version: Literal[1] = 1
+    blocks_per_unit: Few = 1
+    forward_ahead: Few = 1
+    backward_ahead: Few = 1
+    max_input_buffers: Few = 1
+    separate_reduce_scatter_group: bool = False
+    reshard_after_forward: bool = True
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    peak_bytes: Bytes | None = None
+
+    def to_json(self) -> bytes:
+        """Serialize; the same settings always give the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+def parse_fsdp2_settings(document: bytes | str) -> Fsdp2Settings:
+    """Read settings from JSON; raises InvalidSchedule with one line per fault."""
+    return parse(Fsdp2Settings, document)
+
+
+def load_fsdp2_settings(path: str | Path) -> Fsdp2Settings:
+    """Read settings from a JSON file; raises InvalidSchedule and OSError."""
+    return load(parse_fsdp2_settings, path, InvalidSchedule)

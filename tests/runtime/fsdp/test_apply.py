@@ -1,0 +1,162 @@
+"""Settings of FSDP2 are in force, train to the same bits, and are refused where they do not fit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.fsdp import Fsdp2Settings, apply
+from pace.runtime.gates.fsdp2_settings import blocks_of
+from tests.runtime.fsdp.loops import Net
+from tests.runtime.rank_pool import Failed, RankPool
+
+SETTINGS = Fsdp2Settings(forward_ahead=2, backward_ahead=2, max_input_buffers=2)
+VARIANTS = (
+    Fsdp2Settings(),
+    SETTINGS,
+    Fsdp2Settings(blocks_per_unit=2, max_input_buffers=3),
+    Fsdp2Settings(separate_reduce_scatter_group=True, reshard_after_forward=False),
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Two ranks that stay for all tests."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+def trained(rank: int, model: nn.Module) -> list[torch.Tensor]:
+    """Train for three steps; return the whole weights."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6, generator=generator)).square().sum().backward()
+        optimizer.step()
+    return [each.full_tensor().detach().clone() for each in model.parameters()]  # type: ignore[attr-defined]  # DTensors
+
+
+def net() -> Net:
+    """Return the same model each time."""
+    torch.manual_seed(3)
+    return Net()
+
+
+def compare(rank: int) -> list[str]:
+    """Train by each variant and by torch's defaults; return the settings whose weights differ."""
+    plain = net()
+    for block in plain.blocks:
+        fully_shard(block)
+    fully_shard(plain)
+    expected = trained(rank, plain)
+    wrong = []
+    for settings in VARIANTS:
+        model = net()
+        apply(model, settings)
+        found = trained(rank, model)
+        if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+            wrong.append(settings.model_dump_json())
+    return wrong
+
+
+def settings_in_force(_rank: int, folder: str) -> dict[str, Any]:
+    """Apply settings of a file to a model, and read them back from torch's states."""
+    path = Path(folder) / "settings.json"
+    model = net()
+    units = apply(model, path)
+    assert isinstance(model, FSDPModule)
+    states = [unit._get_fsdp_state() for unit in units]
+    root = model._get_fsdp_state()
+
+    def numbers(found: Any) -> list[int]:
+        return [states.index(state) for state in found]
+
+    groups = [group for state in (*states, root) for group in state._fsdp_param_groups]
+    return {
+        "forward": [numbers(state._states_to_forward_prefetch) for state in (*states, root)],
+        "backward": [numbers(state._states_to_backward_prefetch) for state in (*states, root)],
+        "buffers": {group.reduce_scatter_max_input_buffers for group in groups},
+        "reshards": [group.post_forward_mesh_info is not None for group in groups],
+        "blocks": [len(group.modules) for group in groups],
+    }
+
+
+def applied_to_sharded(rank: int) -> list[str]:
+    """Apply settings to a model that is sharded; return what is refused."""
+    model = net()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    refused = []
+    for settings, options in ((Fsdp2Settings(blocks_per_unit=2), {}), (SETTINGS, {"mp_policy": None})):
+        with pytest.raises(InvalidOptions) as caught:
+            apply(model, settings, **options)
+        refused.append(str(caught.value))
+    assert len(apply(model, SETTINGS)) == 3
+    trained(rank, model)
+    half = net()
+    fully_shard(half.blocks[0])
+    with pytest.raises(InvalidUse) as misuse:
+        apply(half, SETTINGS)
+    return [*refused, str(misuse.value)]
+
+
+def results(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
+    """Run a task on both ranks; fail if it failed."""
+    found = pool.run(task, *arguments)
+    for each in found:
+        assert not isinstance(each, Failed), each.reason
+    return found
+
+
+def test_weights_are_those_of_torchs_defaults(pool: RankPool) -> None:
+    """To the bit on two ranks, for units of several blocks, more buffers and a group of its own."""
+    assert results(pool, compare) == [[], []]
+
+
+def test_settings_are_in_force(pool: RankPool, tmp_path: Path) -> None:
+    """Units are gathered two ahead in both directions, two buffers are kept, and blocks are freed."""
+    (tmp_path / "settings.json").write_bytes(SETTINGS.to_json())
+    for found in results(pool, settings_in_force, str(tmp_path)):
+        assert found["forward"] == [[1, 2], [2], [], [0, 1]]
+        assert found["backward"] == [[], [0], [1, 0], [2, 1]]
+        assert found["buffers"] == {2}
+        assert found["reshards"][:3] == [True, True, True]
+        assert found["blocks"] == [1, 1, 1, 1]
+
+
+def test_units_of_two_blocks_are_sharded_together(pool: RankPool, tmp_path: Path) -> None:
+    """Three blocks are two units."""
+    settings = Fsdp2Settings(blocks_per_unit=2, reshard_after_forward=False)
+    (tmp_path / "settings.json").write_bytes(settings.to_json())
+    for found in results(pool, settings_in_force, str(tmp_path)):
+        assert found["blocks"] == [2, 1, 1]
+        assert found["reshards"][:2] == [False, False]
+
+
+def test_sharded_models_keep_their_units(pool: RankPool) -> None:
+    """What would need other units is refused, and the rest is set."""
+    for found in results(pool, applied_to_sharded):
+        assert "2 blocks in a unit" in found[0]
+        assert "mp_policy: the model is sharded already" in found[1]
+        assert "not with the model" in found[2]
+
+
+def test_blocks_are_found_or_asked_for() -> None:
+    """The largest list of one type is taken; without one, or with other modules, the message says why."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), nn.Tanh())
+    assert [type(block) for block in blocks_of(model)] == [nn.Linear, nn.Linear]
+    with pytest.raises(InvalidOptions, match="no list of blocks of one type"):
+        apply(nn.Linear(2, 2), Fsdp2Settings())
+    with pytest.raises(InvalidOptions, match=r"blocks\[0\] \(Tanh\) is no module inside"):
+        apply(model, Fsdp2Settings(), blocks=[nn.Tanh()])
+    with pytest.raises(InvalidOptions, match="listed twice"):
+        apply(model, Fsdp2Settings(), blocks=[model[0], model[0]])
+    with pytest.raises(InvalidOptions, match="Fsdp2Settings"):
+        apply(model, {"forward_ahead": 1})  # type: ignore[arg-type]  # what is no document
