@@ -12,11 +12,12 @@ from rich.console import Console
 from pace.cli.description import describe
 from pace.cli.graph_description import describe_graph
 from pace.cli.servers.clusters import described_cluster
-from pace.documents.graph.collective_graph import is_graph, load_graph
+from pace.documents.graph.collective_graph import CollectiveGraph, is_graph, load_graph
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
+from pace.planning.graph.optimize import refuse_changed_options
 from pace.terminal.console import (
     OUTPUT,
     SERVERS,
@@ -130,6 +131,22 @@ def optimize(
             help="For a graph: most memory in use at once, in GB (10^9 bytes).", show_default="no limit"
         ),
     ] = None,
+    fsdp2: Annotated[
+        bool,
+        typer.Option(
+            "--fsdp2",
+            help="For a graph: choose settings of FSDP2 instead of a schedule, and print the code to paste.",
+        ),
+    ] = False,
+    other_pass: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --fsdp2: graph of the other pass of the same model, to choose for both.",
+            show_default="one pass",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     output: ScheduleOutput = None,
     as_json: JsonOption = False,
     timeline: Annotated[
@@ -187,9 +204,14 @@ def optimize(
             if refused:
                 raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
             graph = load_graph(profile)
-            planned = solve(
-                graph, make_options(memory_bytes=None if memory_gb is None else int(memory_gb * 1e9))
-            )
+            memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
+            if fsdp2:
+                refuse_changed_options(make_options())
+                _settle_fsdp2(graph, other_pass, memory_bytes, output, as_json=as_json)
+                return
+            if other_pass is not None:
+                raise InvalidOptions("--other-pass needs --fsdp2: add it, or leave --other-pass out")
+            planned = solve(graph, make_options(memory_bytes=memory_bytes))
             if output is not None:
                 output.write_bytes(planned.to_json())
             if as_json:
@@ -197,8 +219,13 @@ def optimize(
             else:
                 describe_graph(graph, planned, make_console())
             return
-        if memory_gb is not None:
-            raise InvalidOptions(f"--memory-gb is for graphs, and {profile} is a profile")
+        for name, value in (
+            ("--memory-gb", memory_gb),
+            ("--fsdp2", fsdp2 or None),
+            ("--other-pass", other_pass),
+        ):
+            if value is not None:
+                raise InvalidOptions(f"{name} is for graphs, and {profile} is a profile")
         loaded = load_profile(profile)
         warn_if_misleading(loaded)
         tell_slowdown(loaded)
@@ -237,6 +264,39 @@ def optimize(
         if framework is not None:
             preemptive = solve(loaded, Options(exchange="allreduce"))
             _describe_framework(loaded, schedule, preemptive, make_console())
+
+
+def _settle_fsdp2(
+    graph: CollectiveGraph,
+    other: Path | None,
+    memory_bytes: int | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Choose settings of FSDP2, and print them as code and as parameters of other frameworks."""
+    from pace.simulation.graph.framework_parameters import (
+        code_to_paste,
+        deepspeed_config,
+        megatron_arguments,
+    )
+    from pace.simulation.graph.fsdp2_planner import plan_fsdp2
+
+    passes = [graph] if other is None else [graph, load_graph(other)]
+    settings = plan_fsdp2(passes, memory_bytes)
+    if output is not None:
+        output.write_bytes(settings.to_json())
+    if as_json:
+        sys.stdout.buffer.write(settings.to_json())
+        return
+    print_line = partial(make_console().print, highlight=False, soft_wrap=True, markup=False)
+    for direction, seconds in (("forward ", settings.forward_s), ("backward", settings.backward_s)):
+        if seconds is not None:
+            print_line(f"{direction}  {seconds * 1e3:.3f} ms predicted")
+    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
+    print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
+    print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
+    print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")
 
 
 def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:

@@ -203,7 +203,7 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     "blocks": (
         PolicyEntry(
             kind=Blocks,
-            rule="torch's `manual_overlap_bucketing`: a bucket for each transformer block, one ahead",
+            rule="`manual_overlap_bucketing` of torch: a bucket for each transformer block, one ahead",
             exchange="graph",
         ),
     ),

@@ -96,9 +96,12 @@ def _sharded_units(blocks: list[nn.Module], settings: Fsdp2Settings) -> list[FSD
                 f"block {at} is no unit: call fully_shard with every block before the model, or let apply "
                 "call it"
             )
-        following = blocks[at + size] if at + size < len(blocks) else None
-        shared = isinstance(following, FSDPModule) and id(following._get_fsdp_state()) in states
-        if len(states) > 1 or shared:
+        following = {
+            id(each._get_fsdp_state())
+            for each in blocks[at + size : at + size + 1]
+            if isinstance(each, FSDPModule)
+        }
+        if len(states) > 1 or states & following:
             raise InvalidOptions(
                 f"the settings have {size} blocks in a unit, and the model is sharded otherwise: call apply "
                 "before fully_shard, or shard groups of so many blocks"

@@ -29,7 +29,7 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
         If options of other exchanges are given, or if no plan within the memory was found; the message then
         names the node that needs more.
     """
-    _refuse_others(options)
+    refuse_changed_options(options)
     program = program_of(graph)
     return _document(graph, program, plan_of(graph, program, options.memory_bytes), options)
 
@@ -52,7 +52,8 @@ def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, p
     return max(path_s, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
 
 
-def _refuse_others(options: Options) -> None:
+def refuse_changed_options(options: Options) -> None:
+    """Refuse options of other exchanges; raises InvalidOptions."""
     changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
     if changed:
         raise InvalidOptions(
