@@ -52,27 +52,28 @@ class DistributedOptimizer(WrappedOptimizer):
     optimizer, model
         Your optimizer, and the module whose parameters it updates.
     plan
-        A ``Plan``: the schedule that training follows, or the service that has it.
+        What training follows: ``Plan(...)``, a schedule or a service that has it, or ``Tune(...)``, a search
+        while it trains. Default: a simple plan, or the service's.
     communication
         How gradients are summed: ``AllReduce()`` (default), ``ParameterServers()`` or ``Mixed()``.
     mode
-        "overlap": no barrier; an update is applied before its parameter's next use. "barrier": ``step()``
-        waits for all gradients. "auto" (default): plain operation, barrier and overlap are timed for a few
-        iterations each, and all ranks keep the fastest.
+        When updates are applied. "overlap": before the parameter's next use. "barrier": in ``step()``, after
+        all gradients have arrived. "auto" (default): all ranks keep the fastest of plain operation, barrier
+        and overlap.
     timeout_s
         Seconds without an answer of a peer after which an error is raised; 300 by default.
     op
-        "average" divides sums by the number of ranks; "sum" does not.
+        What happens to the ranks' gradients: "average" (default) or "sum".
     backward_passes_per_step
-        Number of backward passes whose gradients are summed before they are sent.
+        Number of backward passes whose gradients are summed before they are sent; default: 1.
     max_grad_norm
-        Norm to which all gradients together are clipped in every ``step()``. A step whose norm is not finite
-        changes nothing.
+        Norm to which all gradients together are clipped in every ``step()``; default: no clipping. A step
+        whose norm is not finite changes nothing.
     broadcast_parameters
-        Whether rank 0's parameters and buffers replace different ones of other ranks at the start, as in
-        DistributedDataParallel. If False, a difference is an error.
+        Whether rank 0's parameters and buffers replace different ones of other ranks at the start (default).
+        If False, a difference is an error.
     process_group
-        The ranks that train together; default: all.
+        Ranks that train together; default: all.
 
     Raises
     ------

@@ -28,6 +28,7 @@ from pace.log_events import LogEvent
 from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
 from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan, Replanning, Tune
+from pace.runtime.torch import DistributedOptimizer
 from pace.simulation.registry import REGISTRY
 
 Row = tuple[str, ...]
@@ -58,16 +59,28 @@ def settings(group: type[BaseModel]) -> str:
     return table(("variable", "default", "meaning"), rows)
 
 
+def arguments() -> str:
+    """Return the arguments of a front door besides the optimizer and the model."""
+    rows = []
+    for parameter in _section(DistributedOptimizer, griffe.DocstringSectionKind.parameters):
+        if parameter.name not in ("optimizer", "model"):
+            rows.append((f"`{parameter.name}`", _one_line(parameter.description)))
+    return table(("argument", "meaning"), rows)
+
+
+def _section(kind: Any, section_kind: griffe.DocstringSectionKind) -> Any:
+    """Return the entries of a section of a docstring."""
+    docstring = griffe.Docstring(inspect.cleandoc(kind.__doc__))
+    sections = docstring.parse("numpy", warn_unknown_params=False, warn_missing_types=False)
+    (found,) = (section.value for section in sections if section.kind is section_kind)
+    return found
+
+
 def options(kind: Any, names: Container[str] | None = None) -> str:
     """Return the options of a dataclass, with what its docstring says of them."""
     defaults = {each.name: each.default for each in fields(kind) if names is None or each.name in names}
-    (attributes,) = (
-        section.value
-        for section in griffe.Docstring(inspect.cleandoc(kind.__doc__)).parse("numpy")
-        if section.kind is griffe.DocstringSectionKind.attributes
-    )
     rows = []
-    for attribute in attributes:
+    for attribute in _section(kind, griffe.DocstringSectionKind.attributes):
         described = attribute.name.split(", ")
         values = [defaults.pop(name) for name in described]
         shown = "" if values[0] is None else f"`{values[0]!r}`".replace("'", '"')
@@ -214,6 +227,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policies on one network": lambda: policies("allreduce", "sharded"),
     "policies on servers": lambda: policies("servers"),
     "policies on graphs": lambda: policies("graph"),
+    "arguments of a front door": arguments,
     "options of Plan": lambda: options(Plan),
     "options of Replanning": lambda: options(Replanning),
     "options of Tune": lambda: options(Tune),
