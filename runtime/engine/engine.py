@@ -39,7 +39,7 @@ from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, las
 from pace.runtime.engine.transport_calls import call_for, described, word_for
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.torch_threads import torch_thread
-from pace.runtime.transports.transport import Discipline, Transport
+from pace.runtime.transports.transport import Discipline, Transport, reason_of
 
 
 class Engine:
@@ -407,7 +407,7 @@ class Engine:
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
         kind = "all-reduce" if send is None else word_for(self._groups[send.number].exchange)
         subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
-        cause = "" if error is None else f": {error}"
+        cause = "" if error is None else f": {reason_of(error)}"
         with self._lock:
             if self._failure is None:
                 self._failure = CommunicationFailed(

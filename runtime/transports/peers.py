@@ -155,7 +155,7 @@ class Peers:
                 self._learn_failure()
                 last = self._listen()
                 if last:
-                    self._say(signs | {"beat": beat + 1, "left": True})
+                    self._say(self._how_far() | {"beat": beat + 1, "left": True})
             except (RuntimeError, OSError):  # the store ended with its rank: other ranks notice too
                 return
 
@@ -346,8 +346,7 @@ class Peers:
     def _left(self, signs: list[dict[str, Any]]) -> dict[int, str]:
         """Return which ranks have left, without those that left because of this failure."""
         return {
-            rank: f"{self._name(rank)} has left the training"
-            + (f" ({each['reason']})" if "reason" in each else "")
+            rank: f"{self._name(rank)} has left the training{_when(each)}"
             for rank, each in enumerate(signs)
             if each.get("left") and not each.get("failed") and rank != self._rank
         }
@@ -386,3 +385,12 @@ class Peers:
         thread = torch_thread(attempt, name=name, sockets=self._sockets)
         thread.start()
         thread.join(_ANSWER_S)
+
+
+def _when(sign: dict[str, Any]) -> str:
+    """Return why a rank left, or after which step it ended as it should."""
+    if "reason" in sign:
+        return f" ({sign['reason']})"
+    if "round" not in sign:
+        return ""
+    return f" after its step {sign['round']}" if sign["round"] else " before its first step"

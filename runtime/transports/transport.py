@@ -1,6 +1,7 @@
 """The interface between the engine and the libraries that carry its segments."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pace.documents.push_pull import PushPull
 from pace.errors import CommunicationFailed
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.peers import Peers
+
+_GLOO_PLACE = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 
 Done = Callable[[BaseException | None], None]
 
@@ -231,11 +234,16 @@ def control_message(rank: int, size: int, explain: Callable[[], str], what: str)
     try:
         yield
     except (RuntimeError, OSError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
         known = explain()
         raise CommunicationFailed(
-            f"rank {rank} of {size}: {what} failed: {lines[0]}{'; ' if known else ''}{known}"
+            f"rank {rank} of {size}: {what} failed: {reason_of(error)}{'; ' if known else ''}{known}"
         ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of a backend's error, without Gloo's place in its source and its guesses."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return _GLOO_PLACE.sub("", lines[0]).partition(". This is typically caused by")[0]
 
 
 def role_of(rank: int, sequencing: Sequencing, discipline: Discipline) -> Role:

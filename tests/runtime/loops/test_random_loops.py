@@ -23,12 +23,15 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 # Only one rank may contribute what is summed already, and no rank could tell what the loop keeps. A rank that
 # has no backward pass cannot know of others' further ones, nor what they have put in the place of sums. What
-# only one rank reads cannot be summed once others have cleared their own.
+# only one rank reads cannot be summed once others have cleared their own. At the end of a loop, a rank may
+# wait for others that have ended theirs: with more backward passes, or reading what others have not computed.
 REFUSED = (
     "while gradients accumulate, and op is 'sum'",
     "is now replaced, and with op='sum'",
     "ran another backward pass after its gradients were complete",
     "was replaced without having been read, and it is summed already",
+    "has left the training after its step",
+    "has left the training before its first step",
     "which reads it: before gradients are cleared, read them on every rank or call step()",
 )
 
