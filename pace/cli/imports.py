@@ -58,10 +58,10 @@ RecordedWorkers = Annotated[
 PlannedWorkers = Annotated[int, typer.Option(help="Number of workers that will train together.")]
 Name = Annotated[str | None, typer.Option(help="Name of the profile.", show_default="the file's name")]
 LinkRate = "Bandwidth of each link in Gbit/s"
-Batch = Annotated[float, typer.Option(help="Examples that one worker processes in a step.")]
+Batch = Annotated[float, typer.Option(help="Samples per worker and step.")]
 
 
-@app.command()
+@app.command(epilog="Example: pace import kineto rank0.json.gz rank1.json.gz -o profile.json")
 def kineto(
     traces: Annotated[list[Path], _files("Traces (.json or .json.gz), one for each rank.")],
     output: Output,
@@ -98,10 +98,14 @@ def kineto(
     _tell(profile, as_json=as_json)
 
 
-@app.command("auto")
+@app.command("auto", epilog="Example: pace import auto rank0.json.gz rank1.json.gz -o profile.json")
 def any_format(
     files: Annotated[
-        list[Path], _files("A file of any known tool, or the traces of all ranks and a file of their sizes.")
+        list[Path],
+        _files(
+            "A file of any known tool, or the traces of all ranks, with an execution trace or a list "
+            "of parameters."
+        ),
     ],
     output: Output,
     workers: RecordedWorkers = None,
@@ -134,7 +138,11 @@ def _tell(profile: Profile, *, as_json: bool) -> None:
         typer.echo(f"pace: warning: {warning}", err=True)
 
 
-@app.command("execution-trace")
+@app.command(
+    "execution-trace",
+    epilog="Example: pace import execution-trace trace.json --workers 8 --device-tflops 15 "
+    "--bandwidth-gbps 10 -o profile.json",
+)
 def execution_trace(
     trace: Annotated[Path, _files("Execution trace of one rank (JSON).")],
     output: Output,
@@ -154,7 +162,10 @@ def execution_trace(
     latency_s: Latency = 0.0,
     name: Name = None,
 ) -> None:
-    """Convert a PyTorch execution trace: durations are computed from shapes, not measured."""
+    """Convert a PyTorch execution trace: durations are computed from shapes, not measured.
+
+    Needs --cost or --bandwidth-gbps, because the trace has no cost of an all-reduce.
+    """
     from pace.formats.shaped_steps import read_execution_trace_profile
 
     with reported():
@@ -170,7 +181,7 @@ def execution_trace(
         write_profile(profile, output)
 
 
-@app.command()
+@app.command(epilog="Example: pace import chakra trace.et --workers 8 -o profile.json")
 def chakra(
     trace: Annotated[Path, _files("Chakra execution trace of one rank (.et or JSON).")],
     output: Output,
@@ -188,7 +199,7 @@ def chakra(
         write_profile(read_chakra(trace, workers=workers, allreduce=allreduce, name=name), output)
 
 
-@app.command("node-list")
+@app.command("node-list", epilog="Example: pace import node-list nodes.json --times times.csv -o graph.json")
 def node_list(
     nodes: Annotated[Path, _files("Node list (JSON), gzipped or not.")],
     output: Annotated[
@@ -221,7 +232,7 @@ def node_list(
         typer.echo(f"{output}: {len(graph.nodes)} nodes, {sent} collectives", err=True)
 
 
-@app.command()
+@app.command(epilog="Example: pace import layers layers.csv --workers 8 --bandwidth-gbps 10 -o profile.json")
 def layers(
     table: Annotated[Path, _files("Table of layers: .csv, or graph.txt of PipeDream's profiler.")],
     output: Output,
@@ -231,7 +242,10 @@ def layers(
     latency_s: Latency = 0.0,
     name: Name = None,
 ) -> None:
-    """Convert a table of layers with times and sizes: CSV, or PipeDream's graph.txt."""
+    """Convert a table of layers with times and sizes: CSV, or PipeDream's graph.txt.
+
+    Needs --cost or --bandwidth-gbps, because the table has no cost of an all-reduce.
+    """
     from pace.formats.layers import read_layer_csv
     from pace.formats.pipedream import read_pipedream
 
@@ -242,23 +256,28 @@ def layers(
         write_profile(read(table, workers=workers, allreduce=allreduce, name=name), output)
 
 
-@app.command("horovod-timeline")
+@app.command("horovod-timeline", epilog="Example: pace import horovod-timeline timeline.json -o profile.json")
 def horovod_timeline(
     timeline: Annotated[Path, _files("Timeline that HOROVOD_TIMELINE names (JSON); may be incomplete.")],
     output: Output,
     workers: RecordedWorkers = None,
     name: Name = None,
 ) -> None:
-    """Convert a Horovod timeline; of an incomplete one, the part that can be read."""
+    """Convert a Horovod timeline, or the readable part of an incomplete one."""
     from pace.formats.horovod_timeline import read_horovod_profile
 
     with reported():
         write_profile(read_horovod_profile(timeline, workers=workers, name=name), output)
 
 
-@app.command("tf-run-metadata")
+@app.command(
+    "tf-run-metadata",
+    epilog="Example: pace import tf-run-metadata trace.json --bandwidth-gbps 10 --batch 32 -o steps.json",
+)
 def tf_run_metadata(
-    files: Annotated[list[Path], _files("RunMetadata of traced steps (JSON), one file for each step.")],
+    files: Annotated[
+        list[Path], _files("RunMetadata of traced steps (JSON): one file for each step, or lists of several.")
+    ],
     output: StepsOutput,
     bandwidth_gbps: Annotated[
         float | None,
@@ -278,7 +297,7 @@ def tf_run_metadata(
         _write_steps(document, output, f", {document.metadata['steps_dropped']} dropped")
 
 
-@app.command("profile")
+@app.command("profile", epilog="Example: pace import profile profile.json --bandwidth-gbps 10 -o steps.json")
 def profile_steps(
     profile: ProfileArgument,
     output: StepsOutput,

@@ -25,7 +25,7 @@ DatabaseUrl = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: pace keys create team-vision --tenant vision --scope read --scope submit")
 def create(
     name: Annotated[
         str, typer.Argument(help="Name of the key, for example of the person or job that uses it.")
@@ -77,7 +77,7 @@ def create(
         typer.echo(token)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: pace keys list --database-url sqlite:///pace.db")
 def list_keys(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> None:
     """List all keys, including revoked ones, without their tokens."""
     with _key_ring(database_url) as keys:
@@ -113,7 +113,7 @@ def _state(key: "ApiKey") -> str:
     return state if key.last_used_at is None else f"{state}, last used {key.last_used_at:%Y-%m-%d}"
 
 
-@app.command()
+@app.command(epilog="Example: pace keys revoke ID")
 def revoke(
     key_id: Annotated[str, typer.Argument(help="Identifier of the key, as `pace keys list` prints it.")],
     database_url: DatabaseUrl = None,

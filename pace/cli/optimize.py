@@ -25,7 +25,7 @@ from pace.terminal.console import (
     ColocatedOption,
     JsonOption,
     PlotOption,
-    ProfileArgument,
+    ProfileOrGraphArgument,
     ScheduleOutput,
     ServersOption,
     make_console,
@@ -37,14 +37,14 @@ JITTER = "Varying op durations"
 
 
 def optimize(
-    profile: ProfileArgument,
+    profile: ProfileOrGraphArgument,
     exchange: Annotated[
         Exchange | None,
         typer.Option(
             help="How gradients become updates: whole all-reduces, sharded (reduce-scatter, update, "
-            "all-gather) or parameter servers.",
-            show_default="servers if the profile or an option names them, sharded if updates wait for a "
-            "global norm, else allreduce",
+            "all-gather), parameter servers, or the collectives of a graph.",
+            show_default="graph for a graph; servers if the profile or an option names them; sharded if "
+            "updates wait for a global norm; else allreduce",
         ),
     ] = None,
     framework: Annotated[
@@ -321,7 +321,7 @@ def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedu
 
 
 def check(
-    profile: ProfileArgument,
+    profile: ProfileOrGraphArgument,
     schedule: Annotated[
         Path,
         typer.Argument(help="Schedule to check (JSON), from `pace optimize`.", exists=True, dir_okay=False),

@@ -17,7 +17,7 @@ from pace.terminal.console import (
     ColocatedOption,
     JitterOption,
     JsonOption,
-    ProfileArgument,
+    ProfileOrGraphArgument,
     ServersOption,
     make_console,
     make_table,
@@ -27,7 +27,7 @@ from pace.whatif.servers import read_staleness
 
 
 def simulate(
-    profile: ProfileArgument,
+    profile: ProfileOrGraphArgument,
     policy: Annotated[
         list[str] | None,
         typer.Option(

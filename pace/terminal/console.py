@@ -25,6 +25,16 @@ ProfileArgument = Annotated[
         readable=True,
     ),
 ]
+ProfileOrGraphArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job; "
+        "or a graph, from `pace import node-list`.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to stdout.", rich_help_panel=OUTPUT)
 ]

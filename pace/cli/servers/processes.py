@@ -33,7 +33,7 @@ TokenFile = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: pace servers serve --bind 127.0.0.1:7070")
 def serve(
     bind: Bind = "127.0.0.1:7070",
     workers: Annotated[
@@ -63,7 +63,7 @@ def serve(
         server.close(reason=f"the server {server.address} was stopped")
 
 
-@app.command()
+@app.command(epilog="Example: pace servers measure --servers 127.0.0.1:7070 -o cluster.json")
 def measure(
     servers: Annotated[str, typer.Option(help="HOST:PORT of each parameter server, separated by commas.")],
     token_file: TokenFile = None,

@@ -24,13 +24,25 @@ from pace.terminal.reporting import WRONG, counted, reported, writable
 app = typer.Typer(
     help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
 )
-app.command()(processes.scheduler)
-app.command()(processes.daemon)
-app.command()(processes.serve)
-app.command()(processes.status)
-app.command()(weight_sync.distribute)
-app.command()(weight_sync.receive)
-app.command("check-log")(processes.check_log)
+app.command(epilog="Example: pace fabric scheduler --bind 127.0.0.1:7080 --delay-bound 8")(
+    processes.scheduler
+)
+app.command(epilog="Example: pace fabric daemon --name h0 --scheduler 127.0.0.1:7080 --bind 127.0.0.1:7082")(
+    processes.daemon
+)
+app.command(epilog="Example: pace fabric serve --name server --scheduler 127.0.0.1:7080 --model model.npy")(
+    processes.serve
+)
+app.command(epilog="Example: pace fabric status --scheduler 127.0.0.1:7080")(processes.status)
+app.command(epilog="Example: pace fabric distribute weights.bin --to H1:7090,H2:7090 --token-file token")(
+    weight_sync.distribute
+)
+app.command(epilog="Example: pace fabric receive -o weights.bin --bind 0.0.0.0:7090 --token-file token")(
+    weight_sync.receive
+)
+app.command("check-log", epilog="Example: pace fabric check-log commits.jsonl --delay-bound 8")(
+    processes.check_log
+)
 
 NetworkArgument = Annotated[
     Path,
@@ -56,7 +68,7 @@ ScenarioArgument = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: pace fabric plan network.json batch.json -o plan.json")
 def plan(
     network: NetworkArgument,
     batch: BatchArgument,
@@ -162,7 +174,7 @@ def _describe(made: TransferPlan, console: Console) -> None:
         )
 
 
-@app.command()
+@app.command(epilog="Example: pace fabric check network.json batch.json plan.json")
 def check(
     network: NetworkArgument,
     batch: BatchArgument,
@@ -199,7 +211,7 @@ def check(
         raise typer.Exit(WRONG)
 
 
-@app.command()
+@app.command(epilog="Example: pace fabric simulate scenario.json")
 def simulate(
     scenario: ScenarioArgument,
     policy: Annotated[
@@ -236,7 +248,10 @@ def simulate(
     console.print(table)
 
 
-@app.command("what-if")
+@app.command(
+    "what-if",
+    epilog="Example: pace fabric what-if scenario.json --bound 15,30 --aggregators 0,4 --html answer.html",
+)
 def what_if(
     scenario: ScenarioArgument,
     bound: Annotated[

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,21 @@ def test_every_command_says_what_it_does(name: str) -> None:
     paragraphs = re.split(r"\n\s*\n", text.strip())
     assert all(is_phrase(" ".join(paragraph.split())) for paragraph in paragraphs), text
     assert len(" ".join(paragraphs[0].split())) < 110
+
+
+@pytest.mark.parametrize("name", [name for name, each in COMMANDS.items() if not hasattr(each, "commands")])
+def test_every_command_has_an_example_that_can_be_typed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this command; its options exist, and nothing that is required is left out."""
+    monkeypatch.chdir(tmp_path)
+    words = COMMANDS[name].epilog.removeprefix("Example: ").split()
+    path = name.split()
+    assert words[: len(path)] == path
+    for word in words:
+        if re.fullmatch(r"[\w.]+", word):
+            Path(word).touch()  # files that the example reads
+    assert COMMANDS[name].make_context(name, words[len(path) :]).args == []
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
