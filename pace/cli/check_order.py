@@ -15,8 +15,8 @@ def check_order(
     program: Annotated[
         list[Path],
         typer.Argument(
-            help="What every rank enqueues: a job program (JSON), or dumps of PyTorch's flight recorder, one "
-            "for each rank.",
+            help="What every rank enqueues: a job program (JSON), schedules, graphs, or one file for each "
+            "rank: FX graphs, profiler traces, or dumps of PyTorch's flight recorder.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -39,7 +39,7 @@ def check_order(
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help="Ranks of a group, which dumps of Gloo jobs do not tell, for example 1=0,2; repeatable.",
+            help="Ranks of a group, where the files do not say them, for example 1=0,2; repeatable.",
             show_default="as recorded",
         ),
     ] = None,
@@ -53,7 +53,9 @@ def check_order(
     from pace.order.findings import text_lines
 
     with reported():
-        groups = dict(map(_ranks_of_group, group or ()))
+        groups: dict[str, list[list[int]]] = {}
+        for name, ranks in map(_ranks_of_group, group or ()):
+            groups.setdefault(name, []).append(ranks)
         report = answer(program, streams=streams, launch_slots=launch_slots, groups=groups)
     if as_json:
         typer.echo(report.model_dump_json())

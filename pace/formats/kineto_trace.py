@@ -4,6 +4,7 @@ Times are seconds on the trace's own clock. What the events mean for a training 
 ``pace.formats.kineto_steps``.
 """
 
+import re
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,12 +40,17 @@ class Collective:
     ----------
     described
         Whether NCCL's instrumentation says it, and not only a kernel's name.
+    group, ranks
+        The name of its process group, and the ranks in it.
     """
 
     name: str
     size_bytes: int | None
     workers: int | None
     described: bool = True
+    dtype: DType | None = None
+    group: str | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -281,7 +287,26 @@ def _collective(arguments: dict[str, Any]) -> Collective | None:
     dtype = DTYPES.get(str(arguments.get("dtype")).lower())
     elements = _integer(arguments.get("In msg nelems"))
     size = None if dtype is None or elements is None else elements * ELEMENT_BYTES[dtype]
-    return Collective(name.lower(), size, _integer(arguments.get("Group size")))
+    workers, group = _integer(arguments.get("Group size")), arguments.get("Process Group Name")
+    return Collective(
+        name.lower(),
+        size,
+        workers,
+        dtype=dtype,
+        group=group if isinstance(group, str) else None,
+        ranks=_ranks(arguments, workers),
+    )
+
+
+def _ranks(arguments: dict[str, Any], workers: int | None) -> tuple[int, ...] | None:
+    """Return the ranks of a group: as listed, unless the list is cut short, else by start and stride."""
+    listed = tuple(map(int, re.findall(r"\d+", str(arguments.get("Process Group Ranks")))))
+    if listed and len(listed) == workers:
+        return listed
+    start, stride = (_integer(arguments.get(f"Global rank {part}")) for part in ("start", "stride"))
+    if workers is None or start is None or stride is None or (stride == 0 and workers > 1):
+        return None
+    return tuple(start + stride * place for place in range(workers))
 
 
 def _named_collective(kernel: str) -> Collective | None:

@@ -1,6 +1,6 @@
 """The one entry point: a job program in, a proof or a counterexample out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pace.documents.base import refuse_other
@@ -9,8 +9,9 @@ from pace.documents.order.order_report import OrderReport, StreamRule
 from pace.errors import InvalidJobProgram, InvalidOptions
 from pace.order.cut_off import circles_instead
 from pace.order.findings import findings_of
+from pace.order.inputs.job_groups import GivenGroups
+from pace.order.inputs.sources import read_job_program
 from pace.order.lowering import lower
-from pace.order.sources import read_job_program
 from pace.solver.collective_order.decision import decide
 
 OUTSIDE = (
@@ -27,7 +28,7 @@ def check_order(
     *,
     streams: StreamRule = "side-by-side",
     launch_slots: int | None = None,
-    groups: Mapping[str, Sequence[int]] | None = None,
+    groups: GivenGroups | None = None,
 ) -> OrderReport:
     """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
 
@@ -37,16 +38,15 @@ def check_order(
     Parameters
     ----------
     program
-        What every rank enqueues, a file with it, or one file for each rank (``read_job_program``).
+        What every rank enqueues, or files that say it (``read_job_program``).
     streams
         "side-by-side": a device runs the first operation of every stream at once. "launch-order": it starts
         operations in the order in which the rank enqueues them, whatever their stream, as with
         ``CUDA_DEVICE_MAX_CONNECTIONS=1``.
     launch_slots
         Operations that a stream holds before the thread that enqueues another one waits; None for no limit.
-
     groups
-        The ranks of groups, by name, where dumps of the flight recorder do not say them.
+        The communicators of groups, by name, where the files do not say them.
 
     Raises
     ------

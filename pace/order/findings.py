@@ -9,7 +9,7 @@ from pace.documents.order.job_program import (
     Synchronization,
 )
 from pace.documents.order.order_report import FindingKind, OrderFinding, OrderReport
-from pace.order.lowering import IssuedOperation, LoweredJob
+from pace.order.lowered_job import IssuedOperation, LoweredJob
 from pace.solver.collective_order.decision import Absence, CircleStep, Disagreement, Misfit, OrderDecision
 
 MOST_FRAMES = 6

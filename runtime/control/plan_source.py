@@ -10,6 +10,7 @@ from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_from_schedule, plan_locally
+from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule
 from pace.runtime.event_log import log
 from pace.runtime.options import Plan, Replanning, ShardingChoice
@@ -163,7 +164,7 @@ class PlanSource:
     def _planned(self, schedule: Schedule, gradients: list[GradientSize]) -> SendPlan:
         transport = self._transport
         if schedule.exchange == "sharded" and self._sharding != "off":
-            return plan_from_sharded_schedule(schedule, gradients, transport.size)
+            return refuse_hanging(plan_from_sharded_schedule(schedule, gradients, transport.size))
         if self._sharding == "on":
             raise ScheduleMismatch(
                 "the schedule is one of all-reduces, but sharding is 'on': make one with exchange \"sharded\""

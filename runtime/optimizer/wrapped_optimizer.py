@@ -25,6 +25,7 @@ from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.divided_plan import divide
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Report, lay_out_round
+from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.model_wrapper import ModelWrapper
@@ -115,7 +116,7 @@ class WrappedOptimizer(NormAndState):
             tune=options.plan if isinstance(options.plan, Tune) else None,
         )
         self._sizes = start.sizes
-        self._plan = self._divided(self._choice.running.plan)
+        self._plan = self._divided(refuse_hanging(self._choice.running.plan))
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
         try:
@@ -176,7 +177,14 @@ class WrappedOptimizer(NormAndState):
         return plan if pushed is None else divide(plan, self._sizes, pushed)
 
     def _switch(self, plan: SendPlan, barrier: bool) -> str | None:
-        """Change to another plan; every rank must call this after the same step. See ``Switch``."""
+        """Change to another plan; every rank must call this after the same step. See ``Switch``.
+
+        Raises
+        ------
+        ScheduleMismatch
+            If the plan can hang. Then the plan in use stays.
+        """
+        refuse_hanging(plan)
         self.synchronize()
         before = self._rounds
         before.hand_back()

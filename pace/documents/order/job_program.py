@@ -3,6 +3,7 @@
 What its fields mean for the proof is said in ``pace.solver.collective_order``.
 """
 
+import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -268,6 +269,11 @@ class JobProgram(Document):
     def to_json(self) -> bytes:
         """Serialize; the same program always gives the same bytes."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the document; 64 hexadecimal digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
 
 
 def parse_job_program(document: bytes | str) -> JobProgram:

@@ -114,7 +114,7 @@ def test_the_flight_recorder_shows_the_hangs(carried_out: Path, ending: str) -> 
     dumps = [carried_out / f"dump_rank_{rank}{ending}" for rank in range(2)]
     with pytest.raises(FormatError, match=r"does not say which ranks are in group \d+.*--group"):
         check_order(dumps)
-    report = check_order(dumps, groups={str(number): (0, 1) for number in range(1, 20)})
+    report = check_order(dumps, groups={str(number): [(0, 1)] for number in range(1, 20)})
     assert [finding.kind for finding in report.findings] == ["circle", "kind"]
     circle, difference = report.findings
     assert circle.ranks in ((0, 1), (1, 0))

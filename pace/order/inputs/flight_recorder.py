@@ -11,14 +11,13 @@ import math
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pace.documents.order.job_program import (
-    CollectiveKind,
     EnqueuedCollective,
     HostThread,
     JobProgram,
@@ -27,6 +26,8 @@ from pace.documents.order.job_program import (
 )
 from pace.errors import FormatError
 from pace.formats.reading import open_binary
+from pace.order.inputs.collective_kinds import EQUAL_SIZES, kind_of
+from pace.order.inputs.job_groups import GivenGroups
 
 MOST_BYTES = 1 << 30
 DEFAULT_NAME = "0"  # of the group of all ranks
@@ -42,19 +43,6 @@ _ELEMENT_BYTES = {
     "Byte": 1,
     "Bool": 1,
 }
-_KINDS: tuple[tuple[str, CollectiveKind], ...] = (
-    ("allreducebarrier", "barrier"),
-    ("allreduce", "all-reduce"),
-    ("allgather", "all-gather"),
-    ("reducescatter", "reduce-scatter"),
-    ("broadcast", "broadcast"),
-    ("alltoall", "all-to-all"),
-    ("reduce", "reduce"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("barrier", "barrier"),
-)
-_EQUAL_SIZES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 _NOT_THE_USERS = ("/torch/", "typing_extensions.py")
 
 
@@ -79,26 +67,21 @@ class _Dump:
     is_whole: bool
 
 
-def is_dump(path: str | Path) -> bool:
-    """Return whether a file is a dump of the flight recorder, by how it begins."""
-    with open_binary(path) as file:
-        head = file.read(1 << 16)
-    return (
-        head[:1] == b"\x80"
-        or (b'"entries"' in head and b'"profiling_name"' in head)
-        or b'"pg_config"' in head
-    )
+def is_dump(head: bytes) -> bool:
+    """Return whether a file that begins like this is a dump of the flight recorder."""
+    if head[:1] == b"\x80":
+        return True
+    is_trace = b'"traceEvents"' in head or b'"deviceProperties"' in head
+    return not is_trace and (b'"pg_config"' in head or (b'"entries"' in head and b'"profiling_name"' in head))
 
 
-def read_flight_recorder(
-    paths: Sequence[str | Path], *, groups: Mapping[str, Sequence[int]] | None = None
-) -> JobProgram:
+def read_flight_recorder(paths: Sequence[str | Path], *, groups: GivenGroups | None = None) -> JobProgram:
     """Read the dumps of all ranks; the rank is the number at the end of a file's name.
 
     Parameters
     ----------
     groups
-        The ranks of groups, by name, where the dumps do not say them, as those of Gloo.
+        The communicators of groups, by name, where the dumps do not say them, as those of Gloo.
 
     Raises
     ------
@@ -207,9 +190,8 @@ def _read_dump(path: Path) -> _Dump:
 
 def _recorded(entry: dict[str, Any], group: str) -> _Recorded:
     name = str(entry["profiling_name"]).rpartition(":")[2]
-    plain = name.replace("_", "").lower()
-    kind: CollectiveKind = next((kind for part, kind in _KINDS if part in plain), "other")
-    varies = "_v" in name or kind not in _EQUAL_SIZES
+    kind = kind_of(name)
+    varies = "_v" in name or kind not in EQUAL_SIZES
     sizes = entry["output_sizes"] if kind == "reduce-scatter" else entry["input_sizes"]
     dtypes = entry.get("input_dtypes") or []
     dtype = str(dtypes[0]) if dtypes and len(set(dtypes)) == 1 and kind != "barrier" else None
@@ -231,7 +213,7 @@ def _recorded(entry: dict[str, Any], group: str) -> _Recorded:
     )
 
 
-def _members(dumps: dict[int, _Dump], given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _members(dumps: dict[int, _Dump], given: GivenGroups) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group that is used."""
     members: dict[str, tuple[int, ...]] = {}
     said_by: dict[str, int] = {}
@@ -253,7 +235,7 @@ def _members(dumps: dict[int, _Dump], given: Mapping[str, Sequence[int]]) -> dic
         users = [rank for rank, dump in sorted(dumps.items()) if group in dump.calls]
         idle = dumps.keys() - users
         if group in given:
-            members[group] = tuple(given[group])
+            members[group] = _only(dumps[users[0]].path, group, given[group])
         elif not idle or group == DEFAULT_NAME:
             members[group] = tuple(sorted(dumps))
         else:
@@ -275,6 +257,12 @@ def _members(dumps: dict[int, _Dump], given: Mapping[str, Sequence[int]]) -> dic
                     dump.path, f"rank {rank} calls group {group}, whose ranks are {members[group]}"
                 )
     return {group: members[group] for group in used}
+
+
+def _only(path: Path, group: str, given: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    if len(given) != 1:
+        raise FormatError(path, f"group {group} is one communicator in a dump: give its ranks once")
+    return tuple(given[0])
 
 
 def _aligned(group: str, dumps: dict[int, _Dump]) -> dict[int, list[_Recorded]]:

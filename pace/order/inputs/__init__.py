@@ -1,0 +1,1 @@
+"""Job programs from files: documents, schedules, graphs, traces, and dumps of the flight recorder."""
