@@ -43,7 +43,12 @@ def _cost(profile: Profile) -> dict[str, Any]:
 
 
 def import_warnings(profile: Profile) -> Iterator[str]:
-    """Yield what an answer from this profile cannot be trusted in."""
+    """Yield what an answer from this profile cannot be trusted in, and that the job may hang."""
+    if (differs := profile.metadata.get("order_differs")) is not None:
+        yield (
+            f"ranks issue collectives in different orders, so the job can hang: {differs}. "
+            "`pace check-order` shows who then waits for whom."
+        )
     replay = profile.metadata.get("replay")
     if replay is not None and abs(replay["error"]) > DOUBTFUL:
         yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pace.documents.profile import Profile
 from pace.formats.kineto_job import Job
+from pace.formats.kineto_order import first_difference
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_records import KinetoStep
 from pace.formats.reading import warn
@@ -63,6 +64,7 @@ def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
         "recorded_allreduces": groups,
         "recorded_allreduces_match": matches,
         "recorded_allreduces_why": why,
+        "order_differs": first_difference([rank.trace for rank in job.ranks]),
     }
 
 
