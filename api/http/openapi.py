@@ -29,6 +29,7 @@ TAGS: list[dict[str, str]] = [
     },
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
     {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
+    {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
     {"name": "Simulations", "description": "Simulate one iteration under several policies."},
     {"name": "Transfer plans", "description": "Plan transfers of updates over unequal links."},
     {"name": "Fabric runs", "description": "Simulate asynchronous training over unequal links."},
@@ -44,6 +45,7 @@ KIND_TAGS = {
     "headroom": "Headroom",
     "prediction": "Predictions",
     "fabric-run": "Fabric runs",
+    "order": "Order checks",
 }
 # Success answers of a real service, by operation, status and media type; `tests/api/test_openapi.py` writes
 # it.

@@ -21,12 +21,21 @@ from pace.documents.base import explain
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import InvalidFabric, InvalidOptions, InvalidProfile, InvalidSteps, ServiceUnavailable
+from pace.errors import (
+    InvalidFabric,
+    InvalidJobProgram,
+    InvalidOptions,
+    InvalidProfile,
+    InvalidSteps,
+    ServiceUnavailable,
+)
 from pace.fabric.documents.batch import UpdateBatch
 from pace.fabric.documents.network import FabricNetwork
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 
 if TYPE_CHECKING:
+    from pace.documents.order.job_program import JobProgram
+    from pace.documents.order.order_report import OrderReport, StreamRule
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
@@ -228,6 +237,30 @@ class Client:
             self._nonsense("the answer to another question")
         return prediction
 
+    def check_order(
+        self,
+        program: "JobProgram",
+        *,
+        streams: "StreamRule" = "side-by-side",
+        launch_slots: int | None = None,
+    ) -> "OrderReport":
+        """Let the service check a job's order of collectives, and return the same as ``pace.check_order``.
+
+        Raises
+        ------
+        InvalidJobProgram
+            If the service refuses the program.
+        """
+        from pace.client.order_documents import OrderCheckRequest, OrderCheckResource
+
+        request = OrderCheckRequest(program=program, streams=streams, launch_slots=launch_slots)
+        asked = request.model_dump(mode="json", exclude_none=True)
+        resource = self._ask("/v1/order-checks", asked, OrderCheckResource, waits=True)
+        report = resource.report
+        if resource.program_sha256 != program.sha256 or report.launch_slots != launch_slots:
+            self._nonsense("the answer to another question")
+        return report
+
     def send_report(
         self,
         schedule: Schedule,
@@ -353,6 +386,8 @@ class Client:
                 raise InvalidSteps(problem.detail)
             case "invalid-fabric":
                 raise InvalidFabric(problem.detail)
+            case "invalid-job-program":
+                raise InvalidJobProgram(problem.detail)
             case "invalid-options":
                 raise InvalidOptions(problem.detail)
         raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")

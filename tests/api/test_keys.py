@@ -138,8 +138,11 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     headroom_path = one.post("/v1/headroom", json={"profile_id": mine.json()["profile_sha256"]}).headers[
         "location"
     ]
+    check = {"program": {"groups": [], "programs": [{"ranks": [0], "threads": []}]}}
+    check_path = one.post("/v1/order-checks", json=check).headers["location"]
     walled = [
         headroom_path,
+        check_path,
         *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
         *(task, f"{task}/events", what_if_path, run_path, prediction_path),
     ]
@@ -151,6 +154,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/fabric-runs",
         "/v1/predictions",
         "/v1/headroom",
+        "/v1/order-checks",
         "/v1/tasks",
         "/v1/jobs",
     ]
@@ -168,6 +172,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/fabric-runs/{question_id}",
         "/v1/predictions/{question_id}",
         "/v1/headroom/{question_id}",
+        "/v1/order-checks/{question_id}",
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
         "/v1/imports",  # stores a profile: see above
         # Tried below.
