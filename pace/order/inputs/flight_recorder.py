@@ -2,7 +2,8 @@
 
 The recorder keeps the last collectives that a rank enqueued in a ring buffer. It notes neither waits nor
 synchronizations, and a dump of a job that hangs ends where the rank stopped, so each program is cut off.
-Sends and receives are left out: their order cannot be told once the buffer has overflowed.
+Sends and receives are left out: their order cannot be told once the buffer has overflowed. Groups without
+a name, which are made without ``new_group``, are told by the order in which a rank made them.
 """
 
 import io
@@ -156,7 +157,7 @@ def _read_dump(path: Path) -> _Dump:
         for entry in entries:
             if entry["is_p2p"]:
                 continue
-            group = str(entry["process_group"][0])
+            group = str(entry["process_group"][0]) or f"unnamed {entry['pg_id']}"
             backends[group] = str(entry["profiling_name"]).partition(":")[0]
             recorded = _recorded(entry, group)
             same = calls[group]

@@ -33,7 +33,7 @@ def test_no_plan_of_any_exchange_hangs(exchange: str, tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
     file.write_bytes(schedule(exchange).to_json())
     for streams in ("side-by-side", "launch-order"):
-        report = check_order(file, streams=streams)  # type: ignore[arg-type]
+        report = check_order(file, streams=streams)
         assert report.cannot_hang, report.findings
         assert report.num_operations > 0
 
