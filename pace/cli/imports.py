@@ -12,6 +12,7 @@ from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
+from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import (
     ExecutionTraceOption,
     JsonOption,
@@ -20,7 +21,7 @@ from pace.terminal.console import (
     question_tflops,
     write_profile,
 )
-from pace.terminal.reporting import reported, writable
+from pace.terminal.reporting import reported
 
 
 class ImportCommands(TyperGroup):
@@ -33,7 +34,7 @@ class ImportCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+app = CommandLine(
     cls=ImportCommands,
     no_args_is_help=True,
     help="Convert a trace, a table or a log of another tool to a PACE profile.",

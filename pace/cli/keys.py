@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pace.terminal.command_line import CommandLine
 from pace.terminal.console import JsonOption
 from pace.terminal.reporting import reported
 
 if TYPE_CHECKING:
     from pace.api.storage.keys import ApiKey, KeyRing
 
-app = typer.Typer(help="Create, list and revoke API keys of the service.", no_args_is_help=True)
+app = CommandLine(help="Create, list and revoke API keys of the service.", no_args_is_help=True)
 
 DatabaseUrl = Annotated[
     str | None,

@@ -22,6 +22,7 @@ from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
 from pace.fabric.commands.app import app as fabric_app
+from pace.terminal.command_line import CommandLine
 from pace.version import __version__
 
 HELP = (
@@ -57,7 +58,7 @@ class Commands(TyperGroup):
             raise
 
 
-app = typer.Typer(
+app = CommandLine(
     name="pace",
     cls=Commands,
     no_args_is_help=True,

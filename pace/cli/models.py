@@ -7,8 +7,9 @@ import typer
 
 from pace.models import NAMES, build
 from pace.models.catalog import architecture
+from pace.terminal.command_line import writable
 from pace.terminal.console import make_console, make_table, question_tflops, write_profile
-from pace.terminal.reporting import reported, writable
+from pace.terminal.reporting import reported
 
 
 def _list_architectures(wanted: bool) -> None:

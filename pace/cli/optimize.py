@@ -18,6 +18,7 @@ from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.planning.graph.optimize import refuse_changed_options
+from pace.terminal.command_line import writable
 from pace.terminal.console import (
     OUTPUT,
     SERVERS,
@@ -31,7 +32,7 @@ from pace.terminal.console import (
     make_console,
     refuse_unknown_ending,
 )
-from pace.terminal.reporting import WRONG, counted, reported, tell_slowdown, warn_if_misleading, writable
+from pace.terminal.reporting import WRONG, counted, reported, tell_slowdown, warn_if_misleading
 
 JITTER = "Varying op durations"
 

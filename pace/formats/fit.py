@@ -137,7 +137,7 @@ def _recognize(path: str | Path) -> str:
             for name, markers in _MARKERS.items():
                 if any(marker in text for marker in markers):
                     return name
-    if "," in first:
+    if "," in first and not first.lstrip().startswith(("{", "[")):
         return "csv"
     raise FormatError(
         path, f"not a log of a known tool ({', '.join(FORMATS)}); its first line is {first[:40]!a}"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.terminal.reporting import writable
+from pace.terminal.command_line import writable
 
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")

@@ -1,11 +1,8 @@
 """Reports errors of commands: one message on stderr, and an exit code for scripts."""
 
-import errno
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -77,22 +74,6 @@ def reported() -> Iterator[None]:
             raise
         what = f'"pace-scheduler[{_EXTRAS[package]}]"' if package in _EXTRAS else package
         _fail(f"{error.name} is not installed, and this command needs it: pip install {what}", FAILED)
-
-
-def writable(path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, as the callback of an option: before anything is computed."""
-    if path is not None:
-        with reported():
-            if path.is_dir():
-                number = errno.EISDIR
-            elif not path.parent.is_dir():
-                number = errno.ENOENT
-            elif not os.access(path if path.exists() else path.parent, os.W_OK):
-                number = errno.EACCES
-            else:
-                return path
-            raise OSError(number, os.strerror(number), str(path))
-    return path
 
 
 def counted(number: int, noun: str) -> str:

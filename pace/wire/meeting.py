@@ -110,8 +110,8 @@ class Listener:
     ) -> None:
         if not token and not is_loopback(host):
             raise InvalidOptions(
-                f"a process on {host} can be reached from other machines: give it a token, or let it listen"
-                " on 127.0.0.1"
+                f"a process on {host} can be reached from other machines: give it a token (--token-file, or"
+                " token= in Python), or let it listen on 127.0.0.1"
             )
         self._token, self._ssl_context, self._most_callers = token, ssl_context, most_callers
         self._let_in, self._on_refusal = let_in, on_refusal

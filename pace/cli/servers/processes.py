@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pace.documents.cluster import Cluster
+from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -18,9 +19,9 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import reported, writable
+from pace.terminal.reporting import reported
 
-app = typer.Typer(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
+app = CommandLine(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
 TokenFile = Annotated[
     Path | None,

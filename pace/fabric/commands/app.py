@@ -17,11 +17,12 @@ from pace.fabric.commands.processes import LATE
 from pace.fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
+from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
-from pace.terminal.reporting import WRONG, counted, reported, writable
+from pace.terminal.reporting import WRONG, counted, reported
 
-app = typer.Typer(
+app = CommandLine(
     help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
 )
 app.command(epilog="Example: pace fabric scheduler --bind 127.0.0.1:7080 --delay-bound 8")(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pace.errors import InvalidOptions
+from pace.terminal.command_line import writable
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -18,7 +19,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import counted, reported, writable
+from pace.terminal.reporting import counted, reported
 
 if TYPE_CHECKING:
     from pace.runtime.fabric.held_model import HeldModel

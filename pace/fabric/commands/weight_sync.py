@@ -10,6 +10,7 @@ import typer
 
 from pace.errors import CommunicationFailed, InvalidOptions
 from pace.fabric.commands.processes import TOKEN, TokenFile
+from pace.terminal.command_line import writable
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -21,7 +22,7 @@ from pace.terminal.processes import (
     stop_event,
     trusting_context,
 )
-from pace.terminal.reporting import WRONG, reported, writable
+from pace.terminal.reporting import WRONG, reported
 
 # How often a waiting receiver checks whether it must stop.
 _POLL_S = 0.2

@@ -197,6 +197,22 @@ def test_an_address_without_a_service_is_told_soon(address: str, code: int, comp
     assert complaint in failed(code, "submit", VGG, "--service", address, "--timeout-s", "1")
 
 
+def test_a_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    """Nor is one file written twice, whatever the paths look like."""
+    profile, other = tmp_path / "profile.json", tmp_path / "other.json"
+    profile.write_bytes(VGG.read_bytes())
+    alias = f"{tmp_path}/../{tmp_path.name}/profile.json"
+    attempts: list[list[str | Path]] = [
+        ["optimize", profile, "-o", alias],
+        ["import", profile, "-o", profile],
+        ["optimize", profile, "-o", other, "--timeline", other],
+    ]
+    for arguments in attempts:
+        assert "is named twice" in failed(2, *arguments)
+    assert profile.read_bytes() == VGG.read_bytes()
+    assert not other.exists()
+
+
 def test_timeline_and_program_are_written(tmp_path: Path) -> None:
     """A Chrome trace, and the linear program in the format that its name says."""
     trace, program = tmp_path / "trace.json", tmp_path / "program.mps"

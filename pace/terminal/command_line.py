@@ -1,0 +1,58 @@
+"""The class of the command line and its groups, whose commands never overwrite what they read."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from pace.errors import InvalidOptions
+from pace.terminal.reporting import reported
+
+_OUTPUTS = "pace.outputs"
+
+
+def writable(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, as the callback of an option: before anything is computed."""
+    if path is None:
+        return None
+    ctx.meta.setdefault(_OUTPUTS, []).append(path)
+    with reported():
+        if path.is_dir():
+            number = errno.EISDIR
+        elif not path.parent.is_dir():
+            number = errno.ENOENT
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            number = errno.EACCES
+        else:
+            return path
+        raise OSError(number, os.strerror(number), str(path))
+
+
+class Command(TyperCommand):
+    """A command that refuses to write a file that it reads, or to write one file twice."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # typer's own context
+        """Run the command."""
+        outputs: list[Path] = ctx.meta.get(_OUTPUTS, [])
+        values = (each if isinstance(each, list) else [each] for each in ctx.params.values())
+        given = [path.resolve() for several in values for path in several if isinstance(path, Path)]
+        for output in outputs:
+            regular = output.is_file() or not output.exists()
+            if regular and given.count(output.resolve()) > 1:
+                with reported():
+                    raise InvalidOptions(f"{output} is named twice: give the output a name of its own")
+        return super().invoke(ctx)
+
+
+class CommandLine(typer.Typer):
+    """A Typer application or group of such commands."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any
+    ) -> Callable[[Any], Any]:
+        """Add a function as a command."""
+        return super().command(name, cls=cls, **settings)
