@@ -1,0 +1,182 @@
+"""Mutants of plans and schedules, which the checkers must refuse.
+
+    .venv/bin/python -m tests.load.checker_mutants [--mutants N] [--seed S] [--json OUT]
+
+Plans are made for drawn fabrics, parameter servers and all-reduces. A mutant differs in one number by 1 to
+50 %, has two entries of a list exchanged, or one entry twice or not at all. What only records how a plan was
+made (``RECORDS``) and what may differ in a plan that is as good (``FREE``) is left alone. Prints every mutant
+that a checker accepts, and exits with 1 if there is one.
+"""
+
+import argparse
+import copy
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.conditions import write_json
+from pace.checker import check
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.schedule import parse_schedule
+from pace.errors import InvalidFabric, InvalidOptions, InvalidSchedule
+from pace.fabric.checker.transfers import check_transfers
+from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
+from pace.fabric.plan import plan_transfers
+from pace.planning.optimize import optimize
+from tests.pace.fabric.batches import batch_of, network_of
+from tests.pace.planning.servers.clusters import cluster
+from tests.strategies import affine, layered
+
+RECORDS = {"solver", "options", "name", "schema_version", "fingerprint", "profile_sha256"}
+# How much may be in flight, or which of several patterns of execution is used, is the runtime's to choose.
+FREE = {"execution"}
+
+Judge = Callable[[str], bool]
+
+
+def drawn_profile(random_: random.Random) -> Profile:
+    """Return four layers of drawn sizes and times."""
+    return layered(
+        [random_.randint(10, 200) for _ in range(4)],
+        allreduce=affine(0.5, 0.05),
+        backward_s=[random_.randint(1, 5) for _ in range(4)],
+        forward_s=[random_.randint(1, 5) for _ in range(4)],
+        workers=2,
+    )
+
+
+def judged_schedule(profile: Profile) -> Judge:
+    """Return whether the checker accepts a schedule's document."""
+
+    def accepts(document: str) -> bool:
+        try:
+            return check(profile, parse_schedule(document)) == []
+        except InvalidSchedule:
+            return False
+
+    return accepts
+
+
+def fabric_case(random_: random.Random) -> tuple[str, Judge]:
+    """Return the plan of a drawn batch, and its judge."""
+    names = [f"h{number}" for number in range(random_.randint(2, 5))]
+    network = network_of(
+        {name: random_.choice([20, 50, 100]) for name in names},
+        replica_down=random_.choice([None, 50]),
+        aggregators=names[:1] if random_.random() < 0.5 else [],
+    )
+    updates = {
+        f"u{number}": (float(random_.randint(20, 200)), name, random_.choice([100, 99, 97, 92]))
+        for number, name in enumerate(names)
+    }
+    more = {"divergence": {"kind": "norm", "max": 6.0}} if network.replica is not None else {}
+    batch = batch_of(updates, bound=random_.choice([10, 30]), momentum=0.5, **more)
+    plan = plan_transfers(network, batch, TransferOptions(order=random_.choice(["greedy", "search"])))
+
+    def accepts(document: str) -> bool:
+        try:
+            return check_transfers(network, batch, TransferPlan.model_validate_json(document)) == []
+        except (InvalidFabric, InvalidOptions, ValueError):
+            return False
+
+    return plan.to_json().decode(), accepts
+
+
+def servers_case(random_: random.Random) -> tuple[str, Judge]:
+    """Return a schedule over servers, and its judge."""
+    profile = drawn_profile(random_)
+    colocated = random_.random() < 0.5
+    servers = cluster(2, bytes_per_s=20.0, colocated=colocated, partition_s=0.25, round_trip_s=0.5)
+    return optimize(profile, Options(cluster=servers)).to_json().decode(), judged_schedule(profile)
+
+
+def allreduce_case(random_: random.Random) -> tuple[str, Judge]:
+    """Return a schedule of all-reduces, and its judge."""
+    profile = drawn_profile(random_)
+    return optimize(profile, Options()).to_json().decode(), judged_schedule(profile)
+
+
+CASES = {"fabric": fabric_case, "servers": servers_case, "allreduce": allreduce_case}
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield all numbers and all lists of several entries, with where they are."""
+    if path and path[-1] in RECORDS | FREE:
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from places(inner, (*path, key))
+    elif isinstance(value, list):
+        if len(value) > 1 and value[0] != value[1]:
+            yield path, value
+        for number, inner in enumerate(value):
+            yield from places(inner, (*path, number))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value:
+        yield path, value
+
+
+def mutant(document: Any, random_: random.Random) -> tuple[str, str]:
+    """Return a changed document, and what was changed."""
+    changed = copy.deepcopy(document)
+    path, value = random_.choice(list(places(changed)))
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    if isinstance(value, list):
+        at = random_.randrange(len(value) - 1)
+        kind: str | int = random_.choice(["exchanged", "twice", "missing"])
+        if kind == "exchanged":
+            value[at], value[at + 1] = value[at + 1], value[at]
+        elif kind == "twice":
+            value.insert(at, copy.deepcopy(value[at]))
+        else:
+            del value[at]
+    elif isinstance(value, int):
+        kind = random_.choice([-1, 1]) * max(abs(value) // 100, 1)
+        inner[path[-1]] = value + kind
+    else:
+        factor = random_.choice([0.5, 0.9, 0.99, 1.01, 1.1, 1.5])
+        kind = f"x {factor}"
+        inner[path[-1]] = value * factor
+    return json.dumps(changed), f"{'.'.join(map(str, path))} {kind}"
+
+
+def main() -> int:
+    """Make mutants, and print those that are accepted."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mutants", type=int, default=1000, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of plans and mutants")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    random_ = random.Random(arguments.seed)
+    refused: Counter[str] = Counter()
+    accepted: list[str] = []
+    while refused.total() + len(accepted) < arguments.mutants:
+        for name, case in CASES.items():
+            text, accepts = case(random_)
+            if not accepts(text):
+                print(f"{name}: the checker refuses the plan itself")
+                return 1
+            document = json.loads(text)
+            for _ in range(min(20, arguments.mutants - refused.total() - len(accepted))):
+                changed, what = mutant(document, random_)
+                if json.loads(changed) == document:
+                    continue
+                if accepts(changed):
+                    accepted.append(f"{name}: {what}")
+                    print(f"accepted: {accepted[-1]}", flush=True)
+                else:
+                    refused[name] += 1
+    print(f"{refused.total()} mutants refused ({dict(refused)}), {len(accepted)} accepted")
+    if arguments.json is not None:
+        write_json(arguments.json, {"refused": dict(refused), "accepted": accepted})
+    return 1 if accepted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
