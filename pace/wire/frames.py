@@ -34,7 +34,7 @@ class FrameKind(IntEnum):
     """What a frame says.
 
     MESSAGE and BLOCK are the fabric's: a JSON document, and a part of a tensor. PUSH_RUNS and PULL_RUNS carry
-    what chunks have besides zeros (``sparse_frames``).
+    what chunks have besides zeros (``sparse_frames``). TABLE is a part of a message about rows of tables.
     """
 
     CHALLENGE = 1
@@ -51,6 +51,7 @@ class FrameKind(IntEnum):
     BLOCK = 12
     PUSH_RUNS = 13
     PULL_RUNS = 14
+    TABLE = 15
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -71,6 +72,7 @@ LARGEST_PAYLOAD_BYTES = {
     FrameKind.BLOCK: 1 << 20,
     FrameKind.PUSH_RUNS: 1 << 20,
     FrameKind.PULL_RUNS: 1 << 20,
+    FrameKind.TABLE: 1 << 20,
 }
 
 

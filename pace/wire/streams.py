@@ -96,6 +96,14 @@ class Stream:
         (rate,) = struct.unpack("@I", self._socket.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 4))
         return None if rate == _UNPACED else int(rate)
 
+    @property
+    def carried_bytes(self) -> tuple[int, int]:
+        """How many bytes the kernel has sent and seen acknowledged, and how many it has received."""
+        # Linux's struct tcp_info: tcpi_bytes_acked and tcpi_bytes_received.
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        acknowledged, received = struct.unpack_from("@QQ", info, 120)
+        return acknowledged, received
+
     def read(self) -> Frame:
         """Read the next frame's header.
 

@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Server(Closing):
         TLS settings of the server; None for unencrypted connections.
     most_bytes
         The most bytes of tensors that a job may have here.
+    checkpoints
+        Folder in which jobs may save tables; None for no checkpoints.
 
     Raises
     ------
@@ -56,7 +59,9 @@ class Server(Closing):
         token: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         most_bytes: int = 1 << 36,
+        checkpoints: Path | None = None,
     ) -> None:
+        self._checkpoints = checkpoints
         self._workers = workers
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
@@ -99,7 +104,11 @@ class Server(Closing):
                 if len(self.sessions) >= _MOST_SESSIONS:
                     raise WireFault(f"{_MOST_SESSIONS} jobs are here already")
                 self.sessions[job] = self.session_type(
-                    job, size, most_bytes=self._most_bytes, on_end=self._end
+                    job,
+                    size,
+                    most_bytes=self._most_bytes,
+                    on_end=self._end,
+                    checkpoints=self._checkpoints,
                 )
             return self.sessions[job]
 

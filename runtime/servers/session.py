@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from pace.runtime.event_log import log
 from pace.runtime.servers.arithmetic import Flat
@@ -10,6 +11,8 @@ from pace.runtime.servers.layout import Layout, read_layout
 from pace.runtime.servers.shared_weights import SharedWeights
 from pace.runtime.servers.sparse_frames import parcel_of, read_runs
 from pace.runtime.servers.sums import Reply, Sums
+from pace.runtime.servers.tables.served_tables import ServedTables, TableAnswer, WorkerLeft
+from pace.runtime.servers.tables.table_messages import TableReader, table_parcel
 from pace.wire.frames import Frame, FrameKind, WireFault
 from pace.wire.handshake import Greeting
 from pace.wire.outbox import Outbox, Parcel
@@ -26,6 +29,7 @@ class Member:
         self.stream = stream
         self.layout = -1
         self.left = False
+        self.tables = TableReader()
         self.outbox = Outbox(
             stream,
             name=f"pace.server.out.{rank}",
@@ -63,9 +67,19 @@ class Session:
         The most bytes that a layout may need.
     on_end
         Called when the last worker is gone.
+    checkpoints
+        Folder for checkpoints of tables.
     """
 
-    def __init__(self, job: str, size: int, *, most_bytes: int, on_end: Callable[["Session"], None]) -> None:
+    def __init__(
+        self,
+        job: str,
+        size: int,
+        *,
+        most_bytes: int,
+        on_end: Callable[["Session"], None],
+        checkpoints: Path | None = None,
+    ) -> None:
         self.job = job
         self.size = size
         self._most_bytes = most_bytes
@@ -76,6 +90,7 @@ class Session:
         self._joined: set[int] = set()
         self._layouts: dict[int, tuple[Layout, int]] = {}
         self.held: dict[int, Sums | SharedWeights] = {}
+        self._tables = ServedTables(size, most_bytes=most_bytes, folder=checkpoints)
         self.failure: str | None = None
         self.ended = False
 
@@ -133,6 +148,8 @@ class Session:
             self._adopt(member, frame, member.stream.read_payload(frame.length))
         elif frame.kind is FrameKind.PUSH_RUNS:
             self._add_runs(member, frame)
+        elif frame.kind is FrameKind.TABLE:
+            self._take_rows(member, frame)
         elif frame.carries_tensor and frame.kind is not FrameKind.PULL:
             self._add(member, frame)
         else:
@@ -161,6 +178,21 @@ class Session:
         member.make_room(layout.longest_run_bytes)
         pace = layout.pace_bytes_per_s
         member.stream.set_pacing(member.pacing_bytes_per_s if pace is None else pace)
+
+    def _take_rows(self, member: Member, frame: Frame) -> None:
+        message = member.tables.read(member.stream, frame)
+        if message is None:
+            return
+        with self._lock:
+            if self.failure is None:
+                try:
+                    self._send_rows(self._tables.take(member.rank, frame, message))
+                except WorkerLeft as error:
+                    self.abort(str(error))
+
+    def _send_rows(self, answers: Iterable[TableAnswer]) -> None:
+        for rank, word, table, request, message in answers:
+            self.members[rank].outbox.put((0,), table_parcel(word, table, request, message))
 
     def _layout_of(self, member: Member, frame: Frame) -> Layout:
         known = self._layouts.get(frame.layout)
@@ -233,6 +265,11 @@ class Session:
                     self.abort(f"{self.name(member.rank)} has left the training")
                 else:
                     self._put(self._layouts[member.layout][0], member.layout, held.leave(member.rank))
+            if self.failure is None:
+                try:
+                    self._send_rows(self._tables.leave(member.rank))
+                except WorkerLeft as error:
+                    self.abort(str(error))
         member.outbox.finish()
         if not member.outbox.join(member.stream.silence_s):
             member.outbox.drop()

@@ -47,6 +47,12 @@ def serve(
     most_gib: Annotated[
         float, typer.Option(min=0.001, help="Memory in GiB that the tensors of one job may take.")
     ] = 64.0,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which jobs may save embedding tables.", show_default="none", file_okay=False
+        ),
+    ] = None,
 ) -> None:
     """Run a parameter server until SIGTERM or Ctrl-C. Jobs name it in ParameterServers(servers=[...])."""
     with reported():
@@ -59,6 +65,7 @@ def serve(
             token=read_token(token_file),
             ssl_context=serving_context(tls_cert, tls_key),
             most_bytes=int(most_gib * (1 << 30)),
+            checkpoints=checkpoints,
         )
         until_stopped(server.address)
         server.close(reason=f"the server {server.address} was stopped")
