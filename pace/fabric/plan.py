@@ -120,7 +120,8 @@ def _directly(problem: FabricProblem, exact: ExactOrder) -> Aggregation:
     booked = []
     for g, pieces, end in zip(exact.commits, exact.pieces, exact.commit_s.tolist(), strict=True):
         left.book(int(problem.updates.host[g]), problem.server, pieces)
-        booked.append(Reservation(end_s=end, pieces=pieces))
+        arrived = float(pieces[-1, 1]) if len(pieces) else end
+        booked.append(Reservation(end_s=arrived, pieces=pieces))
     return _all_direct(problem, exact.commits, exact.commit_s.tolist(), booked, left)
 
 

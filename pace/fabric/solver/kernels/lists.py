@@ -108,9 +108,10 @@ def place_list(
     pieces: FloatArray,
     end: FloatArray,
 ) -> float:
-    """Book the listed updates one after another; return the sum of their ends.
+    """Book the listed updates one after another; return the sum of their commits.
 
-    Infinity if some update would commit after its deadline, FULL if an array has no room.
+    They commit by end, except where a deadline forces another order: then some wait. Infinity if there are
+    too few positions for the deadlines, FULL if an array has no room.
     """
     copy_into(times, rates, counts, my_times, my_rates, my_counts)
     total = 0.0
@@ -125,5 +126,35 @@ def place_list(
     rank_by_end(listed, end, len(listed), ranked)
     for place in range(len(listed)):
         if place + 1 > deadline[ranked[place]]:
-            return np.inf
+            return _held(ranked, end, deadline)
+    return total
+
+
+@compiled
+def _held(ranked: IntArray, end: FloatArray, deadline: IntArray) -> float:
+    """Return the sum of commits; see ``pace.fabric.solver.ordering.held``."""
+    n = len(ranked)
+    waiting = np.ones(n, dtype=np.bool_)
+    due = np.empty(n, dtype=np.int64)
+    total, last = 0.0, 0.0
+    for position in range(1, n + 1):
+        left = 0
+        for place in range(n):
+            if waiting[place]:
+                due[left] = deadline[ranked[place]]
+                left += 1
+        due[:left].sort()
+        forced = due[left - 1]
+        for count in range(1, left + 1):
+            if count > due[count - 1] - position + 1:
+                return np.inf
+            if count == due[count - 1] - position + 1:
+                forced = due[count - 1]
+                break
+        for place in range(n):
+            if waiting[place] and deadline[ranked[place]] <= forced:
+                waiting[place] = False
+                last = max(last, end[ranked[place]])
+                total += last
+                break
     return total

@@ -1,5 +1,7 @@
 """Searched and exact orders, and the bounds below them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,11 +64,14 @@ def test_bound_exact_and_greedy_in_this_order() -> None:
 
 
 def test_the_exact_program_keeps_as_many_as_can_be() -> None:
-    """With deadlines it keeps at least what the greedy order keeps, none of it late."""
+    """With deadlines it keeps at least what the greedy order keeps, none of it late; so does the search."""
     random = np.random.default_rng(5)
     for _ in range(6):
         updates, capacities = random_star(random, 4, deadlines=True)
-        exact = solve_exactly(updates, capacities)
+        exact, found = solve_exactly(updates, capacities), search_order(updates, capacities)
+        assert len(found.commits) == len(exact.commits)
+        assert found.commit_s.sum() <= 1.01 * exact.total_s
+        assert all(rank <= updates.deadline[g] for rank, g in enumerate(found.commits, start=1))
         assert len(exact.commits) >= len(order_updates(updates, capacities).commits)
         assert all(rank <= updates.deadline[g] for rank, g in enumerate(exact.commits, start=1))
 
@@ -83,7 +88,7 @@ def test_more_capacity_never_worsens_the_optimum() -> None:
 
 
 def test_local_search_beats_greedy_on_larger_batches() -> None:
-    """Beyond what can be enumerated the search is never worse than greedy, and keeps every deadline."""
+    """Beyond what can be enumerated the search is better than greedy; with deadlines it keeps more."""
     random = np.random.default_rng(1)
     n = 12
     updates = Updates(
@@ -95,15 +100,25 @@ def test_local_search_beats_greedy_on_larger_batches() -> None:
     capacities = Capacities.constant([*random.choice([10, 25, 50, 100], n), 100], [100] * (n + 1))
     greedy = order_updates(updates, capacities)
     found = search_order(updates, capacities, most_tried=2000)
-    assert len(found.commits) == len(greedy.commits)
-    assert found.commit_s.sum() < greedy.commit_s.sum()
+    assert len(greedy.commits) < len(found.commits) == n
     assert all(rank <= updates.deadline[g] for rank, g in enumerate(found.commits, start=1))
+    free = replace(updates, deadline=np.full(n, NO_DEADLINE))
+    better = search_order(free, capacities, most_tried=2000).commit_s.sum()
+    assert better < order_updates(free, capacities).commit_s.sum()
 
 
-def test_search_reports_what_greedy_drops() -> None:
-    """E2 has no order that keeps both; the drop keeps its witness."""
+def test_the_search_lets_the_fast_wait_for_the_urgent() -> None:
+    """In E2 greedy drops g1, which g2 overtakes; g2 can wait for it from 1 s, or 2 s, to 10 s."""
     found = search_order(*star(E2))
-    assert [(drop.update, drop.reason) for drop in found.dropped] == [(0, "overtaken")]
+    assert (found.commits, found.dropped) == ((0, 1), ())
+    assert found.commit_s.tolist() == pytest.approx([10, 10])
+
+
+def test_the_search_drops_what_has_no_position() -> None:
+    """Of two that must be first the slow one goes, and the other is why; the third is not."""
+    found = search_order(*star({"a": (100, 50, 1), "b": (100, 100, 1), "c": (10, 100, 5)}))
+    assert found.commits == (1, 2)
+    assert [(drop.update, drop.reason, drop.witness) for drop in found.dropped] == [(0, "infeasible", (1,))]
 
 
 def test_the_exact_program_says_what_it_takes() -> None:
