@@ -133,9 +133,10 @@ def check_set(profile: Profile, bound: SetBound, times: DerivedTimes, field: str
         and times.ready[gradient.name] >= bound.min_ready_s - slack
         and times.tail[gradient.name] >= bound.min_tail_s - slack
     ]
-    if bound.total_bytes > sum(inside) or bound.num_gradients > len(inside):
+    most = sum(sorted(inside, reverse=True)[: bound.num_gradients])
+    if bound.total_bytes > most or bound.num_gradients > len(inside):
         stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
-        yield f"{field}: {stated}, at most {len(inside)} of {sum(inside)} qualify"
+        yield f"{field}: {stated}, so many of the {len(inside)} that qualify have at most {most}"
     per_byte = bound.total_bytes * bound.seconds_per_byte
     stretch = times.lost * (times.total_bytes - bound.total_bytes) * bound.seconds_per_byte
     if not same(bound.stretch_s, stretch, times):

@@ -136,10 +136,10 @@ def _check_transfers(
         ):
             yield f"{name}: its rates are not in order"
         if transfer.rates and (
-            transfer.rates[0][0] < transfer.start_s - slack_s
-            or transfer.rates[-1][1] > transfer.end_s + slack_s
+            abs(transfer.rates[0][0] - transfer.start_s) > slack_s
+            or abs(transfer.rates[-1][1] - transfer.end_s) > slack_s
         ):
-            yield f"{name}: its rates lie outside of start_s and end_s"
+            yield f"{name}: its rates do not begin with start_s and end with end_s"
         for earlier in transfer.after:
             if earlier >= len(plan.transfers) or plan.transfers[earlier].end_s > transfer.start_s + slack_s:
                 yield f"{name} starts before transfer {earlier} has arrived"
