@@ -25,7 +25,13 @@ from pace.errors import InvalidOptions, InvalidSteps
 from pace.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
 from pace.throughput.graph import with_servers
 from pace.throughput.knee import dips_of, knee_of
-from pace.throughput.recorded_steps import compute_variation, rate_error, recorded_step_s, replay_error
+from pace.throughput.recorded_steps import (
+    compute_variation,
+    implied_bytes_per_s,
+    rate_error,
+    recorded_step_s,
+    replay_error,
+)
 from pace.throughput.simulate import StepSimulation, simulate_steps
 
 BYTES_PER_GBIT = 1e9 / 8
@@ -90,9 +96,11 @@ def predict(
             curves.append(_curve(document, curve, run))
     # TensorFlow's default windows adapt to the network: no fixed discipline describes them well.
     trusted: Trusted = "simulation"
-    if replay is not None and replay > MOST_REPLAY_ERROR:
-        # The closed network knows no discipline, but it has the link's rate from the same document.
-        trusted = "closed_network" if rate_error(base) <= MOST_RATE_ERROR else "neither"
+    if rate_error(base) > MOST_RATE_ERROR:
+        # One worker's compute may hide it; more workers share the link.
+        trusted = "neither"
+    elif replay is not None and replay > MOST_REPLAY_ERROR:
+        trusted = "closed_network"  # it knows no discipline
     return ThroughputPrediction(
         name=steps.name,
         steps_sha256=steps.sha256,
@@ -326,10 +334,12 @@ def _notes(
             "discipline is not what was recorded; rely on the closed network"
         )
     elif trusted == "neither":
+        implied = implied_bytes_per_s(steps) or 0.0
         yield (
-            f"recorded steps are replayed with a median error of {replay * 100:.1f} %, and their transfers "
-            f"keep links busy for times that the link's rate does not give ({rate_error(steps) * 100:.0f} % "
-            "off): give the rate that was recorded; until then rely on no column"
+            "recorded transfers keep links busy for times that the link's rate does not give "
+            f"({rate_error(steps) * 100:.0f} % off): they imply about {implied:.4g} bytes/s "
+            f"({implied / BYTES_PER_GBIT:.4g} Gbit/s) instead of {steps.link.bytes_per_s:.4g}; until the "
+            "document's link has the right rate, rely on no column"
         )
     if len(steps.steps) < 30:
         yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"

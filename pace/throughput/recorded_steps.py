@@ -42,12 +42,23 @@ def replay_error(steps: StepsDocument) -> float | None:
 
 
 def rate_error(steps: StepsDocument) -> float:
-    """Return the relative difference between the time of a step's bytes at the link's rate and the busy time.
+    """Return the relative difference between the link's rate and what the recording implies.
 
-    It is the largest over all links, relative to the recorded time; 0 if the document does not have the
-    starts of ops.
+    It is the largest over all links, relative to the link's rate at which the time of a step's bytes is the
+    busy time; 0 if the document does not have the starts of ops.
     """
-    errors = [0.0]
+    return max((abs(rate / steps.link.bytes_per_s - 1) for rate in _implied_rates(steps)), default=0.0)
+
+
+def implied_bytes_per_s(steps: StepsDocument) -> float | None:
+    """Return the median over links of the rate that the recorded busy times imply; None without starts."""
+    rates = _implied_rates(steps)
+    return float(np.median(rates)) if rates else None
+
+
+def _implied_rates(steps: StepsDocument) -> list[float]:
+    """Return for each link that was busy its bytes in a second of being busy."""
+    rates = []
     recorded = [step for step in steps.steps if step.start_s is not None]
     for resource in ("downlink", "uplink"):
         for server in range(steps.servers):
@@ -57,10 +68,10 @@ def rate_error(steps: StepsDocument) -> float:
                 if op.resource == resource and (op.server or 0) == server and op.size_bytes
             ]
             busy = sum(_busy_s(step, on_link) for step in recorded)
-            needed = sum(steps.ops[at].size_bytes or 0 for at in on_link) / steps.link.bytes_per_s
+            carried = len(recorded) * sum(steps.ops[at].size_bytes or 0 for at in on_link)
             if busy:
-                errors.append(abs(needed * len(recorded) / busy - 1))
-    return max(errors)
+                rates.append(carried / busy)
+    return rates
 
 
 def _busy_s(step: StepTimes, ops: Sequence[int]) -> float:

@@ -160,9 +160,21 @@ def test_a_replay_that_fails_is_not_trusted() -> None:
     wrong = predict(recorded(40.0 * MB), options)
     assert wrong.replay_error == pytest.approx(1.5 / 3.5)
     assert wrong.trusted == "neither"
-    assert any("rely on no column" in note for note in wrong.notes)
+    assert any("imply about 1e+07 bytes/s (0.08 Gbit/s) instead of 4e+07" in note for note in wrong.notes)
     assert predict(recorded(5.0 * MB), options).trusted == "neither"
     assert replay_error(pull_compute_push()) is None
+
+
+def test_a_wrong_rate_is_found_behind_compute() -> None:
+    """Half of the right rate hides behind one worker's compute, where the replay is exact."""
+    base = recorded(10.0 * MB)
+    step = StepTimes(duration_s=(1, 9, 1, 0.5), start_s=(0, 0, 9, 10))
+    ops = tuple(op.model_copy(update={"deps": ()}) if op.resource == "worker" else op for op in base.ops)
+    hidden = base.replace(ops=ops, steps=(step,) * 3)
+    options = PredictionOptions(workers=(1,), advice=False, **QUICK)
+    assert predict(hidden, options).trusted == "simulation"
+    wrong = hidden.replace(link=base.link.model_copy(update={"bytes_per_s": 8.0 * MB}))
+    assert predict(wrong, options).trusted == "neither"
 
 
 def test_the_closed_network_is_trusted_where_the_rate_is_right() -> None:
