@@ -141,6 +141,10 @@ FABRIC_EVENTS = {
     "pace.fabric_model_failed": LogEvent(
         "info", "host", "The transfer of a model to a host failed, and is planned again"
     ),
+    "pace.fabric_model_restored": LogEvent("info", "file version", "The server goes on from its saved model"),
+    "pace.fabric_model_not_saved": LogEvent(
+        "error", "file reason", "The server could not save its model, and tries again at the next commit"
+    ),
     "pace.fabric_commit_refused": LogEvent(
         "error", "key reason", "The server refused a commit that would break a bound"
     ),

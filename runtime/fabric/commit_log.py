@@ -22,19 +22,20 @@ Vector = NDArray[np.float32]
 
 
 class LogHead(Document):
-    """The first line of a log, and of each of its continuations after a failover.
+    """The first line of a log, and of each of its continuations after a failover or a restart.
 
     Attributes
     ----------
     event
-        "begin": a model is held from here on. "adopt": it was replaced by a snapshot of the server's.
-        "promote": the replica is the server from here on.
+        "begin": a model is held from here on. "restore": it is the one that was saved at `version`; later
+        commits above are lost. "adopt": it was replaced by a snapshot of the server's. "promote": the replica
+        is the server from here on.
     network_state
         Whether plans were made from measured rates, or from an oracle's with a lag.
     """
 
     schema_version: Literal[1] = 1
-    event: Literal["begin", "adopt", "promote"]
+    event: Literal["begin", "restore", "adopt", "promote"]
     version: Count
     momentum: Momentum = 0.0
     network_state: str = ""
@@ -162,16 +163,26 @@ def replay(
     """
     weights, history = model.astype(np.float32), np.zeros(len(model), dtype=np.float32)
     momentum = next(line.momentum for line in lines if isinstance(line, LogHead))
+    for line in _lasting(lines):
+        parts = [update(member.id) for member in line.members]
+        factors = [member.factor for member in line.members]
+        if line.exact:
+            moved, kept = (add_scaled(parts, each) for each in factors_of_steps(factors, momentum))
+            apply_steps(weights, history, moved, kept, momentum, len(parts))
+        else:
+            apply_step(weights, history, add_scaled(parts, factors), momentum)
+    return weights, history
+
+
+def _lasting(lines: Sequence[LogHead | LoggedCommit]) -> list[LoggedCommit]:
+    """Return the commits that no restart has lost; a server without a state begins with the first model."""
+    lasting: list[LoggedCommit] = []
     for line in lines:
         if isinstance(line, LoggedCommit):
-            parts = [update(member.id) for member in line.members]
-            factors = [member.factor for member in line.members]
-            if line.exact:
-                moved, kept = (add_scaled(parts, each) for each in factors_of_steps(factors, momentum))
-                apply_steps(weights, history, moved, kept, momentum, len(parts))
-            else:
-                apply_step(weights, history, add_scaled(parts, factors), momentum)
-    return weights, history
+            lasting.append(line)
+        elif line.event in ("begin", "restore"):
+            lasting = [commit for commit in lasting if commit.after <= line.version]
+    return lasting
 
 
 def apply_step(weights: Vector, history: Vector, step: Vector, momentum: float) -> None:

@@ -1,12 +1,18 @@
-"""The model on the host that serves it, or on its replica: commits in order, snapshots, and the log."""
+"""The model on the host that serves it, or on its replica: commits in order, snapshots, file and log."""
 
 import hashlib
+import os
+import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
 from pace.errors import InvalidUse
+from pace.runtime.event_log import log as log_event
 from pace.runtime.fabric.commit_log import (
     CommitLog,
     LoggedCommit,
@@ -23,6 +29,80 @@ _MOST_RECENT = 20_000
 _WHOLE_HEAD = 16
 
 
+class ModelState(NamedTuple):
+    """A model between two commits.
+
+    Attributes
+    ----------
+    recent
+        The versions of the last commits, by update.
+    """
+
+    version: int
+    weights: Vector
+    history: Vector
+    recent: Mapping[str, int]
+
+
+class SavedModel:
+    """Writes a model whole or not at all.
+
+    Parameters
+    ----------
+    every_s
+        Seconds between two saves; 0 saves every commit.
+    """
+
+    def __init__(self, file: Path, *, every_s: float) -> None:
+        self.file, self._every_s = file, every_s
+        self._saved_s = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last save is long enough ago."""
+        return time.monotonic() - self._saved_s >= self._every_s
+
+    def save(self, state: ModelState) -> None:
+        """Replace the file."""
+        begun = self.file.with_name(f"{self.file.name}.part")
+        with begun.open("wb") as out:
+            np.savez(
+                out,
+                version=np.array(state.version),
+                weights=state.weights,
+                history=state.history,
+                updates=np.array(list(state.recent), dtype=np.str_),
+                versions=np.array(list(state.recent.values()), dtype=np.int64),
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        begun.replace(self.file)
+        self._saved_s = time.monotonic()
+
+    def load(self, num_weights: int) -> ModelState | None:
+        """Return what was saved last; None if there is no file.
+
+        Raises
+        ------
+        InvalidUse
+            When the file cannot be read, or is of another model.
+        """
+        if not self.file.exists():
+            return None
+        try:
+            with self.file.open("rb") as opened, np.load(opened, allow_pickle=False) as saved:
+                recent = dict(zip(saved["updates"].tolist(), saved["versions"].tolist(), strict=True))
+                state = ModelState(int(saved["version"]), saved["weights"], saved["history"], recent)
+        except (OSError, BadZipFile, EOFError, KeyError, ValueError) as error:
+            raise InvalidUse(f"{self.file}: no state of a server can be read: {error}") from error
+        if len(state.weights) != num_weights:
+            raise InvalidUse(
+                f"{self.file}: a state of {len(state.weights):,} numbers, the model has {num_weights:,}: name"
+                " another file, or give the model that was served"
+            )
+        return state
+
+
 class HeldModel:
     """Weights, history and version.
 
@@ -32,9 +112,16 @@ class HeldModel:
         The first model, float32; belongs to this object from now on.
     log
         Where to keep the commit log; None for nowhere.
+    saved
+        Where to keep the model. What is there already takes the place of `weights`.
+
+    Raises
+    ------
+    InvalidUse
+        When weights are none, or what was saved does not fit them.
     """
 
-    def __init__(self, weights: Vector, *, log: Path | None = None) -> None:
+    def __init__(self, weights: Vector, *, log: Path | None = None, saved: SavedModel | None = None) -> None:
         if weights.dtype != np.float32 or weights.ndim != 1 or not len(weights):
             raise InvalidUse(f"a model of {weights.shape} {weights.dtype}; one row of float32 is needed")
         self.weights = weights
@@ -42,6 +129,14 @@ class HeldModel:
         self.version = 0
         self.momentum = 0.0
         self.recent: OrderedDict[str, int] = OrderedDict()
+        self._saved = saved
+        self._is_saved = True
+        self._head: Literal["begin", "restore"] = "begin"
+        if saved is not None and (found := saved.load(len(weights))) is not None:
+            self._head = "restore"
+            self.version, self.weights, self.history, _ = found
+            self.recent.update(found.recent)
+            log_event.info("pace.fabric_model_restored", file=str(saved.file), version=self.version)
         self._log = CommitLog(log)
         self._begun = False
         self._network_state = ""
@@ -63,7 +158,7 @@ class HeldModel:
         if self._begun:
             return
         self._begun, self.momentum, self._network_state = True, momentum, network_state
-        self._note("begin")
+        self._note(self._head)
 
     def _note(self, event: str) -> None:
         self._log.write(
@@ -120,7 +215,19 @@ class HeldModel:
                 arrived_s=order.arrived_s,
             )
         )
+        self._is_saved = False
+        if self._saved is not None and self._saved.is_due:
+            self._save()
         return ()
+
+    def _save(self) -> None:
+        if self._saved is None or self._is_saved:
+            return
+        try:
+            self._saved.save(ModelState(self.version, self.weights, self.history, self.recent))
+            self._is_saved = True
+        except OSError as error:  # training goes on, and the next commit tries again
+            log_event.error("pace.fabric_model_not_saved", file=str(self._saved.file), reason=str(error))
 
     def snapshot(self, *, whole: bool) -> bytearray:
         """Return the weights' bytes; with `whole` version, weights and history, for a replica."""
@@ -138,13 +245,15 @@ class HeldModel:
         self.weights = both[: len(self.weights)].copy()
         self.history = both[len(self.weights) :].copy()
         self._note("adopt")
+        self._is_saved = False
 
     def promote(self) -> None:
         """Note that this is the server's model from here on."""
         self._note("promote")
 
     def close(self) -> None:
-        """Close the log."""
+        """Save what is not saved, and close the log."""
+        self._save()
         self._log.close()
 
 

@@ -292,6 +292,17 @@ def serve(
     scheduler: SchedulerPlace,
     model: ModelFile,
     log: LogFile = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the model in this file, and begin with it if it exists.",
+            show_default="none",
+            dir_okay=False,
+        ),
+    ] = None,
+    state_s: Annotated[
+        float, typer.Option(min=0, help="Seconds between two saves of --state; 0 saves every commit.")
+    ] = 10.0,
     replica: Annotated[
         bool, typer.Option("--replica", help="Hold the replica of the model instead of the model.")
     ] = False,
@@ -308,13 +319,14 @@ def serve(
 ) -> None:
     """Run the daemon of the host that holds the model, or its replica, until SIGTERM or Ctrl-C."""
     with reported():
-        from pace.runtime.fabric.held_model import HeldModel, load_model
+        from pace.runtime.fabric.held_model import HeldModel, SavedModel, load_model
         from pace.runtime.fabric.shards import shard_range
 
         number, shards = shard_of(shard)
         weights = load_model(model)
         first, last = shard_range(len(weights), number, shards)
-        held = HeldModel(weights[first:last].copy(), log=log)
+        saved = None if state is None else SavedModel(state, every_s=state_s)
+        held = HeldModel(weights[first:last].copy(), log=log, saved=saved)
         tls = (tls_cert, tls_key, tls_ca)
         _run_host(
             name,

@@ -91,6 +91,8 @@ class Fabric:
         Members that run in a process of their own.
     without_server
         Start no server yet: what is pushed meanwhile is planned in one batch.
+    state_s
+        How often members in processes of their own save their model.
     tls
         For those that serve and for those that call; not for members in processes of their own.
     """
@@ -107,11 +109,13 @@ class Fabric:
         without_server: bool = False,
         state: NetworkState | None = None,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        state_s: float = 0.0,
     ) -> None:
         assert tls is None or not killable
         self.serving = None if tls is None else tls[0]
         self.trusting = None if tls is None else tls[1]
         self.folder, self.options, self.killable, self.state = folder, options, killable, state
+        self.state_s = state_s
         self.first: Vector = np.random.default_rng(0).normal(size=numbers).astype(np.float32)
         np.save(folder / "model.npy", self.first)
         self._random = np.random.default_rng(1)
@@ -169,6 +173,7 @@ class Fabric:
         if name in self.killable:
             arguments = ["--name", name, "--scheduler", f"{place.host}:{place.port}", "--bind", "127.0.0.1:0"]
             if holds:
+                arguments += ["--state", f"{self.folder / name}.state", "--state-s", f"{self.state_s}"]
                 arguments += ["--model", f"{self.folder / 'model.npy'}", "--log", f"{self.folder / name}.log"]
                 arguments += ["--replica"] if name == "replica" else ["--shard", f"{shard[0]}/{shard[1]}"]
             self.members[name] = Started("serve" if holds else "daemon", *arguments)

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.errors import CommunicationFailed
+from pace.errors import CommunicationFailed, InvalidUse
 from pace.fabric.documents.batch import DivergenceLimit
 from pace.fabric.documents.network import FabricNetwork
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, replay, violations
+from pace.runtime.fabric.held_model import HeldModel, ModelState, SavedModel
 from pace.runtime.fabric.scheduling.link_rates import OracleState
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from tests.runtime.fabric.processes import Fabric, even_links
@@ -201,3 +202,20 @@ def test_a_version_that_nobody_has_pushed_yet_is_waited_for(tmp_path: Path) -> N
         assert not waiting.done()
         assert fabric.push(second, 1).wait().version == 2
         assert waiting.result().version == 2
+
+
+def test_a_state_that_cannot_be_read_or_written_is_told_of(tmp_path: Path) -> None:
+    """A model of another size and a damaged file are refused; a full disk does not end training."""
+    saved = SavedModel(tmp_path / "state", every_s=0.0)
+    saved.save(ModelState(2, np.ones(4, np.float32), np.zeros(4, np.float32), {"a.0": 1, "b.0": 2}))
+    held = HeldModel(np.zeros(4, np.float32), saved=saved)
+    assert (held.version, held.weights.tolist(), dict(held.recent)) == (2, [1.0] * 4, {"a.0": 1, "b.0": 2})
+    with pytest.raises(InvalidUse, match="the model has 5"):
+        HeldModel(np.zeros(5, np.float32), saved=saved)
+    saved.file.write_bytes(saved.file.read_bytes()[:100])
+    with pytest.raises(InvalidUse, match="no state of a server"):
+        HeldModel(np.zeros(4, np.float32), saved=saved)
+    missing = HeldModel(np.zeros(4, np.float32), saved=SavedModel(tmp_path / "no/state", every_s=0.0))
+    missing.adopt(bytearray(held.snapshot(whole=True)))
+    missing.close()
+    assert missing.version == 2

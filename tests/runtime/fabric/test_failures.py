@@ -173,3 +173,30 @@ def test_a_server_that_dies_alone_is_named_to_all(tmp_path: Path) -> None:
         end = ticket.wait()
         assert end.outcome == "failed"
         assert "server is gone" in end.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("state_s", "version"), [(0.0, 3), (600.0, 0)])
+def test_a_server_goes_on_from_its_state_without_a_replica(
+    tmp_path: Path, state_s: float, version: int
+) -> None:
+    """If each commit was saved, none is lost; else those since the last save are, and the log says so."""
+    options = SchedulerOptions(delay_bound=9, tick_s=0.02, failover_s=0.0, momentum=0.5)
+    with Fabric(tmp_path, 1, options, killable=("server",), state_s=state_s) as fabric:
+        worker = fabric.client(0)
+        assert [fabric.push(worker).wait().outcome for _ in range(3)] == ["committed"] * 3
+        fabric.kill("server")
+        fabric.wait(lambda status: status["server"] is None)
+        fabric.start("server")
+        fabric.wait(lambda status: status["server"] is not None)
+        assert fabric.status()["version"] == version
+        assert fabric.push(worker, version).wait().outcome == "committed"
+        model = worker.get(at_least=version + 1, training=False)
+        assert model.version == version + 1
+        log = fabric.log()
+        assert [line.event for line in log if isinstance(line, LogHead)] == [
+            "begin",
+            "restore" if version else "begin",
+        ]
+        assert np.array_equal(model.weights, fabric.replayed(log))
+        assert violations(log, 9) == []
