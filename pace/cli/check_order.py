@@ -7,7 +7,7 @@ import typer
 
 from pace.documents.order.order_report import StreamRule
 from pace.errors import InvalidOptions
-from pace.terminal.console import JsonOption
+from pace.terminal.console import HtmlOption, JsonOption
 from pace.terminal.reporting import WRONG, reported
 
 
@@ -43,6 +43,7 @@ def check_order(
             show_default="as recorded",
         ),
     ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that a job's collectives cannot hang, or show which ranks wait for one another.
@@ -51,12 +52,15 @@ def check_order(
     """
     from pace.order.check_order import check_order as answer
     from pace.order.findings import text_lines
+    from pace.view.order_page import order_page
 
     with reported():
         groups: dict[str, list[list[int]]] = {}
         for name, ranks in map(_ranks_of_group, group or ()):
             groups.setdefault(name, []).append(ranks)
         report = answer(program, streams=streams, launch_slots=launch_slots, groups=groups)
+        if html is not None:
+            html.write_text(order_page(report), encoding="utf-8")
     if as_json:
         typer.echo(report.model_dump_json())
     else:

@@ -8,7 +8,7 @@ from pace.documents.order.job_program import (
     JobProgram,
     Synchronization,
 )
-from pace.documents.order.order_report import FindingKind, OrderFinding, OrderReport
+from pace.documents.order.order_report import CircleWait, FindingKind, OrderFinding, OrderReport
 from pace.order.lowered_job import IssuedOperation, LoweredJob
 from pace.solver.collective_order.decision import Absence, CircleStep, Disagreement, Misfit, OrderDecision
 
@@ -42,13 +42,14 @@ def text_lines(report: OrderReport) -> list[str]:
         lines = [f"{report.name} can hang: {size}."]
         for finding in report.findings:
             lines += ["", f"{finding.kind}: {finding.title}", *(f"  {line}" for line in finding.lines)]
+    return [*lines, "", model_line(report), *(f"- {line}" for line in report.outside)]
+
+
+def model_line(report: OrderReport) -> str:
+    """Return what was assumed, in one line; what was not proved comes after it."""
     rule = "side by side" if report.streams == "side-by-side" else "in the order in which they are enqueued"
     room = "" if report.launch_slots is None else f", with room for {report.launch_slots} on each stream"
-    lines += [
-        "",
-        f"Model: first in, first out in each group and stream; streams run {rule}{room}. Not proved:",
-    ]
-    return [*lines, *(f"- {line}" for line in report.outside)]
+    return f"Model: first in, first out in each group and stream; streams run {rule}{room}. Not proved:"
 
 
 class _Words:
@@ -104,9 +105,10 @@ class _Words:
     def circle(self, circle: tuple[CircleStep, ...]) -> OrderFinding:
         """Ranks that wait for one another."""
         walk = self._lifted(circle)
-        lines = []
+        lines, waits = [], []
         for (rank, step), (peer, _) in zip(walk, walk[1:] + walk[:1], strict=True):
             waits_in = self._issued[step.waits_in]
+            waits.append(CircleWait(rank=rank, operation=self._call(waits_in), waits_for=peer))
             lines.append(f"rank {rank} waits in {self._call(waits_in)} for rank {peer}")
             lines += _stack(waits_in.document)
             held = None if step.held_at is None else self._issued[step.held_at]
@@ -122,7 +124,11 @@ class _Words:
                 lines += _stack(held.document)
         ranks = tuple(dict.fromkeys(rank for rank, _ in walk))
         return OrderFinding(
-            kind="circle", ranks=ranks, title=f"{len(ranks)} ranks wait for one another", lines=tuple(lines)
+            kind="circle",
+            ranks=ranks,
+            title=f"{len(ranks)} ranks wait for one another",
+            lines=tuple(lines),
+            waits=tuple(waits),
         )
 
     def rank_circle(self, circle: tuple[int, ...]) -> OrderFinding:

@@ -11,6 +11,14 @@ FindingKind = Literal["circle", "kind", "dtype", "size", "count", "order"]
 StreamRule = Literal["side-by-side", "launch-order"]
 
 
+class CircleWait(Document):
+    """A rank of a circle: in which operation it waits, and for whom."""
+
+    rank: Index
+    operation: str
+    waits_for: Index
+
+
 class OrderFinding(Document):
     """One reason why the job can hang.
 
@@ -26,12 +34,16 @@ class OrderFinding(Document):
         What is wrong, in one line.
     lines
         Who waits in what for whom, and where it was called.
+    waits
+        In a circle of several ranks: one wait for each, where each waits for the next and the last for the
+        first.
     """
 
     kind: FindingKind
     ranks: tuple[Index, ...]
     title: str
     lines: tuple[str, ...]
+    waits: Annotated[tuple[CircleWait, ...], Field(exclude_if=lambda waits: not waits)] = ()
 
 
 class OrderReport(Document):

@@ -50,6 +50,15 @@ def test_json_is_one_document(tmp_path: Path) -> None:
     assert document["streams"] == "launch-order"
 
 
+def test_the_page_is_written(tmp_path: Path) -> None:
+    """Beside the text, whatever the answer."""
+    page = tmp_path / "page.html"
+    assert run(tmp_path, SUM, "--html", str(page)).exit_code == 0
+    assert "cannot hang" in page.read_text()
+    assert run(tmp_path, {**SUM, "op": "barrier"}, "--html", str(page)).exit_code == 1
+    assert "can hang" in page.read_text()
+
+
 def test_refusals(tmp_path: Path) -> None:
     """One clear line for what is no job program, and for a group that does not exist."""
     result = run(tmp_path, {**SUM, "group": "nowhere"})
