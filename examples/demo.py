@@ -237,7 +237,7 @@ def draw_windows(profile: Profile, schedule: Schedule, measured: dict[str, Any],
         transfers=transfers,
     )
     titles = ("predicted", "measured: what rank 0 sent in its last step, from the predicted first send on")
-    plot_windows([(titles[0], profile, predicted), (titles[1], None, found)], picture)
+    plot_windows([(titles[0], predicted), (titles[1], found)], picture)
 
 
 def print_groups(console: Console, schedule: Schedule) -> None:

@@ -193,7 +193,6 @@ def optimize(
         )
         if is_graph(profile):
             given = {
-                "--plot": plot,
                 "--timeline": timeline,
                 "--write-lp": write_lp,
                 "--for": framework,
@@ -215,6 +214,8 @@ def optimize(
             planned = solve(graph, make_options(memory_bytes=memory_bytes))
             if output is not None:
                 output.write_bytes(planned.to_json())
+            if plot is not None:
+                _draw_graph(graph, planned, plot)
             if as_json:
                 sys.stdout.buffer.write(planned.to_json())
             else:
@@ -265,6 +266,19 @@ def optimize(
         if framework is not None:
             preemptive = solve(loaded, Options(exchange="allreduce"))
             _describe_framework(loaded, schedule, preemptive, make_console())
+
+
+def _draw_graph(graph: CollectiveGraph, schedule: Schedule, path: Path) -> None:
+    from pace.simulation.graph.run import run_schedule
+    from pace.view.chart import plot_windows
+    from pace.view.graph_window import lay_out_graph
+
+    predicted = schedule.predicted
+    title = (
+        f"{graph.name}: {predicted.iteration_s * 1e3:.1f} ms predicted, {predicted.gap:.1%} over the bound"
+    )
+    window = lay_out_graph(graph, run_schedule(graph, schedule), "schedule", schedule.graph_plan.budget_bytes)
+    plot_windows([(title, window)], path)
 
 
 def _settle_fsdp2(

@@ -1,6 +1,7 @@
 """``pace simulate``: a profile or a graph under many policies, on its network or with parameter servers."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +18,12 @@ from pace.terminal.console import (
     ColocatedOption,
     JitterOption,
     JsonOption,
+    PlotOption,
     ProfileOrGraphArgument,
     ServersOption,
     make_console,
     make_table,
+    refuse_unknown_ending,
 )
 from pace.terminal.reporting import reported
 from pace.whatif.servers import read_staleness
@@ -76,12 +79,14 @@ def simulate(
         ),
     ] = "sync",
     as_json: JsonOption = False,
+    plot: PlotOption = None,
 ) -> None:
     """Compare scheduling policies: simulate a profile or a graph under each and print the iteration times."""
     from pace.simulation import SimulationOptions
     from pace.simulation import simulate as run
 
     with reported():
+        refuse_unknown_ending(plot)
         if is_graph(profile):
             given = {
                 "--tune": tune,
@@ -96,8 +101,12 @@ def simulate(
             options = SimulationOptions(
                 exchange=exchange, iterations=iterations, jitter=jitter, seed=seed, knobs=_knobs(knob or [])
             )
-            _report_graph(load_graph(profile), policy, options, as_json=as_json)
+            _report_graph(load_graph(profile), policy, options, as_json=as_json, plot=plot)
             return
+        if plot is not None:
+            raise InvalidOptions(
+                f"--plot is for graphs, and {profile} is a profile: `pace optimize --plot` draws its schedule"
+            )
         loaded = load_profile(profile)
         named = servers is not None or cluster is not None or colocated
         mode, ahead = read_staleness(staleness)
@@ -146,7 +155,14 @@ def simulate(
     _show(loaded, placed, bound, results)
 
 
-def _report_graph(graph: CollectiveGraph, policy: list[str] | None, options: Any, *, as_json: bool) -> None:
+def _report_graph(
+    graph: CollectiveGraph,
+    policy: list[str] | None,
+    options: Any,
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
     from pace.planning.optimize import lower_bound_s
     from pace.simulation import GraphSimulation
     from pace.simulation import simulate as run
@@ -165,6 +181,21 @@ def _report_graph(graph: CollectiveGraph, policy: list[str] | None, options: Any
         for name, each in found.items()
         if isinstance(each.run, GraphSimulation)
     ]
+    if plot is not None:
+        from pace.view.chart import plot_windows
+        from pace.view.graph_window import lay_out_graph
+
+        plot_windows(
+            [
+                (
+                    f"{name}: {each.iteration_s * 1e3:.1f} ms",
+                    lay_out_graph(graph, each.run, name, each.knobs.get("memory_bytes")),
+                )
+                for name, each in found.items()
+                if isinstance(each.run, GraphSimulation)
+            ],
+            plot,
+        )
     if as_json:
         typer.echo(json.dumps({"graph": graph.name, "lower_bound_s": bound, "policies": results}))
         return

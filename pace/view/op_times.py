@@ -11,7 +11,7 @@ from pace.documents.profile import Profile
 from pace.solver.arrays import FloatArray
 from pace.solver.compute_clock import ComputeClock
 
-Phase = Literal["backward", "forward", "collective"]
+Phase = Literal["backward", "forward", "collective", "compute", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from typing import Any
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.simulation import SimulatedWindow, make_policy, run_policy
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compute_clock import ComputeClock
-from pace.view.op_times import OpTimes, lanes_of, op_times_after
+from pace.view.op_times import OpTimes, Phase, lanes_of, op_times_after, phases_of
 
 # Transfers that overlap by less, by rounding, follow one another.
 SAME_S = 1e-9
@@ -32,6 +33,8 @@ class Cargo:
         Whether the schedule's proof names it.
     delivers
         Whether compute waits for it.
+    label
+        What charts write on its transfers; None for its number.
     """
 
     name: str
@@ -40,6 +43,22 @@ class Cargo:
     ready_s: float | None = None
     critical: bool = False
     delivers: bool = True
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOverTime:
+    """Memory in use, which changes at moments, and the budget, if there is one.
+
+    Attributes
+    ----------
+    starts_s, in_use_bytes : arrays of one shape
+        From each moment on, so many bytes are in use.
+    """
+
+    starts_s: FloatArray
+    in_use_bytes: IntArray
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +89,16 @@ class Window:
 
     Attributes
     ----------
-    lanes, op_lanes
-        Names of the rows of ops, and for every op its row.
+    lanes, op_lanes, op_phases
+        Names of the rows of ops, and for every op its row and phase.
     links
         Names of the rows of transfers.
     barrier
         Whether forward ops wait for all gradients.
+    begins_with
+        What time is counted from.
+    memory
+        Of a graph of sharded training.
     """
 
     name: str
@@ -87,6 +110,9 @@ class Window:
     times: OpTimes = field(default_factory=OpTimes)
     lanes: tuple[str, ...] = ()
     op_lanes: tuple[int, ...] = ()
+    op_phases: tuple[Phase, ...] = ()
+    begins_with: str = "the start of the backward pass"
+    memory: MemoryOverTime | None = None
 
     @property
     def link_rows(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -273,6 +299,7 @@ def _window(
         times=times,
         lanes=tuple(lanes.names),
         op_lanes=tuple(int(lane) for lane in lanes.of_op),
+        op_phases=phases_of(profile),
         links=links,
         cargo=tuple(cargo),
         transfers=tuple(transfers),

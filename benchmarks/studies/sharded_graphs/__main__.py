@@ -12,7 +12,6 @@ from benchmarks.studies.sharded_graphs.torch_memory import torch_peak_bytes
 from pace.checker import check
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
-from pace.documents.schedule import Schedule
 from pace.errors import PaceError
 from pace.formats.node_list import read_node_list, read_times
 from pace.formats.reading import stream_json
@@ -20,12 +19,13 @@ from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.optimize import warm_up
 from pace.simulation import GRAPH_POLICIES, GraphSimulation, simulate
+from pace.simulation.graph.run import run_schedule
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.solver.graph.program import Bucket
 
 GIGABYTE = 1e9
 RIVALS = tuple(name for name in GRAPH_POLICIES if name not in ("pace", "as-traced"))
-FACTORS = tuple(1 + step / 100 for step in range(21))
+FACTORS = tuple(1 + step / 400 for step in range(41))
 
 
 def main() -> int:
@@ -101,7 +101,7 @@ def _row(path: Path, graph: CollectiveGraph, options: argparse.Namespace) -> dic
         if call is not None
     )
     rows = list(stream_json(path, "item"))
-    plan = _plan(rows, graph, schedule.graph_plan.order, _buckets(graph, schedule))
+    plan = _plan(rows, graph, schedule.graph_plan.order, run_schedule(graph, schedule).plan.buckets)
     row = {
         "name": graph.name,
         "nodes": len(graph.nodes),
@@ -144,7 +144,7 @@ def _compared(
     limit = told["inductor"]["torch_peak_bytes"]
     for factor in FACTORS:
         schedule = optimize_graph(graph, Options(memory_bytes=int(traced_bytes * factor)))
-        plan = _plan(rows, graph, schedule.graph_plan.order, _buckets(graph, schedule))
+        plan = _plan(rows, graph, schedule.graph_plan.order, run_schedule(graph, schedule).plan.buckets)
         peak = torch_peak_bytes(rows, plan)
         milliseconds = schedule.predicted.iteration_s * 1e3
         if peak <= limit and milliseconds < told.get("pace", {"ms": float("inf")})["ms"]:
@@ -157,14 +157,6 @@ def _compared(
                 "plan": plan,
             }
     return told
-
-
-def _buckets(graph: CollectiveGraph, schedule: Schedule) -> tuple[Bucket, ...]:
-    return tuple(
-        tuple(graph.numbers[name] for name in group.tensors)
-        for group in schedule.groups
-        if len(group.tensors) > 1
-    )
 
 
 def _plan(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.schedule import Schedule
 from pace.planning.graph.arrays import program_of
 from pace.simulation.graph.policies import GraphPolicy
 from pace.solver.arrays import FloatArray
@@ -51,10 +52,28 @@ class GraphSimulation:
         return len(self.program.collectives()) - fused
 
 
+def run_schedule(graph: CollectiveGraph, schedule: Schedule) -> GraphSimulation:
+    """Simulate a schedule of a graph."""
+    return _run(
+        program_of(graph),
+        ProgramPlan(
+            order=np.array(schedule.graph_plan.order, dtype=np.int64),
+            buckets=tuple(
+                tuple(graph.numbers[name] for name in group.tensors)
+                for group in schedule.groups
+                if len(group.tensors) > 1
+            ),
+        ),
+    )
+
+
 def run_graph_policy(graph: CollectiveGraph, policy: GraphPolicy) -> GraphSimulation:
     """Simulate a graph under a policy."""
     program = program_of(graph)
-    plan = policy.plan(graph, program)
+    return _run(program, policy.plan(graph, program))
+
+
+def _run(program: Program, plan: ProgramPlan) -> GraphSimulation:
     return GraphSimulation(
         program=program, plan=plan, timeline=run(program, plan), memory=memory_in_use(program, plan)
     )

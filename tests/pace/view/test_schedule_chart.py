@@ -116,7 +116,7 @@ def test_a_measured_window_stands_below_the_predicted_one(tmp_path: Path) -> Non
         predicted, times=OpTimes(), lanes=(), op_lanes=(), transfers=tuple(late), iteration_s=0.16
     )
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        shown = [("as predicted", profile, predicted), ("as measured", None, measured)]
+        shown = [("as predicted", predicted), ("as measured", measured)]
         plot_windows(shown, tmp_path / "both.svg")
     words = _words(tmp_path / "both.svg")
     assert words.index("as predicted") < words.index("as measured")
