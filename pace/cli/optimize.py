@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from pace.cli.description import describe
-from pace.cli.graph_description import describe_graph
+from pace.cli.graphs.description import describe_graph, draw_graph
+from pace.cli.graphs.fsdp2 import report_fsdp2
 from pace.cli.servers.clusters import described_cluster
-from pace.documents.graph.collective_graph import CollectiveGraph, is_graph, load_graph
+from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
@@ -207,7 +208,7 @@ def optimize(
             memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
             if fsdp2:
                 refuse_changed_options(make_options())
-                _settle_fsdp2(graph, other_pass, memory_bytes, output, as_json=as_json)
+                report_fsdp2(graph, other_pass, memory_bytes, output, as_json=as_json)
                 return
             if other_pass is not None:
                 raise InvalidOptions("--other-pass needs --fsdp2: add it, or leave --other-pass out")
@@ -215,7 +216,7 @@ def optimize(
             if output is not None:
                 output.write_bytes(planned.to_json())
             if plot is not None:
-                _draw_graph(graph, planned, plot)
+                draw_graph(graph, planned, plot)
             if as_json:
                 sys.stdout.buffer.write(planned.to_json())
             else:
@@ -266,52 +267,6 @@ def optimize(
         if framework is not None:
             preemptive = solve(loaded, Options(exchange="allreduce"))
             _describe_framework(loaded, schedule, preemptive, make_console())
-
-
-def _draw_graph(graph: CollectiveGraph, schedule: Schedule, path: Path) -> None:
-    from pace.simulation.graph.run import run_schedule
-    from pace.view.chart import plot_windows
-    from pace.view.graph_window import lay_out_graph
-
-    predicted = schedule.predicted
-    title = (
-        f"{graph.name}: {predicted.iteration_s * 1e3:.1f} ms predicted, {predicted.gap:.1%} over the bound"
-    )
-    window = lay_out_graph(graph, run_schedule(graph, schedule), "schedule", schedule.graph_plan.budget_bytes)
-    plot_windows([(title, window)], path)
-
-
-def _settle_fsdp2(
-    graph: CollectiveGraph,
-    other: Path | None,
-    memory_bytes: int | None,
-    output: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Choose settings of FSDP2, and print them as code and as parameters of other frameworks."""
-    from pace.simulation.graph.framework_parameters import (
-        code_to_paste,
-        deepspeed_config,
-        megatron_arguments,
-    )
-    from pace.simulation.graph.fsdp2_planner import plan_fsdp2
-
-    passes = [graph] if other is None else [graph, load_graph(other)]
-    settings = plan_fsdp2(passes, memory_bytes)
-    if output is not None:
-        output.write_bytes(settings.to_json())
-    if as_json:
-        sys.stdout.buffer.write(settings.to_json())
-        return
-    print_line = partial(make_console().print, highlight=False, soft_wrap=True, markup=False)
-    for direction, seconds in (("forward ", settings.forward_s), ("backward", settings.backward_s)):
-        if seconds is not None:
-            print_line(f"{direction}  {seconds * 1e3:.3f} ms predicted")
-    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
-    print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
-    print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
-    print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")
 
 
 def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:

@@ -1,14 +1,14 @@
 """``pace simulate``: a profile or a graph under many policies, on its network or with parameter servers."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pace.cli.graphs.policies import report_policies
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.cluster import Cluster
-from pace.documents.graph.collective_graph import CollectiveGraph, is_graph, load_graph
+from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
@@ -101,7 +101,7 @@ def simulate(
             options = SimulationOptions(
                 exchange=exchange, iterations=iterations, jitter=jitter, seed=seed, knobs=_knobs(knob or [])
             )
-            _report_graph(load_graph(profile), policy, options, as_json=as_json, plot=plot)
+            report_policies(load_graph(profile), policy, options, as_json=as_json, plot=plot)
             return
         if plot is not None:
             raise InvalidOptions(
@@ -153,64 +153,6 @@ def simulate(
         typer.echo(json.dumps(document | {"lower_bound_s": bound, "policies": results}))
         return
     _show(loaded, placed, bound, results)
-
-
-def _report_graph(
-    graph: CollectiveGraph,
-    policy: list[str] | None,
-    options: Any,
-    *,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
-    from pace.planning.optimize import lower_bound_s
-    from pace.simulation import GraphSimulation
-    from pace.simulation import simulate as run
-
-    found = run(graph, policy, options)
-    bound = lower_bound_s(graph)
-    results: list[dict[str, Any]] = [
-        {
-            "policy": name,
-            "knobs": each.knobs,
-            "iteration_s": each.iteration_s,
-            "over_bound": each.iteration_s / bound - 1 if bound else 0.0,
-            "peak_bytes": each.run.memory.peak_bytes,
-            "collectives": each.run.num_calls,
-        }
-        for name, each in found.items()
-        if isinstance(each.run, GraphSimulation)
-    ]
-    if plot is not None:
-        from pace.view.chart import plot_windows
-        from pace.view.graph_window import lay_out_graph
-
-        plot_windows(
-            [
-                (
-                    f"{name}: {each.iteration_s * 1e3:.1f} ms",
-                    lay_out_graph(graph, each.run, name, each.knobs.get("memory_bytes")),
-                )
-                for name, each in found.items()
-                if isinstance(each.run, GraphSimulation)
-            ],
-            plot,
-        )
-    if as_json:
-        typer.echo(json.dumps({"graph": graph.name, "lower_bound_s": bound, "policies": results}))
-        return
-    console = make_console()
-    console.print(f"{graph.name}: no plan is faster than {bound * 1e3:.3f} ms", highlight=False)
-    table = make_table("policy", "iteration ms", "over the bound", "peak GB", "collectives", left=("policy",))
-    for row in results:
-        table.add_row(
-            row["policy"],
-            f"{row['iteration_s'] * 1e3:.3f}",
-            f"{row['over_bound'] * 100:.2f} %",
-            f"{row['peak_bytes'] / 1e9:.3f}",
-            str(row["collectives"]),
-        )
-    console.print(table)
 
 
 def _bound(profile: Profile, cluster: Cluster | None) -> float:

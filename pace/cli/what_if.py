@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pace.cli.graphs.what_if import report_graph
 from pace.cli.servers.what_if import report_servers
+from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
 from pace.terminal.console import (
@@ -32,6 +34,7 @@ from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.terminal.service_connection import connect
 from pace.whatif import Grid, WhatIf, estimate_s
+from pace.whatif.graphs import GraphGrid
 from pace.whatif.scenario import TwoLevel
 from pace.whatif.servers import ServerGrid
 
@@ -133,6 +136,22 @@ def what_if(
             rich_help_panel=NETWORK,
         ),
     ] = None,
+    bandwidth_factor: Annotated[
+        str | None,
+        typer.Option(
+            help="For a graph: factors by which every wire is faster, for example 0.5,1,2.",
+            show_default="1",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    memory_gb: Annotated[
+        str | None,
+        typer.Option(
+            help="For a graph: memory budgets in GB (10^9 bytes), for example 38,40,42.",
+            show_default="no limit",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     servers: Annotated[
         str | None,
         typer.Option(
@@ -180,6 +199,23 @@ def what_if(
         refuse_unknown_ending(plot)
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
+        if is_graph(profile):
+            _refuse_for_graphs(locals())
+            chosen: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
+            if bandwidth_factor is not None:
+                chosen["bandwidth_factor"] = read_numbers("--bandwidth-factor", bandwidth_factor)
+            report_graph(
+                load_graph(profile),
+                GraphGrid(memory_gb=read_numbers("--memory-gb", memory_gb), **chosen),
+                as_json=as_json,
+                as_csv=as_csv,
+                plot=plot,
+            )
+            return
+        if bandwidth_factor is not None or memory_gb is not None:
+            raise InvalidOptions(
+                f"--bandwidth-factor and --memory-gb are for graphs, and {profile} is a profile"
+            )
         if servers is not None:
             others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
             if any(other is not None for other in (*others, workers_per_node, service, plot, html)):
@@ -253,6 +289,24 @@ def what_if(
         sys.stdout.write(result.to_csv())
     else:
         _show(result)
+
+
+def _refuse_for_graphs(given: dict[str, Any]) -> None:
+    """Refuse options that only profiles have."""
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in (
+            *("baseline", "target_efficiency", "workers", "batch", "compute_speedup", "compression"),
+            *("bandwidth_gbps", "latency_s", "algorithm", "workers_per_node", "intra_gbps", "servers"),
+            *("colocated", "staleness", "jitter", "processes", "service", "html"),
+        )
+        if given[name] not in (None, False, 0.0)
+    ]
+    if named:
+        raise InvalidOptions(
+            f"{', '.join(named)}: for profiles only, and {given['profile']} is a graph; graphs have "
+            "--bandwidth-factor and --memory-gb"
+        )
 
 
 def _say_what_is_assumed(profile: Profile, grid: Grid) -> None:

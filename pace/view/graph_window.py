@@ -99,10 +99,12 @@ def _memory(run: GraphSimulation, budget_bytes: int | None) -> MemoryOverTime:
     """Return the memory in use over the time of the compute stream, at each moment the most."""
     moments: list[float] = []
     in_use: list[int] = []
-    now = 0.0
+    free_s = 0.0
     for node, used in zip(run.memory.nodes.tolist(), run.memory.in_use_bytes.tolist(), strict=True):
+        now = free_s
         if run.program.kind[node] != COLLECTIVE:
             now = max(now, float(run.timeline.start[node]))
+            free_s = max(now, float(run.timeline.end[node]))
         if moments and moments[-1] == now:
             in_use[-1] = max(in_use[-1], used)
         else:

@@ -1,7 +1,8 @@
-"""A schedule of a graph as text for people: times, memory, what the bound is, and what was fused."""
+"""A schedule of a graph for people: times, memory, what the bound is, what was fused, and a chart."""
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -35,3 +36,17 @@ def describe_graph(graph: CollectiveGraph, schedule: Schedule, console: Console)
         fused[transfer.op, schedule.links[transfer.link]] += len(schedule.groups[transfer.group].tensors)
     for (op, wire), count in sorted(sent.items()):
         print_line(f"  {op} on wire {wire}: {fused[op, wire]} collectives in {count} calls")
+
+
+def draw_graph(graph: CollectiveGraph, schedule: Schedule, path: Path) -> None:
+    """Draw what a schedule of a graph predicts."""
+    from pace.simulation.graph.run import run_schedule
+    from pace.view.chart import plot_windows
+    from pace.view.graph_window import lay_out_graph
+
+    predicted = schedule.predicted
+    title = (
+        f"{graph.name}: {predicted.iteration_s * 1e3:.1f} ms predicted, {predicted.gap:.1%} over the bound"
+    )
+    window = lay_out_graph(graph, run_schedule(graph, schedule), "schedule", schedule.graph_plan.budget_bytes)
+    plot_windows([(title, window)], path)

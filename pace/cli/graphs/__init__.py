@@ -1,0 +1,1 @@
+"""What commands do with graphs of sharded training instead of profiles."""

@@ -1,0 +1,41 @@
+"""``pace optimize --fsdp2``: settings of FSDP2, and code to paste."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from pace.documents.graph.collective_graph import CollectiveGraph, load_graph
+from pace.terminal.console import make_console
+
+
+def report_fsdp2(
+    graph: CollectiveGraph,
+    other: Path | None,
+    memory_bytes: int | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Choose settings of FSDP2, and print them as code and as parameters of other frameworks."""
+    from pace.simulation.graph.framework_parameters import (
+        code_to_paste,
+        deepspeed_config,
+        megatron_arguments,
+    )
+    from pace.simulation.graph.fsdp2_planner import plan_fsdp2
+
+    passes = [graph] if other is None else [graph, load_graph(other)]
+    settings = plan_fsdp2(passes, memory_bytes)
+    if output is not None:
+        output.write_bytes(settings.to_json())
+    if as_json:
+        sys.stdout.buffer.write(settings.to_json())
+        return
+    print_line = partial(make_console().print, highlight=False, soft_wrap=True, markup=False)
+    for direction, seconds in (("forward ", settings.forward_s), ("backward", settings.backward_s)):
+        if seconds is not None:
+            print_line(f"{direction}  {seconds * 1e3:.3f} ms predicted")
+    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
+    print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
+    print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
+    print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")

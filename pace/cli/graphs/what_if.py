@@ -1,0 +1,51 @@
+"""``pace what-if``: a graph at other bandwidths and within other memory budgets."""
+
+import json
+import sys
+from pathlib import Path
+
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.terminal.console import make_console, make_table
+from pace.whatif.graphs import GraphCell, GraphGrid, GraphWhatIf, what_if_graph
+
+
+def report_graph(
+    graph: CollectiveGraph, grid: GraphGrid, *, as_json: bool, as_csv: bool, plot: Path | None
+) -> None:
+    """Run a grid of a graph and print it as a table, JSON or CSV."""
+    result = what_if_graph(graph, grid)
+    if plot is not None:
+        from pace.view.graph_what_if_chart import draw
+
+        draw(result, plot)
+    if as_json:
+        json.dump(result.to_document(), sys.stdout)
+        sys.stdout.write("\n")
+    elif as_csv:
+        sys.stdout.write(result.to_csv())
+    else:
+        _show(result)
+
+
+def _show(result: GraphWhatIf) -> None:
+    console = make_console(width=160)
+    console.print(f"{result.graph}: iteration ms (peak GB); * exceeds the memory", highlight=False)
+    policies = result.grid.policies
+    table = make_table("bandwidth", "memory GB", *policies, "bound ms")
+    for at in range(0, len(result.cells), len(policies)):
+        cells = result.cells[at : at + len(policies)]
+        one = cells[0]
+        table.add_row(
+            f"{one.bandwidth_factor:g}",
+            "no limit" if one.memory_gb is None else f"{one.memory_gb:g}",
+            *(_cell(cell) for cell in cells),
+            f"{one.lower_bound_s * 1e3:.3f}",
+        )
+    console.print(table)
+
+
+def _cell(cell: GraphCell) -> str:
+    if cell.iteration_s is None or cell.peak_bytes is None:
+        return "no plan fits"
+    mark = "" if cell.fits else "*"
+    return f"{cell.iteration_s * 1e3:.3f} ({cell.peak_bytes / 1e9:.2f}{mark})"
