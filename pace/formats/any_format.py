@@ -49,6 +49,8 @@ def read_any(
             paths[0], f"several files are the Kineto traces of one job's ranks; these are {kinds}"
         )
     ((told, (path,)),) = by_format.items()
+    if execution_trace is not None or parameters is not None:
+        raise FormatError(path, f"only Kineto traces need a file of sizes, and this is another kind ({told})")
     return read_as(told, path, workers=workers, allreduce=allreduce, name=name)
 
 

@@ -268,7 +268,9 @@ def load_model(path: Path) -> Vector:
     try:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InvalidUse(f"{path}: no model can be read: {error}") from error
+        raise InvalidUse(
+            f"{path}: no model can be read: expected a .npy file with float32 numbers"
+        ) from error
     if loaded.dtype != np.float32 or not loaded.size:
         raise InvalidUse(f"{path}: {loaded.shape} {loaded.dtype}; float32 numbers are needed")
     return np.ascontiguousarray(loaded).reshape(-1)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TOKEN = "PACE_FABRIC_TOKEN"
 REPLICA = "Replica"
+# A scheduler that runs answers within this time.
+ANSWERS_WITHIN_S = 10.0
 LATE = (
     "What happens to late updates: drop them, hold the updates that would overtake them, downweight them "
     "(apply them late, with a smaller weight), or pace workers so that no update is late."
@@ -254,6 +256,7 @@ def _run_host(
     from pace.runtime.fabric.daemon import HostDaemon
     from pace.wire.addresses import parse_address, read_token
 
+    place_of(place, "--scheduler")
     with HostDaemon(
         name,
         parse_address(place, "the scheduler"),
@@ -353,10 +356,12 @@ def status(
         from pace.runtime.fabric.status import ask_status
         from pace.wire.addresses import parse_address, read_token
 
+        place_of(scheduler, "--scheduler")
         found = ask_status(
             parse_address(scheduler, "the scheduler"),
             token=read_token(token_file, TOKEN),
             ssl_context=trusting_context(tls_ca),
+            timeout_s=ANSWERS_WITHIN_S,
         )
     if as_json:
         typer.echo(json.dumps(found))

@@ -55,7 +55,10 @@ def distribute(
         from pace.runtime.fabric.weight_sync import WeightSender
         from pace.wire.addresses import parse_address, read_token
 
-        places = [parse_address(place, place) for place in to.split(",") if place]
+        given = [place for place in to.split(",") if place]
+        for place in given:
+            place_of(place, "--to")
+        places = [parse_address(place, place) for place in given]
         if not places:
             raise InvalidOptions("--to: expected at least one HOST:PORT")
         token, context = read_token(token_file, TOKEN), trusting_context(tls_ca)

@@ -1,5 +1,6 @@
 """From a profile and its parameter servers to their schedule: groups, segments, servers, proofs."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,9 @@ from pace.version import __version__
 
 # On each link. Two messages in flight would share the connection.
 ONE_AT_A_TIME = 1
+
+# A plan of more parts takes minutes and gigabytes.
+MOST_PARTS = 2_000_000
 
 
 def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
@@ -117,6 +121,12 @@ def _refuse_misfits(options: Options) -> None:
 def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan, FusionResult]:
     """Return the plan of ``optimize_servers``, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
+    total = float(problem.plain.sizes.sum())
+    if options.partition_bytes is not None and total > MOST_PARTS * size:
+        raise InvalidOptions(
+            f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} parts: "
+            f"use at least {math.ceil(total / MOST_PARTS):,}"
+        )
     chosen = options.fusion if problem.is_even else "none"
     asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
     # The last part has between one byte and a whole partition, so groups are sought for both lags.

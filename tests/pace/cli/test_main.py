@@ -141,6 +141,7 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
         (["--jitter", "0.1"], "scenarios"),
         (["--no-such-option"], "no-such-option"),
         (["--servers", "abc"], "expected a whole number"),
+        (["--servers", "2", "--partition-bytes", "5"], "use at least"),
     ],
 )
 def test_wrong_usage_ends_with_exit_code_2(arguments: list[str], named: str) -> None:
@@ -195,6 +196,24 @@ def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> 
 def test_an_address_without_a_service_is_told_soon(address: str, code: int, complaint: str) -> None:
     """Within the time in which a service starts, and not after the time-out of a result."""
     assert complaint in failed(code, "submit", VGG, "--service", address, "--timeout-s", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["headroom", VGG, "--execution-trace", VGG], "only Kineto traces need a file of sizes"),
+        (["fit", VGG], "not a log of a known tool"),
+    ],
+)
+def test_a_file_that_would_be_ignored_is_refused(arguments: list[str | Path], complaint: str) -> None:
+    """Instead of an answer that does not use it."""
+    assert complaint in failed(1, *arguments)
+
+
+def test_policies_of_other_exchanges_say_what_they_need() -> None:
+    """They exist, but not on one network."""
+    for policy, exchange in (("byteps", "servers"), ("fsdp2", "graph")):
+        assert f'simulates exchange "{exchange}" only' in failed(2, "simulate", VGG, "--policy", policy)
 
 
 def test_a_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
