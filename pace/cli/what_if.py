@@ -23,7 +23,7 @@ from pace.terminal.console import (
     HtmlOption,
     JsonOption,
     PlotOption,
-    ProfileArgument,
+    ProfileOrGraphArgument,
     ServiceOption,
     TimeoutOption,
     make_console,
@@ -44,7 +44,7 @@ SHOWN_POINTS = 60
 
 
 def what_if(
-    profile: ProfileArgument,
+    profile: ProfileOrGraphArgument,
     policy: Annotated[
         list[str] | None,
         typer.Option(
