@@ -66,8 +66,8 @@ def reported() -> Iterator[None]:
         _fail(error, FAILED)
     except OSError as error:
         # Without the number that Python puts in front.
-        told = error.filename is not None and error.strerror is not None
-        _fail(f"{error.filename}: {error.strerror}" if told else error, FAILED)
+        reason = error.strerror or error
+        _fail(reason if error.filename is None else f"{error.filename}: {reason}", FAILED)
     except ModuleNotFoundError as error:
         package = (error.name or "pace").partition(".")[0]
         if package == "pace":

@@ -181,6 +181,7 @@ def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> 
     """The environment failed, not the question."""
     there = tmp_path / "no" / "such" / "folder.json"
     assert failed(3, "optimize", VGG, "-o", there, "--json") == f"pace: {there}: No such file or directory\n"
+    assert failed(3, "optimize", VGG, "-o", Path("/dev/full")) == "pace: No space left on device\n"
     for command, option in (("headroom", "--html"), ("what-if", "--html")):
         assert failed(3, command, VGG, option, tmp_path) == f"pace: {tmp_path}: Is a directory\n"
 
