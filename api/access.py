@@ -66,7 +66,7 @@ class AccessControl:
     Parameters
     ----------
     keys
-        None admits everyone as the tenant "default", which is only safe on loopback.
+        API keys; None admits everyone as the tenant "default", which is only safe on loopback.
     rate_limit
         Largest rate of a tenant's requests, such as "6000/minute"; empty for no limit.
     threads

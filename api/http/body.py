@@ -58,7 +58,7 @@ async def read_body(
     QueueFull
         If too many bodies, or too many bytes of them, are being received or wait.
     Refused
-        As ``receive_body``, and what the function raises.
+        In the cases of ``receive_body``, and what the function raises.
     """
     service: Service = request.app.state.service
     with service.body_limits.body(tenant) as held, BodySpool(service.settings.spool_folder) as spool:
@@ -83,7 +83,7 @@ async def receive_body(
     BodyTimeout
         If it does not arrive in time.
     ContentTooLarge
-        As soon as more than `max_bytes` are announced or received.
+        If more than `max_bytes` are announced or received.
     UnsupportedMediaType
         If the body is neither JSON nor of the `media_types`, or has an unknown encoding.
     SpoolFull

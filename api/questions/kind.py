@@ -116,11 +116,11 @@ class Kind:
     Attributes
     ----------
     name
-        Of its tasks; at most ten characters.
+        Name of its tasks, of at most ten characters.
     noun
-        As messages and the documentation call it.
+        Its name in messages and the documentation.
     path
-        Of its routes.
+        Path of its routes.
     title, description, example
         What the documentation says of POST, and a body.
     request, resource, summary

@@ -140,7 +140,7 @@ def save_question(
     Parameters
     ----------
     fingerprint
-        Of the profile that it is about.
+        Fingerprint of the profile that it is about.
     """
     now = datetime.now(UTC)
     # A profile is kept by itself, whatever is asked about it.

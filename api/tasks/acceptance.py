@@ -38,7 +38,7 @@ class Acceptance:
     Parameters
     ----------
     owner, lease
-        Of the tasks that are claimed as they are accepted.
+        Owner and lease of tasks that are claimed as they are accepted.
     """
 
     def __init__(self, room: QueueLimits, owner: str, lease: timedelta) -> None:

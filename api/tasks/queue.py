@@ -88,7 +88,7 @@ class TaskQueue:
             Claim a new task at once where no other waits: this process has room for it, perhaps only for a
             small solve.
         request_id
-            Of the request, for the log of a new task.
+            Id of the request, for the log of a new task.
 
         Raises
         ------

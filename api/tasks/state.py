@@ -20,7 +20,7 @@ class Submitted:
     result
         The result, if it exists.
     task_id
-        None if the result exists.
+        Id of the task; None if the result exists.
     unsolved
         The row of a pending result, so that waiting requests need no second query.
     claimed
@@ -43,7 +43,7 @@ class ClaimedTask:
     object_key
         Where the document is, if in object storage.
     request_id
-        Of the request that asked for it first.
+        Id of the request that asked for it first.
     """
 
     id: str

@@ -32,7 +32,7 @@ class BodyReader:
     memory_bytes
         Size of the results that are kept, so that a repeated body is not read again.
     weight, observe
-        As for ``FairQueue``.
+        The arguments of ``FairQueue``.
     """
 
     def __init__(

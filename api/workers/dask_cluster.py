@@ -36,7 +36,7 @@ class DaskCluster:
     Parameters
     ----------
     address
-        Of the scheduler, such as ``tcp://scheduler:8786``.
+        Address of the scheduler, such as ``tcp://scheduler:8786``.
     """
 
     def __init__(self, address: str) -> None:

@@ -38,7 +38,7 @@ class DaskBridge:
     Parameters
     ----------
     address
-        Of the scheduler, such as ``tcp://scheduler:8786``.
+        Address of the scheduler, such as ``tcp://scheduler:8786``.
     """
 
     def __init__(self, address: str) -> None:

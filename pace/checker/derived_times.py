@@ -20,7 +20,7 @@ class DerivedTimes:
     Attributes
     ----------
     total_bytes
-        Of all gradients.
+        Bytes of all gradients.
     lost
         The share of every second of traffic by which compute falls behind: 1 - 1 / compute_slowdown.
     """

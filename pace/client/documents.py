@@ -229,7 +229,7 @@ class SimulationRequest(Document):
     profile_id
         A stored profile.
     iterations, jitter, seed
-        As for ``pace.simulation.simulate``.
+        The options of ``pace.simulation.simulate``.
     """
 
     profile_id: Sha256

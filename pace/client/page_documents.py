@@ -59,7 +59,7 @@ class ImportResource(ProfileSummary):
     format
         Format as which the file was read.
     report
-        As ``pace import kineto --json`` prints it.
+        The report that ``pace import kineto --json`` prints.
     warnings
         What was left out of the profile, and which predictions of it are unreliable.
     """
@@ -140,7 +140,7 @@ class WindowResult(Document):
         For every op; the phase is "backward" (it waits for no gradient), "forward" (it waits, or follows one
         that does) or "collective" (no schedule moves it).
     bandwidth_gbps, latency_s
-        Of the cost, where it has one number for each.
+        Bandwidth and latency of the cost, if it has one number for each.
     recorded_s
         The step that a trace recorded.
     """
@@ -167,7 +167,7 @@ class JobSummary(Document):
     asked_at
         Time of the last request for a schedule; `asked_by` is the key's identifier, or the token's subject.
     predicted_iteration_s, measured_iteration_s, plain_iteration_s, reported_at
-        Of the job's newest report, if it sent one.
+        Values of the job's newest report, if it sent one.
     """
 
     job: JobName

@@ -25,7 +25,7 @@ class WorkerDag:
     Attributes
     ----------
     names : tuple of str
-        Of the ops.
+        Names of the ops.
     duration_s : array of shape (num_ops,)
         Seconds.
     resources : integer array of shape (num_ops,)

@@ -68,7 +68,7 @@ class WindowTransfer:
     Attributes
     ----------
     offset_bytes, priority
-        As the schedule says; None for simulated policies.
+        Values of the schedule; None for simulated policies.
     follows
         Number of the transfer whose bytes it brings back: a pull follows its push.
     """
@@ -98,7 +98,7 @@ class Window:
     begins_with
         What time is counted from.
     memory
-        Of a graph of sharded training.
+        Memory in use over time, for a graph of sharded training.
     """
 
     name: str

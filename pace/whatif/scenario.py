@@ -55,11 +55,11 @@ class Scenario:
     Attributes
     ----------
     bandwidth_gbps, latency_s
-        Of one link (between nodes), and of one message, in Gb/s and seconds.
+        Bandwidth of one link (between nodes) in Gbit/s, and latency of one message in seconds.
     workers
         How many train together.
     algorithm
-        Of the all-reduce.
+        Algorithm of the all-reduce.
     compute_speedup
         How many times as fast ops run.
     batch

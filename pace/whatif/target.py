@@ -32,7 +32,7 @@ def bandwidth_for(
     Returns
     -------
     float or None
-        None if latency alone, or what the policy leaves uncovered, keeps it below at any bandwidth.
+        Gbit/s; None if latency alone, or what the policy does not hide, keeps it below at any bandwidth.
 
     Raises
     ------

@@ -116,7 +116,7 @@ class Tracer:
     operators
         Mark every function of torch that the forward pass calls, too.
     units
-        Of a model in ``fully_shard``.
+        Units of a model in ``fully_shard``.
     """
 
     def __init__(

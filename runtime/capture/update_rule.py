@@ -50,7 +50,7 @@ class UpdateRuleWatch(TorchFunctionMode):
     Parameters
     ----------
     parameters
-        Those whose gradients are sent.
+        Parameters whose gradients are sent.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:

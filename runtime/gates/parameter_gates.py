@@ -84,7 +84,7 @@ class ForwardWatch:
     unseen
         Slots whose use is not noticed, because only compiled code uses them.
     unreadable
-        Those of them that other code also reads without a gate.
+        Parameters that other code also reads without a gate.
     """
 
     def __init__(

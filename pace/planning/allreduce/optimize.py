@@ -51,7 +51,7 @@ def plan_for(profile: Profile, options: Options | None = None) -> RealizedPlan:
     Raises
     ------
     InvalidOptions, SolverFailed
-        As ``optimize_allreduce`` does.
+        In the cases of ``optimize_allreduce``.
     """
     return _search(profile, options or Options()).plan
 

@@ -111,7 +111,7 @@ def sharded_plan_for(profile: Profile, options: Options | None = None) -> Sharde
     Raises
     ------
     InvalidOptions
-        As ``optimize_sharded`` does.
+        In the cases of ``optimize_sharded``.
     """
     return _search(profile, options or Options())[1]
 

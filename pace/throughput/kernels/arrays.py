@@ -54,7 +54,7 @@ class StepArrays(NamedTuple):
     deviate : array of shape (num_workers, any)
         Standard normal numbers: op i of a worker's step n takes entry n * num_ops + i, in turns.
     spread : array of shape (num_ops,)
-        Of the logarithm of the weights by which transfers share links: e to this times the deviate.
+        Standard deviation of the logarithm of the weights by which transfers share links.
     """
 
     duration: FloatArray
