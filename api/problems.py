@@ -18,6 +18,7 @@ from pace.errors import (
     InvalidProfile,
     InvalidSchedule,
     InvalidSteps,
+    InvalidSync,
     SolverFailed,
 )
 
@@ -87,6 +88,12 @@ _KINDS: dict[type[Exception], _Kind] = {
     ),
     InvalidOptions: _Kind(
         name="invalid-options", status=422, title="Invalid options", meaning="The options are not valid"
+    ),
+    InvalidSync: _Kind(
+        name="invalid-sync",
+        status=422,
+        title="Invalid weight synchronization",
+        meaning="The weight-sync document or its plan is not valid",
     ),
     InvalidSchedule: _Kind(
         name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"

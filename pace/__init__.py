@@ -18,6 +18,7 @@ What is exported here is loaded when it is first used. Where the rest is:
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
 - ``pace.checker``: the independent judge of schedules.
 - ``pace.order``: the proof that a job's collectives cannot hang.
+- ``pace.sync``: plans of weight synchronization for reinforcement learning.
 - ``pace.view``: timelines and charts.
 - ``pace.client``, ``pace.api``: the service's client, and the service.
 - ``pace.solver``: the mathematics.
@@ -36,6 +37,7 @@ from pace.errors import (
     InvalidProfile,
     InvalidSchedule,
     InvalidSteps,
+    InvalidSync,
     InvalidUse,
     PaceError,
     ScheduleMismatch,
@@ -46,6 +48,7 @@ from pace.version import __version__
 
 if TYPE_CHECKING:
     from pace.checker import check
+    from pace.checker.weight_sync import check_sync
     from pace.documents.cluster import Cluster, load_cluster
     from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
     from pace.documents.options import Options
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from pace.documents.order.order_report import OrderReport
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+    from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan, parse_sync_plan
+    from pace.documents.sync.weight_sync import WeightSync, load_weight_sync, parse_weight_sync
     from pace.documents.throughput.fleet import Fleet
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument, load_steps, parse_steps
@@ -68,12 +73,17 @@ if TYPE_CHECKING:
     from pace.order.check_order import check_order
     from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
+    from pace.sync.plan import plan_sync
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
     "pace.planning.optimize": ("optimize",),
     "pace.checker": ("check",),
+    "pace.checker.weight_sync": ("check_sync",),
+    "pace.documents.sync.sync_plan": ("SyncPlan", "load_sync_plan", "parse_sync_plan"),
+    "pace.documents.sync.weight_sync": ("WeightSync", "load_weight_sync", "parse_weight_sync"),
+    "pace.sync.plan": ("plan_sync",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
@@ -116,6 +126,7 @@ __all__ = [
     "InvalidProfile",
     "InvalidSchedule",
     "InvalidSteps",
+    "InvalidSync",
     "InvalidUse",
     "JobProgram",
     "Op",
@@ -130,10 +141,13 @@ __all__ = [
     "SimulationOptions",
     "SolverFailed",
     "StepsDocument",
+    "SyncPlan",
     "ThroughputPrediction",
+    "WeightSync",
     "__version__",
     "check",
     "check_order",
+    "check_sync",
     "fit_cost",
     "load_cluster",
     "load_graph",
@@ -141,6 +155,8 @@ __all__ = [
     "load_profile",
     "load_schedule",
     "load_steps",
+    "load_sync_plan",
+    "load_weight_sync",
     "make_policy",
     "optimize",
     "parse_graph",
@@ -148,6 +164,9 @@ __all__ = [
     "parse_profile",
     "parse_schedule",
     "parse_steps",
+    "parse_sync_plan",
+    "parse_weight_sync",
+    "plan_sync",
     "predict",
     "read_chakra",
     "read_execution_trace_profile",

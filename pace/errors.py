@@ -11,6 +11,7 @@
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
     ├── InvalidJobProgram     ranks, groups and collectives that cannot be what a job enqueues
+    ├── InvalidSync           a weight synchronization or its plan that cannot be
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
@@ -60,6 +61,10 @@ class InvalidFabric(PaceError, ValueError):
 
 class InvalidJobProgram(PaceError, ValueError):
     """A job program that breaks its own rules; the message names the rank, the group or the operation."""
+
+
+class InvalidSync(PaceError, ValueError):
+    """A weight-sync document or plan that cannot be; the message names the tensor, receiver or bucket."""
 
 
 class InvalidOptions(PaceError, ValueError):

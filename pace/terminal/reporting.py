@@ -17,6 +17,7 @@ from pace.errors import (
     InvalidProfile,
     InvalidSchedule,
     InvalidSteps,
+    InvalidSync,
     PaceError,
     ScheduleMismatch,
 )
@@ -55,6 +56,7 @@ def reported() -> Iterator[None]:
         InvalidFabric,
         InvalidJobProgram,
         InvalidSteps,
+        InvalidSync,
         InvalidSchedule,
         ScheduleMismatch,
         FormatError,

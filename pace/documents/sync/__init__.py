@@ -1,0 +1,1 @@
+"""Weight synchronization: what is sent to whom, and the plan of it."""

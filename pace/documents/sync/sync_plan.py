@@ -1,0 +1,182 @@
+"""The sync plan: buckets in the order in which they are sent, when, and what no other plan can beat."""
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Bytes, Document, Index, load, parse
+from pace.documents.cost_document import NonNegative, Positive
+from pace.documents.profile import Name
+from pace.errors import InvalidSync
+from pace.gc_pause import paused_gc
+
+
+class BucketPart(Document):
+    """A stretch of a tensor's bytes."""
+
+    refused_as = InvalidSync
+
+    tensor: Name
+    offset_bytes: Bytes
+    size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
+
+
+class SyncBucket(Document):
+    """What is sent as one message.
+
+    Attributes
+    ----------
+    start_s, end_s
+        Of its transfer on the link.
+    finished_s
+        When each receiver has finished its work on it.
+    """
+
+    refused_as = InvalidSync
+
+    parts: Annotated[tuple[BucketPart, ...], Field(min_length=1)]
+    start_s: NonNegative
+    end_s: NonNegative
+    finished_s: tuple[NonNegative, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its parts."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+class SyncOrderBound(Document):
+    """What no order of these buckets can beat; see ``pace.solver.flow_shop.broadcast``."""
+
+    refused_as = InvalidSync
+
+    kind: Literal["johnson", "credit", "alone"]
+    receiver: Index
+    bound_s: NonNegative
+
+
+class SyncBound(Document):
+    """What no buckets in any order can beat; see ``pace.solver.flow_shop.bucket_bounds``.
+
+    Attributes
+    ----------
+    num_buckets
+        The number of buckets for which the bound is least.
+    ratios
+        Of the weights that prove it.
+    """
+
+    refused_as = InvalidSync
+
+    bound_s: NonNegative
+    num_buckets: Index
+    ratios: tuple[Positive, ...]
+
+
+class RivalRule(Document):
+    """What another rule for buckets would take; null where it does not fit the credit.
+
+    Attributes
+    ----------
+    largest_bytes
+        Of buckets that are filled in the order of the list; null for one message a tensor.
+    """
+
+    refused_as = InvalidSync
+
+    rule: Literal["tensor by tensor", "fixed buckets"]
+    largest_bytes: Bytes | None
+    num_buckets: Index
+    pause_s: NonNegative | None
+
+
+class SyncPrediction(Document):
+    """What the plan takes, and how good that is.
+
+    Attributes
+    ----------
+    pause_s
+        From the first byte until the last receiver has finished the last bucket.
+    gap
+        ``pause_s`` over the bound of every plan, less 1.
+    """
+
+    refused_as = InvalidSync
+
+    pause_s: NonNegative
+    gap: NonNegative
+    link_s: NonNegative
+    work_s: NonNegative
+
+
+class SyncPlan(Document):
+    """Buckets in the order in which they are sent."""
+
+    refused_as = InvalidSync
+
+    schema_version: Literal[1] = 1
+    problem_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    version: str
+    method: str
+    credit_bytes: Annotated[int | None, Field(gt=0, lt=2**63)] = None
+    buckets: tuple[SyncBucket, ...]
+    predicted: SyncPrediction
+    order_bound: SyncOrderBound
+    bound: SyncBound
+    rivals: tuple[RivalRule, ...]
+
+    @model_validator(mode="after")
+    def _each_byte_once(self) -> Self:
+        sent: dict[str, list[tuple[int, int]]] = {}
+        for number, bucket in enumerate(self.buckets):
+            for part in bucket.parts:
+                sent.setdefault(part.tensor, []).append((part.offset_bytes, part.size_bytes))
+            if self.credit_bytes is not None and bucket.size_bytes > self.credit_bytes:
+                raise ValueError(
+                    f"bucket {number} has {bucket.size_bytes} bytes, credit_bytes is {self.credit_bytes}"
+                )
+        for name, stretches in sent.items():
+            at = 0
+            for offset, size in sorted(stretches):
+                if offset != at:
+                    what = "are sent twice" if offset < at else "are not sent"
+                    raise ValueError(f'tensor "{name}": bytes {min(at, offset)} to {max(at, offset)} {what}')
+                at += size
+        return self
+
+    @cached_property
+    def layout_sha256(self) -> str:
+        """SHA-256 of what both ends must agree on: which bytes each bucket carries."""
+        return layout_sha256(
+            [(part.tensor, part.offset_bytes, part.size_bytes) for part in b.parts] for b in self.buckets
+        )
+
+    def to_json(self) -> bytes:
+        """Serialize; the same plan always gives the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+def layout_sha256(buckets: Iterable[Iterable[tuple[str, int, int]]]) -> str:
+    """Return the SHA-256 of buckets, each with the tensor, offset and size in bytes of its parts."""
+    told = hashlib.sha256()
+    for bucket in buckets:
+        for name, offset, size in bucket:
+            encoded = name.encode()
+            told.update(b"%d:%b %d %d\n" % (len(encoded), encoded, offset, size))
+        told.update(b"\n")
+    return told.hexdigest()
+
+
+def parse_sync_plan(document: bytes | str) -> SyncPlan:
+    """Read a sync plan from JSON; raises InvalidSync with one line per fault."""
+    with paused_gc():
+        return parse(SyncPlan, document)
+
+
+def load_sync_plan(path: str | Path) -> SyncPlan:
+    """Read a sync plan from a JSON file; raises InvalidSync and OSError."""
+    return load(parse_sync_plan, path, InvalidSync)

@@ -1,0 +1,78 @@
+"""``pace sync``: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pace.cli import app
+from tests.pace.sync.problems import sync_fields
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    """Return a weight-sync document on disk."""
+    file = tmp_path / "sync.json"
+    file.write_text(json.dumps(sync_fields()))
+    return file
+
+
+def run(*arguments: object) -> Result:
+    """Run ``pace sync``."""
+    return CliRunner().invoke(app, ["sync", *map(str, arguments)])
+
+
+def test_plan_and_check(document: Path, tmp_path: Path) -> None:
+    """A plan is described, written, and valid; changed by hand it is not, and the exit code is 1."""
+    plan = tmp_path / "plan.json"
+    made = run("plan", document, "-o", plan)
+    assert made.exit_code == 0, made.output
+    assert "any buckets in any order" in made.stdout
+    assert "tensor by tensor" in made.stdout
+    assert json.loads(run("plan", document, "--json").stdout) == json.loads(plan.read_text())
+    checked = run("check", document, plan)
+    assert (checked.exit_code, checked.stdout) == (0, f"{plan}: valid\n")
+    wrong = json.loads(plan.read_text())
+    wrong["predicted"]["pause_s"] *= 0.9
+    plan.write_text(json.dumps(wrong))
+    checked = run("check", document, plan, "--json")
+    assert checked.exit_code == 1
+    assert json.loads(checked.stdout)["violations"][0].startswith("predicted.pause_s")
+
+
+def test_what_if(document: Path) -> None:
+    """One row for each point, as a table and as JSON."""
+    options = ("--bandwidth-gbps", "1,10", "--receivers", "2,3", "--credit-mb", "1")
+    shown = run("what-if", document, *options)
+    assert shown.exit_code == 0, shown.output
+    assert len(shown.stdout.splitlines()) == 5
+    points = json.loads(run("what-if", document, *options, "--json").stdout)
+    assert [point["receivers"] for point in points] == [2, 3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("what-if", "--bandwidth-gbps", "0"), 2, "bandwidth 0: give positive numbers"),
+        (("what-if", "--receivers", "x"), 2, "expected numbers"),
+        (("what-if", "--credit-mb", "0.001"), 1, 'tensor "up" is cut after 6000 bytes'),
+        (("what-if", "--bandwidth-gbps", "1:500:1"), 2, "give at most 400"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    document: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """What is wrong, and the exit code of its kind."""
+    result = run(arguments[0], document, *arguments[1:])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (code, 1), result.output
+    assert said in result.stderr
+
+
+def test_another_document_is_refused(tmp_path: Path) -> None:
+    """A file of another kind is named."""
+    file = tmp_path / "other.json"
+    file.write_text('{"workers": 1, "ops": []}')
+    result = run("plan", file)
+    assert result.exit_code == 1
+    assert "this is another kind of document" in result.stderr
