@@ -111,18 +111,23 @@ class FabricLink:
 
     def send_tensor(self, intro: TransferIntro, data: memoryview) -> None:
         """Write a tensor after those that were put here before; its memory stays as it is meanwhile."""
-        document = intro.model_dump_json().encode()
-        urgency = (0, intro.transfer)
-        first = Frame(kind=FrameKind.MESSAGE)
-        self._outbox.put((*urgency, 0), Parcel(first, memoryview(document), len(document)))
-        if len(data):
-            block = Frame(kind=FrameKind.BLOCK, round=intro.transfer)
-            self._outbox.put((*urgency, 1), Parcel(block, data, BLOCK_BYTES))
+        self.send_intro(intro)
+        self.send_part(intro.transfer, 0, data)
 
-    def send_part(self, transfer: int, data: memoryview, first: int, last: int) -> None:
-        """Write bytes `first` to `last` of a tensor whose intro was sent as a message."""
-        block = Frame(kind=FrameKind.BLOCK, round=transfer, offset=first)
-        self._outbox.put((0, transfer, 1), Parcel(block, data[first:last], BLOCK_BYTES))
+    def send_intro(self, intro: TransferIntro) -> None:
+        """Write the intro of a tensor whose parts follow, after transfers with smaller numbers."""
+        document = intro.model_dump_json().encode()
+        first = Frame(kind=FrameKind.MESSAGE)
+        self._outbox.put((0, intro.transfer, 0), Parcel(first, memoryview(document), len(document)))
+
+    def send_part(self, transfer: int, offset: int, data: memoryview) -> None:
+        """Write the bytes from an offset on of a tensor whose intro was sent.
+
+        They are written before those of transfers with larger numbers; their memory stays as it is meanwhile.
+        """
+        if len(data):
+            block = Frame(kind=FrameKind.BLOCK, round=transfer, offset=offset)
+            self._outbox.put((0, transfer, 1), Parcel(block, data, BLOCK_BYTES))
 
     def set_rate(self, bytes_per_s: float | None) -> None:
         """Let the kernel send at most this fast; None for no limit."""

@@ -326,7 +326,11 @@ class RelayOrder(Document):
     Attributes
     ----------
     key
-        What the weights' intro names.
+        What the intros of all buckets name; bucket b is transfer b + 1.
+    sizes
+        The bytes of each bucket, in the order in which they come.
+    layout
+        What the buckets hold, for those who read it; empty if they are bytes and nothing else.
     host, address, port
         The next host; None for the last one.
     """
@@ -334,11 +338,37 @@ class RelayOrder(Document):
     kind: Literal["relay"] = "relay"
     key: Text
     version: Count
-    size_bytes: Count
-    sha256: Text
+    sizes: tuple[Count, ...]
+    layout: str = ""
     host: Text | None = None
     address: Text | None = None
     port: Count = 0
+
+
+class RelayAnswer(Document):
+    """A host is ready for an order, and what it takes the buckets to be; or why it refuses."""
+
+    kind: Literal["relay-answer"] = "relay-answer"
+    key: Text
+    layout_sha256: str = ""
+    reason: str = ""
+
+
+class BucketSeal(Document):
+    """The hash of a bucket, which comes before or after its last byte."""
+
+    kind: Literal["seal"] = "seal"
+    key: Text
+    bucket: Count
+    sha256: Text
+
+
+class BucketNotice(Document):
+    """A host has finished its own work on a bucket."""
+
+    kind: Literal["bucket"] = "bucket"
+    key: Text
+    bucket: Count
 
 
 class RelayNotice(Document):
@@ -379,6 +409,9 @@ Message = Annotated[
     | PushCall
     | ModelCall
     | RelayOrder
+    | RelayAnswer
+    | BucketSeal
+    | BucketNotice
     | RelayNotice
     | StatusCall
     | StatusAnswer,

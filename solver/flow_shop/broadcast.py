@@ -52,7 +52,7 @@ class BroadcastShop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastTimes:
-    """When things happen, in seconds; arrays by place in the order.
+    """Times of transfers and of work, in seconds; arrays by place in the order.
 
     Attributes
     ----------
@@ -68,13 +68,13 @@ class BroadcastTimes:
 
     @property
     def pause_s(self) -> float:
-        """When the last receiver has finished the last bucket; 0 without buckets."""
+        """Time at which the last receiver has finished the last bucket; 0 without buckets."""
         return float(np.max(self.finished, initial=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderBound:
-    """What no order of these buckets can beat.
+    """Bound on every order of these buckets.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ _RATIOS = 2.0 ** (np.arange(-48, 49) / 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesOnLink:
-    """What is to be sent, in any buckets.
+    """Tensors to be sent, in any buckets.
 
     Attributes
     ----------

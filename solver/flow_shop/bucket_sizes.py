@@ -19,7 +19,7 @@ _BISECTIONS = 44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteLine:
-    """Tensors one after another, and what their bytes cost.
+    """Tensors one after another, with the costs of their bytes.
 
     Attributes
     ----------

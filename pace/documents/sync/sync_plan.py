@@ -26,7 +26,7 @@ class BucketPart(Document):
 
 
 class SyncBucket(Document):
-    """What is sent as one message.
+    """Bytes that are sent as one message.
 
     Attributes
     ----------
@@ -45,12 +45,12 @@ class SyncBucket(Document):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its parts."""
+        """Bytes of its parts."""
         return sum(part.size_bytes for part in self.parts)
 
 
 class SyncOrderBound(Document):
-    """What no order of these buckets can beat; see ``pace.solver.flow_shop.broadcast``."""
+    """Bound on every order of these buckets; see ``pace.solver.flow_shop.broadcast``."""
 
     refused_as = InvalidSync
 
@@ -60,7 +60,7 @@ class SyncOrderBound(Document):
 
 
 class SyncBound(Document):
-    """What no buckets in any order can beat; see ``pace.solver.flow_shop.bucket_bounds``.
+    """Bound on every plan; see ``pace.solver.flow_shop.bucket_bounds``.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class SyncBound(Document):
 
 
 class RivalRule(Document):
-    """What another rule for buckets would take; null where it does not fit the credit.
+    """Pause of another rule for buckets; null where it does not fit the credit.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class RivalRule(Document):
 
 
 class SyncPrediction(Document):
-    """What the plan takes, and how good that is.
+    """Predicted times of the plan.
 
     Attributes
     ----------

@@ -57,7 +57,7 @@ class SyncTensor(Document):
 
 
 class WorkRate(Document):
-    """What one kind of work on a byte costs a receiver."""
+    """Cost of one kind of work on a byte at a receiver."""
 
     refused_as = InvalidSync
 
@@ -158,14 +158,14 @@ class WeightSync(Document):
 
     @property
     def seconds_per_byte(self) -> float:
-        """What a byte costs the slowest link: of a chain, or of a sender who sends it to each receiver."""
+        """Time of a byte on the slowest link: of a chain, or of a sender who sends it to each receiver."""
         copies = len(self.receivers) if self.fan_out == "direct" else 1
         slowest = min(receiver.bytes_per_s for receiver in self.receivers)
         return max(copies / self.sender.bytes_per_s, 1 / slowest)
 
     @property
     def lags_s(self) -> tuple[float, ...]:
-        """When a byte is at each receiver after it has left the sender."""
+        """Seconds from a byte's departure at the sender to its arrival at each receiver."""
         if self.fan_out == "direct":
             return (0.0,) * len(self.receivers)
         return tuple(accumulate(receiver.hop_s for receiver in self.receivers))

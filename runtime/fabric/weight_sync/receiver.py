@@ -1,43 +1,59 @@
-"""A host that receives weights, checks their hash and hands every block on to the host behind it."""
+"""A host that receives weights bucket by bucket, checks hashes and hands every block on to the next."""
 
 import hashlib
 import queue
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from pace.errors import CommunicationFailed
+from pace.errors import CommunicationFailed, PaceError
 from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen
-from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
+from pace.runtime.fabric.messages import (
+    BucketNotice,
+    BucketSeal,
+    Message,
+    RelayAnswer,
+    RelayNotice,
+    RelayOrder,
+)
+from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes
 from pace.wire.addresses import ServerAddress
-
-# A link carries one tensor at a time here, so that its number need not be chosen.
-WEIGHTS_TRANSFER = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedWeights:
-    """Weights that have arrived and have the sender's hash."""
+    """Weights that have arrived whole and have the sender's hashes.
+
+    Attributes
+    ----------
+    data
+        Bytes, unless the receiver makes something else of them.
+    """
 
     version: int
-    data: bytearray
+    data: Any
 
 
 class _Relay:
-    """State of one distribution at a host: blocks that have arrived, and blocks that were handed on."""
+    """State of one distribution at a host: buckets that have arrived, were handed on, and are finished."""
 
     def __init__(self, key: str) -> None:
         self.key = key
+        self.began = time.monotonic()
         self.order: RelayOrder | None = None
         self.asked: FabricLink | None = None
-        self.source: FabricLink | None = None
-        self.incoming: Incoming | None = None
+        self.taker: BucketTaker | None = None
         self.next: FabricLink | None = None
-        self.handed_on = 0
-        self.arrived = False
+        self.arrived: dict[int, Incoming] = {}
+        self.seals: dict[int, str] = {}
+        self.handed_on: dict[int, int] = {}
+        self.received_bytes = 0
+        self.queued = 0  # buckets that the worker has or had
         self.over = False
 
 
@@ -48,6 +64,9 @@ class WeightReceiver(Closing):
     ----------
     bind
         Where the sender and the host before this one call.
+    make_taker
+        What becomes of the buckets of an order; an error of ours refuses the order before the first byte.
+        By default they are kept as bytes.
     """
 
     def __init__(
@@ -59,13 +78,18 @@ class WeightReceiver(Closing):
         trusting: ssl.SSLContext | None = None,
         most_bytes: int = 1 << 40,
         silence_s: float = 20.0,
+        make_taker: Callable[[RelayOrder], BucketTaker] = WholeBytes,
     ) -> None:
         self._token, self._trusting = token, trusting
         self._most_bytes, self._silence_s = most_bytes, silence_s
+        self._make_taker = make_taker
         self._lock = threading.RLock()
         self._relays: dict[str, _Relay] = {}
         self._links: set[FabricLink] = set()
         self._received: queue.SimpleQueue[ReceivedWeights] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[_Relay, int] | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._take_all, name="pace.weights", daemon=True)
+        self._worker.start()
         self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
 
@@ -97,6 +121,7 @@ class WeightReceiver(Closing):
     def close(self) -> None:
         """Stop listening and end all connections."""
         self._listener.stop()
+        self._work.put(None)
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -111,81 +136,151 @@ class WeightReceiver(Closing):
         return self._relays.setdefault(key, _Relay(key))
 
     def _hear(self, link: FabricLink, message: Message) -> None:
-        if not isinstance(message, RelayOrder):
-            return
+        if isinstance(message, RelayOrder):
+            self._begin(link, message)
+        elif isinstance(message, BucketSeal):
+            with self._lock:
+                relay = self._relays.get(message.key)
+                if relay is not None and relay.asked is link:
+                    relay.seals[message.bucket] = message.sha256
+                    self._queue_ready(relay)
+
+    def _begin(self, link: FabricLink, order: RelayOrder) -> None:
+        """Take an order: say what the buckets are taken to be, or why they are refused."""
         following: FabricLink | None = None
+        taker: BucketTaker | None = None
         reason = ""
-        if message.size_bytes > self._most_bytes:
-            reason = f"weights of {message.size_bytes:,} bytes; at most {self._most_bytes:,} are allowed"
-        elif message.host is not None and message.address is not None:
-            place = ServerAddress(host=message.address, port=message.port, name=f"host {message.host}")
-            try:
-                following = connect(
-                    place,
-                    token=self._token,
-                    silence_s=self._silence_s,
-                    within_s=self._silence_s,
-                    ssl_context=self._trusting,
-                )
-                following.start(lambda _link, _message: None, self._lose)
-            except CommunicationFailed as error:
-                log.warning("pace.weights_not_forwarded", reason=str(error))
+        try:
+            if sum(order.sizes) > self._most_bytes:
+                reason = f"weights of {sum(order.sizes):,} bytes; at most {self._most_bytes:,} are allowed"
+            else:
+                taker = self._make_taker(order)
+        except PaceError as error:
+            reason = str(error)
+        if not reason and order.host is not None and order.address is not None:
+            following = self._call_next(order.host, order.address, order.port)
         with self._lock:
             for old in [each for each in self._relays.values() if each.asked is link]:
-                del self._relays[old.key]  # the sender has given it up
-            relay = self._relay(message.key)
-            relay.order, relay.asked, relay.next = message, link, following
+                self._drop(old)  # the sender has given it up
+            relay = self._relay(order.key)
+            relay.order, relay.asked, relay.next, relay.taker = order, link, following, taker
             if following is not None:
                 self._links.add(following)
-                following.send(
-                    TransferIntro(transfer=WEIGHTS_TRANSFER, key=message.key, size_bytes=message.size_bytes)
-                )
+            told = "" if taker is None else taker.layout_sha256
+            link.send(RelayAnswer(key=order.key, layout_sha256=told, reason=reason))
             if reason:
-                self._end(relay, reason)
-            else:
-                self._hand_on(relay)
+                self._drop(relay)
+            elif not order.sizes:
+                self._work.put((relay, 0))
 
-    def _forward(self, link: FabricLink, incoming: Incoming) -> None:
+    def _call_next(self, host: str, address: str, port: int) -> FabricLink | None:
+        """Connect to the next host; without it, this host has the weights and those behind do not."""
+        place = ServerAddress(host=address, port=port, name=f"host {host}")
+        try:
+            link = connect(
+                place,
+                token=self._token,
+                silence_s=self._silence_s,
+                within_s=self._silence_s,
+                ssl_context=self._trusting,
+            )
+        except CommunicationFailed as error:
+            log.warning("pace.weights_not_forwarded", reason=str(error))
+            return None
+        link.start(lambda _link, _message: None, self._lose)
+        return link
+
+    def _forward(self, _link: FabricLink, incoming: Incoming) -> None:
         with self._lock:
-            relay = self._relay(incoming.intro.key)
-            relay.incoming, relay.source = incoming, link
-            self._hand_on(relay)
+            relay = self._relays.get(incoming.intro.key)
+            if relay is not None:
+                self._hand_on(relay, incoming)
+
+    def _hand_on(self, relay: _Relay, incoming: Incoming) -> None:
+        if relay.next is None:
+            return
+        transfer = incoming.intro.transfer
+        if transfer not in relay.handed_on:
+            relay.handed_on[transfer] = 0
+            relay.next.send_intro(incoming.intro)
+        first, here = relay.handed_on[transfer], len(incoming.data) - incoming.missing
+        if here > first:
+            relay.next.send_part(transfer, first, memoryview(incoming.data)[first:here])
+            relay.handed_on[transfer] = here
 
     def _arrive(self, _link: FabricLink, incoming: Incoming) -> None:
         with self._lock:
-            relay = self._relay(incoming.intro.key)
-            relay.incoming, relay.arrived = incoming, True
-            self._hand_on(relay)
+            relay = self._relays.get(incoming.intro.key)
+            if relay is None or relay.order is None:
+                return  # given up
+            bucket = incoming.intro.transfer - 1
+            if not 0 <= bucket < len(relay.order.sizes) or relay.order.sizes[bucket] != len(incoming.data):
+                self._end(relay, f"bucket {bucket} of {len(incoming.data):,} bytes is not in the order")
+                return
+            self._hand_on(relay, incoming)
+            relay.received_bytes += len(incoming.data)
+            relay.arrived[bucket] = incoming
+            self._queue_ready(relay)
 
-    def _hand_on(self, relay: _Relay) -> None:
-        incoming = relay.incoming
-        if relay.order is None or incoming is None or relay.over:
-            return
-        here = len(incoming.data) - incoming.missing
-        if relay.next is not None and here > relay.handed_on:
-            relay.next.send_part(WEIGHTS_TRANSFER, memoryview(incoming.data), relay.handed_on, here)
-            relay.handed_on = here
-        if relay.arrived:
-            if hashlib.sha256(incoming.data).hexdigest() == relay.order.sha256:
+    def _queue_ready(self, relay: _Relay) -> None:
+        """Give the worker the buckets that are next in order and have both their bytes and their hash."""
+        while relay.queued in relay.arrived and relay.queued in relay.seals:
+            self._work.put((relay, relay.queued))
+            relay.queued += 1
+
+    def _take_all(self) -> None:
+        while (found := self._work.get()) is not None:
+            self._take(*found)
+
+    def _take(self, relay: _Relay, bucket: int) -> None:
+        """Check and work on one bucket, outside the lock: blocks of others arrive meanwhile."""
+        with self._lock:
+            if relay.over or relay.order is None or relay.taker is None:
+                return
+            order, taker = relay.order, relay.taker
+            incoming = relay.arrived.pop(bucket, None)
+            seal = relay.seals.get(bucket)
+        reason = ""
+        done: ReceivedWeights | None = None
+        try:
+            if incoming is not None:
+                if hashlib.sha256(incoming.data).hexdigest() != seal:
+                    reason = f"bucket {bucket} has another hash than the sender's"
+                else:
+                    taker.take(bucket, incoming.data)
+            if not reason and bucket + 1 >= len(order.sizes):
+                done = ReceivedWeights(version=order.version, data=taker.finish())
+        except Exception as error:  # whatever it is, the sender learns of it
+            reason = f"bucket {bucket} cannot be taken: {type(error).__name__}: {error}"
+        with self._lock:
+            if relay.over:
+                return
+            if reason:
+                self._end(relay, reason)
+                return
+            if done is not None:
                 # Before the sender learns of it: whoever stops this host then must find the weights here.
-                self._received.put(ReceivedWeights(version=relay.order.version, data=incoming.data))
+                self._received.put(done)
                 self._end(relay, "")
-            else:
-                self._end(relay, "the weights have another hash than the sender's")
+            elif relay.asked is not None:
+                relay.asked.send(BucketNotice(key=relay.key, bucket=bucket))
 
-    def _end(self, relay: _Relay, reason: str) -> None:
-        incoming = relay.incoming
+    def _drop(self, relay: _Relay) -> None:
+        """Forget a distribution."""
         relay.over = True
-        del self._relays[relay.key]
+        self._relays.pop(relay.key, None)
         if relay.next is not None:
             threading.Thread(target=self._say_goodbye, args=(relay.next,), daemon=True).start()
+
+    def _end(self, relay: _Relay, reason: str) -> None:
+        self._drop(relay)
         if relay.asked is not None:
             relay.asked.send(
                 RelayNotice(
                     key=relay.key,
-                    received_bytes=0 if incoming is None else len(incoming.data) - incoming.missing,
-                    sent_bytes=relay.handed_on,
-                    seconds=0.0 if incoming is None else time.monotonic() - incoming.began,
+                    received_bytes=relay.received_bytes,
+                    sent_bytes=sum(relay.handed_on.values()),
+                    seconds=time.monotonic() - relay.began,
                     reason=reason,
                 )
             )
@@ -198,12 +293,9 @@ class WeightReceiver(Closing):
     def _lose(self, link: FabricLink, reason: str) -> None:
         with self._lock:
             self._links.discard(link)
-            for relay in [each for each in self._relays.values() if each.asked is link]:
-                del self._relays[relay.key]  # the sender is gone
             for relay in [each for each in self._relays.values() if each.next is link]:
                 relay.next = None
-            for relay in [each for each in self._relays.values() if each.source is link]:
-                if relay.order is None and not relay.arrived:  # else the order may still come
-                    del self._relays[relay.key]
+            for relay in [each for each in self._relays.values() if each.asked is link]:
+                self._drop(relay)  # the sender is gone: what was staged is forgotten
         log.debug("pace.weights_link_ended", reason=reason)
         threading.Thread(target=link.close, daemon=True).start()

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.closing import Closing
 from pace.runtime.fabric.connection import FabricLink, connect
-from pace.runtime.fabric.messages import Message, RelayNotice, RelayOrder, TransferIntro
-from pace.runtime.fabric.weight_sync.receiver import WEIGHTS_TRANSFER
+from pace.runtime.fabric.messages import (
+    BucketNotice,
+    BucketSeal,
+    Message,
+    RelayAnswer,
+    RelayNotice,
+    RelayOrder,
+    TransferIntro,
+)
+from pace.runtime.fabric.weight_sync.buckets import BucketSource, one_bucket
 from pace.wire.addresses import ServerAddress
 
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
+_Notice = RelayAnswer | BucketNotice | RelayNotice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +86,7 @@ class WeightSender(Closing):
         self._rates = dict(rates or {})
         self._direct = direct
         self._controls: dict[str, FabricLink] = {}
-        self._notices: queue.SimpleQueue[tuple[str, FabricLink, RelayNotice]] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[tuple[str, FabricLink, _Notice]] = queue.SimpleQueue()
 
     def close(self) -> None:
         """End all connections."""
@@ -88,9 +97,16 @@ class WeightSender(Closing):
     def distribute(
         self, data: bytes | bytearray | memoryview, version: int = 0, *, timeout_s: float = 3600.0
     ) -> WeightDelivery:
-        """Bring weights to all receivers; those that fail are named in the report."""
-        whole = memoryview(data).cast("B")
-        digest = hashlib.sha256(whole).hexdigest()
+        """Bring bytes to all receivers; those that fail are named in the report."""
+        return self.distribute_buckets(one_bucket(data), version, timeout_s=timeout_s)
+
+    def distribute_buckets(
+        self, source: BucketSource, version: int = 0, *, timeout_s: float = 3600.0
+    ) -> WeightDelivery:
+        """Bring buckets to all receivers; those that fail are named in the report.
+
+        No byte is sent before every receiver of a chain has answered with the hash of the same layout.
+        """
         sent, received = dict.fromkeys([self.SENDER, *self._places], 0), dict.fromkeys(self._places, 0)
         failed: dict[str, str] = {}
         began = time.monotonic()
@@ -101,7 +117,7 @@ class WeightSender(Closing):
             left = self._reach_all(left, failed, deadline)
             if not left:
                 break
-            had, gone = self._send_once(left, whole, digest, version, sent, deadline)
+            had, gone = self._send_once(left, source, version, sent, deadline)
             for name, notice in had.items():
                 received[name] += notice.received_bytes
                 sent[name] += notice.sent_bytes
@@ -137,7 +153,7 @@ class WeightSender(Closing):
             return False
 
         def hear(link: FabricLink, message: Message) -> None:
-            if isinstance(message, RelayNotice):
+            if isinstance(message, _Notice):
                 self._notices.put((name, link, message))
 
         def end(link: FabricLink, reason: str) -> None:
@@ -156,7 +172,7 @@ class WeightSender(Closing):
             ssl_context=self._ssl_context,
         )
 
-    def _next_notice(self, key: str, deadline: float) -> tuple[str, RelayNotice] | None:
+    def _next_notice(self, key: str, deadline: float) -> tuple[str, _Notice] | None:
         """Return the next notice of a chain, or that a link has ended; None if there is none in time.
 
         A host may leave once it has the weights: the end of that connection must not be taken for the end of
@@ -171,71 +187,121 @@ class WeightSender(Closing):
                 return name, notice
 
     def _send_once(
-        self,
-        chain: list[str],
-        data: memoryview,
-        digest: str,
-        version: int,
-        sent: dict[str, int],
-        deadline: float,
+        self, hosts: list[str], source: BucketSource, version: int, sent: dict[str, int], deadline: float
     ) -> tuple[dict[str, RelayNotice], dict[str, str]]:
         """Send along one chain; return who has the weights, and who is gone. Others are served again."""
-        key = f"w/{secrets.token_hex(8)}"
-        for name, following in zip(chain, [*chain[1:], None], strict=True):
+        chain = _Chain(hosts, f"w/{secrets.token_hex(8)}", direct=self._direct)
+        for name, following in zip(hosts, [*hosts[1:], None], strict=True):
             place = None if following is None or self._direct else self._places[following]
             self._controls[name].send(
                 RelayOrder(
-                    key=key,
+                    key=chain.key,
                     version=version,
-                    size_bytes=len(data),
-                    sha256=digest,
+                    sizes=tuple(source.sizes),
+                    layout=source.layout,
                     host=None if place is None else following,
                     address=None if place is None else place.host,
                     port=0 if place is None else place.port,
                 )
             )
-        for name in chain if self._direct else chain[:1]:
-            intro = TransferIntro(transfer=WEIGHTS_TRANSFER, key=key, size_bytes=len(data))
-            self._controls[name].send_tensor(intro, data)
-            sent[self.SENDER] += len(data)
-        had: dict[str, RelayNotice] = {}
-        gone: dict[str, str] = {}
-        while len(had) + len(gone) < len(chain):
-            said = self._next_notice(key, deadline)
-            if said is None:
-                gone |= {each: "no weights in time" for each in chain if each not in had and each not in gone}
+        while len(chain.answered) + len(chain.gone) < len(hosts) and self._hear_one(chain, deadline):
+            pass
+        for name, told in chain.answered.items():
+            if told != source.layout_sha256:
+                chain.gone[name] = "it takes the buckets to be others: its layout has another hash"
+        if chain.gone:
+            return {}, chain.gone  # nothing was sent yet: the others begin again, without it
+        under_way: list[int] = []
+        for bucket, size in enumerate(source.sizes):
+            while chain.served and source.credit_bytes is not None:
+                under_way = [each for each in under_way if not chain.has_finished(each)]
+                held = sum(source.sizes[each] for each in under_way)
+                if held + size <= source.credit_bytes or not self._hear_one(chain, deadline):
+                    break
+            if not chain.served:
                 break
-            name, notice = said
-            if name not in chain or name in had:
-                continue  # a host that has the weights may leave
-            if not notice.reason:
-                had[name] = notice
-                continue
-            gone[name] = notice.reason
-            # Whoever stood behind it gets nothing more: they begin again, without it.
-            behind = chain if self._direct else chain[chain.index(name) :]
-            if self._direct:
-                continue
-            self._wait_for_those_before(chain[: len(chain) - len(behind)], key, had, gone, deadline)
-            break
-        return had, gone
+            under_way.append(bucket)
+            self._send_bucket(chain, source, bucket, sent)
+        while chain.waits and self._hear_one(chain, deadline):
+            pass
+        return chain.had, chain.gone
 
-    def _wait_for_those_before(
-        self,
-        before: list[str],
-        key: str,
-        had: dict[str, RelayNotice],
-        gone: dict[str, str],
-        deadline: float,
-    ) -> None:
-        while any(name not in had and name not in gone for name in before):
-            said = self._next_notice(key, deadline)
-            if said is None:
-                gone |= {name: "no weights in time" for name in before if name not in had}
-                return
-            name, notice = said
-            if not notice.reason:
-                had[name] = notice
-            elif name in before and name not in had:
-                gone[name] = notice.reason
-                return
+    def _send_bucket(self, chain: "_Chain", source: BucketSource, bucket: int, sent: dict[str, int]) -> None:
+        """Put one bucket into the links to those who get it from here; its hash is made meanwhile."""
+        size = source.sizes[bucket]
+        intro = TransferIntro(transfer=bucket + 1, key=chain.key, size_bytes=size)
+        heads = [self._controls[name] for name in (chain.served if self._direct else chain.served[:1])]
+        for link in heads:
+            link.send_intro(intro)
+            sent[self.SENDER] += size
+        told, offset = hashlib.sha256(), 0
+        for part in source.parts(bucket):
+            for link in heads:
+                link.send_part(bucket + 1, offset, part)
+            told.update(part)
+            offset += len(part)
+        assert offset == size
+        seal = BucketSeal(key=chain.key, bucket=bucket, sha256=told.hexdigest())
+        for name in chain.served:
+            self._controls[name].send(seal)
+
+    def _hear_one(self, chain: "_Chain", deadline: float) -> bool:
+        """Wait for the next notice; return whether there was one in time."""
+        said = self._next_notice(chain.key, deadline)
+        if said is None:
+            chain.give_up()
+            return False
+        chain.hear(*said)
+        return True
+
+
+class _Chain:
+    """State of one chain: who is served, who has finished, who is gone.
+
+    Attributes
+    ----------
+    served
+        Those that still get bytes of this chain, in its order.
+    """
+
+    def __init__(self, hosts: list[str], key: str, *, direct: bool) -> None:
+        self.key = key
+        self.served = list(hosts)
+        self.answered: dict[str, str] = {}
+        self.had: dict[str, RelayNotice] = {}
+        self.gone: dict[str, str] = {}
+        self._finished = dict.fromkeys(hosts, 0)
+        self._direct = direct
+
+    @property
+    def waits(self) -> bool:
+        """Whether a host that is served does not have the weights yet."""
+        return any(name not in self.had for name in self.served)
+
+    def has_finished(self, bucket: int) -> bool:
+        """Whether all that are served have finished a bucket."""
+        return all(name in self.had or self._finished[name] > bucket for name in self.served)
+
+    def hear(self, name: str, notice: "_Notice") -> None:
+        """Take what a host says; a host that has the weights may leave."""
+        if name in self.had or name in self.gone:
+            return
+        if isinstance(notice, BucketNotice):
+            self._finished[name] = max(self._finished[name], notice.bucket + 1)
+        elif notice.reason:
+            self.gone[name] = notice.reason
+            if name in self.served:
+                place = self.served.index(name)
+                # Who stands behind it gets nothing more: they begin again, without it.
+                self.served[place : place + 1 if self._direct else None] = []
+        elif isinstance(notice, RelayAnswer):
+            self.answered[name] = notice.layout_sha256
+        else:
+            self.had[name] = notice
+
+    def give_up(self) -> None:
+        """Take those that have nothing in time for gone."""
+        for name in self.served:
+            if name not in self.had:
+                self.gone.setdefault(name, "no weights in time")
+        self.served = [name for name in self.served if name in self.had]

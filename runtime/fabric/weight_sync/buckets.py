@@ -1,0 +1,77 @@
+"""Buckets of a distribution: where the sender's come from, and what receivers make of them."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pace.runtime.fabric.messages import RelayOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSource:
+    """The sender's bytes, bucket by bucket.
+
+    Attributes
+    ----------
+    sizes
+        Bytes of each bucket, in the order in which they go.
+    parts
+        Returns the memory of a bucket, part by part; it stays as it is until the distribution has ended.
+    layout
+        What the buckets hold, as text that receivers read.
+    layout_sha256
+        What every receiver must answer before the first byte.
+    credit_bytes
+        Most bytes that are under way or unfinished at a receiver; None for no limit.
+    """
+
+    sizes: Sequence[int]
+    parts: Callable[[int], Iterable[memoryview]]
+    layout: str
+    layout_sha256: str
+    credit_bytes: int | None = None
+
+
+class BucketTaker(Protocol):
+    """Takes the buckets of one distribution at a receiver."""
+
+    @property
+    def layout_sha256(self) -> str:
+        """SHA-256 of the layout, as the receiver understands it."""
+
+    def take(self, bucket: int, data: bytearray) -> None:
+        """Work on a bucket whose hash is right; buckets come in order, in one thread."""
+
+    def finish(self) -> Any:
+        """Return what the weights have become."""
+
+
+def whole_hash(sizes: Sequence[int]) -> str:
+    """Return the hash of a layout that says nothing but sizes."""
+    return hashlib.sha256(",".join(map(str, sizes)).encode()).hexdigest()
+
+
+def one_bucket(data: bytes | bytearray | memoryview) -> BucketSource:
+    """Return bytes as one bucket."""
+    whole = memoryview(data).cast("B")
+    sizes = (len(whole),)
+    return BucketSource(
+        sizes=sizes, parts=lambda _bucket: [whole], layout="", layout_sha256=whole_hash(sizes)
+    )
+
+
+class WholeBytes:
+    """Takes bytes as they are; one bucket is not copied."""
+
+    def __init__(self, order: RelayOrder) -> None:
+        self.layout_sha256 = whole_hash(order.sizes)
+        self._buckets: list[bytearray] = []
+
+    def take(self, _bucket: int, data: bytearray) -> None:
+        """Put a bucket behind those before it."""
+        self._buckets.append(data)
+
+    def finish(self) -> bytearray:
+        """Return all bytes."""
+        return self._buckets[0] if len(self._buckets) == 1 else bytearray().join(self._buckets)

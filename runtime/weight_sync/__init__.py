@@ -1,0 +1,25 @@
+"""State dicts from a trainer to its rollout engines, in the buckets of a plan.
+
+The sender::
+
+    from pace.runtime.weight_sync import StateSender
+
+    sender = StateSender(["host1:7090", "host2:7090"], plan=pace.load_sync_plan("plan.json"))
+    sender.send(model.state_dict(), version=step)
+
+Each receiver::
+
+    from pace.runtime.weight_sync import StateReceiver
+
+    receiver = StateReceiver(("0.0.0.0", 7090), like=engine.state_dict())
+    weights = receiver.receive()
+    engine.load_state_dict(weights.data, assign=True)
+"""
+
+from pace.runtime.fabric.weight_sync.receiver import ReceivedWeights
+from pace.runtime.fabric.weight_sync.sender import WeightDelivery
+from pace.runtime.weight_sync.receiver import StateReceiver
+from pace.runtime.weight_sync.sender import StateSender
+from pace.runtime.weight_sync.state_layout import sync_tensors
+
+__all__ = ["ReceivedWeights", "StateReceiver", "StateSender", "WeightDelivery", "sync_tensors"]
