@@ -20,7 +20,7 @@ from pace.cli.predict import fit_overhead, predict
 from pace.cli.servers.processes import app as servers_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
-from pace.cli.sync import app as sync_app
+from pace.cli.sync.app import app as sync_app
 from pace.cli.what_if import what_if
 from pace.fabric.commands.app import app as fabric_app
 from pace.terminal.command_line import CommandLine

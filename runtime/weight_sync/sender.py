@@ -91,4 +91,4 @@ class _Bytes:
             if number not in self._flat:
                 whole = self._tensors[number].detach().resolve_conj().resolve_neg()
                 self._flat[number] = whole.contiguous().reshape(-1).view(torch.uint8)
-            yield memoryview(self._flat[number][offset : offset + size].cpu().numpy()).cast("B")
+            yield self._flat[number][offset : offset + size].cpu().numpy().data

@@ -253,8 +253,8 @@ class WeightReceiver(Closing):
         except Exception as error:  # whatever it is, the sender learns of it
             reason = f"bucket {bucket} cannot be taken: {type(error).__name__}: {error}"
         with self._lock:
-            if relay.over:
-                return
+            if self._relays.get(relay.key) is not relay:
+                return  # given up meanwhile
             if reason:
                 self._end(relay, reason)
                 return

@@ -1,0 +1,1 @@
+"""``pace sync``: weights from a trainer to its rollout engines."""
