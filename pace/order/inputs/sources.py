@@ -7,7 +7,7 @@ from typing import Literal
 from pace.documents.graph.collective_graph import load_graph
 from pace.documents.order.job_program import JobProgram, load_job_program
 from pace.documents.schedule import load_schedule
-from pace.errors import InvalidJobProgram
+from pace.errors import FormatError, InvalidJobProgram
 from pace.formats.reading import open_binary
 from pace.order.inputs.flight_recorder import is_dump, read_flight_recorder
 from pace.order.inputs.fx_graphs import is_fx_graph, read_fx_graphs
@@ -61,7 +61,13 @@ def read_job_program(paths: Sequence[str | Path], *, groups: GivenGroups | None 
 
 
 def kind_of_input(path: str | Path) -> InputKind:
-    """Return what a file is, by how it begins; a job program if nothing says otherwise."""
+    """Return what a file is, by how it begins; a job program if nothing says otherwise.
+
+    Raises
+    ------
+    FormatError
+        If it is none of these.
+    """
     with open_binary(path) as file:
         head = file.read(SNIFFED_BYTES)
     if is_dump(head):
@@ -74,4 +80,9 @@ def kind_of_input(path: str | Path) -> InputKind:
         return "schedule"
     if b'"wires"' in head and b'"communicators"' in head and b'"programs"' not in head:
         return "graph"
+    if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        raise FormatError(
+            path,
+            "it is no job program, schedule, graph, FX graph, Kineto trace or dump of the flight recorder",
+        )
     return "job program"

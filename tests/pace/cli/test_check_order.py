@@ -66,3 +66,9 @@ def test_refusals(tmp_path: Path) -> None:
     assert 'rank 1 calls group "nowhere": no such group' in result.stderr
     assert CliRunner().invoke(app, ["check-order", str(tmp_path / "none.json")]).exit_code == 2
     assert run(tmp_path, SUM, "--launch-slots", "0").exit_code == 2
+    stray = tmp_path / "notes.txt"
+    stray.write_text("nothing")
+    for files in ([stray], [tmp_path / "job.json", stray]):
+        result = CliRunner().invoke(app, ["check-order", *map(str, files)])
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert "notes.txt: it is no job program" in result.stderr

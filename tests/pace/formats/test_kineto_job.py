@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pace.cli.main import app
 from pace.documents.profile import Profile
 from pace.errors import FormatError
-from pace.formats.import_report import import_report, report_lines
+from pace.formats.import_report import import_report, import_warnings, report_lines
 from pace.formats.kineto import read_kineto
 from tests.pace.formats.kineto_features import make_event
 from tests.pace.formats.traces import (
@@ -126,3 +126,43 @@ def test_headroom_says_what_late_ranks_cost(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["time"]["late_ranks_s"] == pytest.approx(0, abs=3e-6)
     assert any("wait on average for late ranks for" in sentence for sentence in answer["advice"])
+
+
+def test_another_order_of_groups_is_a_warning(tmp_path: Path) -> None:
+    """Two gathers of each step, of two groups, which rank 1 issues the other way round."""
+
+    def with_gathers(events: list[Event], groups: tuple[str, str]) -> list[Event]:
+        steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+        gathers = [
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": "record_param_comms",
+                "pid": step["pid"],
+                "tid": MAIN,
+                "ts": step["ts"] + 1 + 2 * place,
+                "dur": 1,
+                "args": {
+                    "Collective name": "allgather",
+                    "Process Group Name": group,
+                    "Process Group Ranks": "[0, 1]",
+                    "Group size": 2,
+                },
+            }
+            for step in steps
+            for place, group in enumerate(groups)
+        ]
+        return sorted([*events, *gathers], key=lambda event: event.get("ts", 0))
+
+    same = _write(tmp_path, *(with_gathers(_rank_events(early=False), ("dp", "tp")) for _ in range(2)))
+    assert not any("different orders" in line for line in import_warnings(read_kineto(same)))
+    other = _write(
+        tmp_path,
+        with_gathers(_rank_events(early=False), ("dp", "tp")),
+        with_gathers(_rank_events(early=False), ("tp", "dp")),
+    )
+    (told,) = (line for line in import_warnings(read_kineto(other)) if "different orders" in line)
+    assert 'rank 0 issues allgather of group "dp" and rank 1 allgather of group "tp"' in told
+    result = CliRunner().invoke(app, ["headroom", *map(str, other)])
+    assert result.exit_code == 0, result.output
+    assert "warning: ranks issue collectives in different orders, so the job can hang" in result.stdout
