@@ -1,6 +1,7 @@
 """Settings of FSDP2 as code to paste, and the same sizes as parameters of DeepSpeed and Megatron-LM."""
 
 import json
+from statistics import median_high
 
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.fsdp2_settings import Fsdp2Settings
@@ -43,22 +44,24 @@ def code_to_paste(settings: Fsdp2Settings) -> str:
 def deepspeed_config(graph: CollectiveGraph, settings: Fsdp2Settings, *, element_bytes: int = 2) -> str:
     """Return the part of a DeepSpeed configuration with the same sizes, as JSON.
 
-    ZeRO-3 prefetches and reduces what has so many elements: those of the largest unit, times the units that
-    are ahead. `element_bytes` is for graphs that name no dtype.
+    ZeRO-3 prefetches and reduces what has so many elements: those of a unit, times the units that are ahead.
+    Most units are blocks; embeddings are larger, and need room only. `element_bytes` is for graphs that name
+    no dtype.
     """
     program = program_of(graph)
     units = sharded_units(program, 0, settings.blocks_per_unit)
-    largest = max(_elements(graph, program, unit, element_bytes) for unit in units.gathers)
-    reduced = max((_elements(graph, program, unit, element_bytes) for unit in units.reductions), default=0)
+    gathered = [_elements(graph, program, unit, element_bytes) for unit in units.gathers]
+    reduced = [_elements(graph, program, unit, element_bytes) for unit in units.reductions]
     ahead = settings.backward_ahead if units.reductions else settings.forward_ahead
+    unit = median_high(gathered)
     zero: dict[str, object] = {
         "stage": 3,
         "overlap_comm": True,
-        "stage3_prefetch_bucket_size": largest * ahead,
-        "stage3_max_live_parameters": largest * (ahead + 1),
+        "stage3_prefetch_bucket_size": unit * ahead,
+        "stage3_max_live_parameters": max(gathered) + unit * ahead,
     }
     if reduced:
-        zero["reduce_bucket_size"] = reduced
+        zero["reduce_bucket_size"] = median_high(reduced)
     return json.dumps({"zero_optimization": zero})
 
 
@@ -66,11 +69,11 @@ def megatron_arguments(graph: CollectiveGraph, settings: Fsdp2Settings, *, eleme
     """Return Megatron-LM's arguments for its own FSDP: it prefetches what has so many elements."""
     program = program_of(graph)
     units = sharded_units(program, 0, settings.blocks_per_unit)
-    largest = max(_elements(graph, program, unit, element_bytes) for unit in units.gathers)
+    unit = median_high(_elements(graph, program, unit, element_bytes) for unit in units.gathers)
     ahead = settings.backward_ahead if units.reductions else settings.forward_ahead
     return (
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather "
-        f"--overlap-grad-reduce --suggested-communication-unit-size {largest * ahead}"
+        f"--overlap-grad-reduce --suggested-communication-unit-size {unit * ahead}"
     )
 
 
