@@ -23,10 +23,10 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.database_start import when_it_answers
 from pace.api.storage.documents import DocumentPlaces
+from pace.api.storage.job_list import JobList
 from pace.api.storage.keys import KeyRing
 from pace.api.storage.migrations import upgrade
 from pace.api.storage.objects import H, ObjectStore
-from pace.api.storage.pages import JobList
 from pace.api.storage.questions import QuestionStore
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.resources import ResourceStore

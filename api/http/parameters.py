@@ -27,3 +27,6 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="Largest number of items
 Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the previous page")]
 OfJob = Annotated[JobName | None, Query(description="Only for this training job")]
 OfFingerprint = Annotated[Sha256 | None, Query(description="Only for models with this fingerprint")]
+Contains = Annotated[
+    JobName | None, Query(description="Only those whose name contains this text, in any case")
+]

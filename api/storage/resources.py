@@ -104,9 +104,11 @@ class ResourceStore:
         held = {name: values.pop(name) for name in ("document", "object_key")}
         return StoredProfile(**held, summary=ProfileSummary(**values))
 
-    def list_profiles(self, tenant: str, limit: int, cursor: str | None) -> ProfilePage:
-        """Return a page of profiles."""
+    def list_profiles(self, tenant: str, contains: str | None, limit: int, cursor: str | None) -> ProfilePage:
+        """Return a page of profiles whose names contain a text, whatever its case."""
         question = select(*_PROFILE_SUMMARY).where(ProfileRecord.tenant == tenant)
+        if contains:
+            question = question.where(ProfileRecord.name.icontains(contains, autoescape=True))
         with self.database.read() as connection:
             rows, following = read_page(
                 connection, question, ProfileRecord.created_at, ProfileRecord.sha256, limit, cursor

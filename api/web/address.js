@@ -1,7 +1,7 @@
 // What is shown, as the part of the address behind "#": a link reproduces the view.
 import { useEffect, useState } from "./elements.js";
 
-export const TABS = ["start", "result", "what-if", "servers", "fabric", "jobs", "keys"];
+export const TABS = ["start", "result", "compare", "what-if", "servers", "fabric", "jobs", "keys"];
 
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -34,4 +34,9 @@ export function useAddress() {
     return () => removeEventListener("hashchange", follow);
   }, []);
   return address;
+}
+
+// Names the browser's tab by what a view shows: with many tabs open, "Result" would not tell them apart.
+export function useTitle(name, view) {
+  useEffect(() => { if (name) document.title = `${name} – ${view} – PACE`; }, [name, view]);
 }

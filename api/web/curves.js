@@ -44,8 +44,14 @@ function useTheme() {
   return theme;
 }
 
-// `series` are [{label, values, band: [low, high]?}] over `x`.
-export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false, whole = false }) {
+// The range of an axis from a least value, with room above; where all values are the same, it is not empty.
+function span(low, high) {
+  const long = high - low;
+  return [low, long > 1e-9 * Math.abs(high) ? high + 0.06 * long : low + (Math.abs(low) || 1)];
+}
+
+// `series` are [{label, values, band: [low, high]?, dash?, steps?}] over `x`; `marks` are vertical lines [{at, label}].
+export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = false, logY = false, time = false, whole = false, marks = [], least = 0, unit: unitName = "" }) {
   const frame = useRef(null);
   const theme = useTheme();
   useEffect(() => {
@@ -60,7 +66,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     series.forEach((each, number) => {
       const stroke = resolved(`--curve-${number % 6}`);
       data.push(each.values);
-      shown.push({ label: each.label, stroke, width: 2, points: { show: x.length < 60, size: 6, fill: stroke }, dash: each.dash, value: (_, value) => compact(value) });
+      shown.push({ label: each.label, stroke, width: 2, points: { show: x.length < 60, size: 6, fill: stroke }, dash: each.dash, ...(each.steps ? { paths: uPlot.paths.stepped({ align: 1 }) } : {}), value: (_, value) => compact(value) });
       if (each.band) {
         const at = data.length;
         data.push(each.band[1], each.band[0]);
@@ -70,17 +76,36 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
     });
     const options = {
       width: Math.max(frame.current.clientWidth, 200), height: height * unit, series: shown, bands, legend: { show: false },
-      scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] } },
-      axes: [{ ...axis, label: xLabel, ...(time ? { values: (_, ticks) => moments(ticks), space: 96 * unit } : {}), ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62 * unit, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : compact(tick))) }],
+      scales: { x: { time, distr: logX ? 3 : 1 }, y: logY ? { distr: 3 } : { range: (_, low, high) => span(Math.min(least, low), high) } },
+      axes: [{ ...axis, label: xLabel, ...(time ? { values: (_, ticks) => moments(ticks), space: 96 * unit } : {}), ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}) }, { ...axis, label: yLabel, size: 62 * unit, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : `${compact(tick)}${unitName}`)) }],
       cursor: { drag: { x: false, y: false }, y: false },
-      hooks: { setCursor: [(plot) => tell(plot)] },
+      hooks: { setCursor: [(plot) => tell(plot)], draw: [(plot) => drawMarks(plot)] },
+    };
+    const drawMarks = ({ ctx, bbox, valToPos }) => {
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = ink;
+      ctx.font = `${Math.round(12 * unit * devicePixelRatio)}px system-ui, sans-serif`;
+      ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+      for (const { at, label: text } of marks) {
+        const left = valToPos(at, "x", true);
+        if (!(left >= bbox.left && left <= bbox.left + bbox.width)) continue;
+        ctx.beginPath();
+        ctx.moveTo(left, bbox.top);
+        ctx.lineTo(left, bbox.top + bbox.height);
+        ctx.stroke();
+        const before = left > bbox.left + bbox.width / 2;
+        ctx.textAlign = before ? "right" : "left";
+        ctx.textBaseline = "top";
+        ctx.fillText(text, left + (before ? -6 : 6) * devicePixelRatio, bbox.top + 4 * devicePixelRatio);
+      }
+      ctx.restore();
     };
     const note = frame.current.parentElement.querySelector(".reading");
     const tell = (plot) => {
       const at = plot.cursor.idx;
       if (at == null) { note.textContent = ""; return; }
       const where = time ? moment(x[at] * 1000) : compact(x[at]);
-      note.textContent = `${xLabel} ${where}: ${series.map((each) => `${each.label} ${compact(each.values[at])}${each.band && each.band[0][at] != null ? ` (${compact(each.band[0][at])} to ${compact(each.band[1][at])})` : ""}`).join(", ")}`;
+      note.textContent = `${xLabel} ${where}: ${series.map((each) => `${each.label} ${compact(each.values[at])}${each.values[at] == null ? "" : unitName}${each.band && each.band[0][at] != null ? ` (${compact(each.band[0][at])} to ${compact(each.band[1][at])})` : ""}`).join(", ")}`;
     };
     const plot = new uPlot(options, data, frame.current);
     plot.root.setAttribute("aria-hidden", "true");
@@ -93,7 +118,7 @@ export function Curves({ label, x, xLabel, yLabel, series, height = 300, logX = 
       observer.disconnect();
       plot.destroy();
     };
-  }, [JSON.stringify(x), JSON.stringify(series), theme, logX, logY, xLabel, yLabel]);
+  }, [JSON.stringify(x), JSON.stringify(series), JSON.stringify(marks), theme, least, unitName, logX, logY, xLabel, yLabel]);
   return html`<figure class="curves" aria-label=${label}>
     <ul class="legend">${series.map((each, number) => html`<li><i class=${`line c${number % 6} ${each.dash ? "dashed" : ""}`}></i>${each.label}${each.band ? " with its error band" : ""}</li>`)}</ul>
     <div ref=${frame} class="plot"></div>

@@ -304,6 +304,12 @@ export class GanttChart {
     this.onSelect(found && { lines: found.drawn.lane.describe(found.item), lane: found.drawn.lane.label, band: found.drawn.band.title });
   }
 
+  // Marks an item of the first lane with a label, as words beside the chart ask for.
+  point(label, item) {
+    const drawn = this.drawn.find(({ lane }) => lane.label === label);
+    this.select(drawn && item >= 0 && item < drawn.lane.starts.length ? { drawn, item } : null);
+  }
+
   // Goes to the next or previous item of the lane, or to another lane, from the keyboard.
   step(items, lanes) {
     const lane = this.selected ? this.drawn.indexOf(this.selected.drawn) : 0;

@@ -1,6 +1,29 @@
 // The Gantt chart as a part of the page: pointer, wheel, keyboard, and what is read out.
 import { html, useEffect, useRef, useState } from "./elements.js";
+import { adjust } from "./address.js";
 import { GanttChart } from "./gantt-chart.js";
+
+// What of the chart is looked at, as the address says it: [from, to] or null, and how to remember another.
+export function useView(values) {
+  const timer = useRef(0);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const remember = (view) => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => adjust(view ? { from: view[0].toPrecision(6), to: view[1].toPrecision(6) } : { from: "", to: "" }), 300);
+  };
+  return [values.from && values.to ? [Number(values.from), Number(values.to)] : null, remember];
+}
+
+// What the colors and lines of windows mean.
+export function Legend({ phases, measured = false }) {
+  return html`<ul class="legend">
+    <li><i class="k0"></i>compute, backward</li><li><i class="k1"></i>compute that waits for gradients</li>
+    ${phases.includes("collective") && html`<li><i class="k2"></i>collectives that no schedule moves</li>`}
+    <li><i class="k6"></i><i class="k7"></i><i class="k8"></i>groups of gradients on the network</li>
+    <li><i class="critical"></i>in the certificate</li><li><i class="line end"></i>end</li><li><i class="line bound"></i>no schedule is faster</li>
+    ${measured && html`<li><i class="line measured"></i>measured iteration</li>`}
+  </ul>`;
+}
 
 export function Gantt({ label, bands, end, first, view, onView, chartRef }) {
   const svg = useRef(null);

@@ -1,19 +1,23 @@
 // One training job: its schedules over time, what was predicted and measured, and how that drifts.
-import { html, useEffect, useMemo, useState } from "./elements.js";
+import { html, useMemo, useState } from "./elements.js";
 import { linkTo } from "./address.js";
 import { Curves } from "./curves.js";
-import { useLoaded } from "./loading.js";
+import { useLoaded, useRefreshed } from "./loading.js";
 import { count, milliseconds, moment, percent } from "./numbers.js";
-import { Confirm, Empty, ProblemNote, Table } from "./parts.js";
-import { getJson, remove } from "./service.js";
+import { Confirm, Empty, ProblemNote, Table, Waiting } from "./parts.js";
+import { getJson, remove, resourcePath } from "./service.js";
 
 const REFRESH_MS = 30_000;
 
 export const drift = (row) => (row.measured_iteration_s && row.predicted_iteration_s ? row.measured_iteration_s / row.predicted_iteration_s - 1 : null);
 
+// From this share on a job is said to have drifted.
+export const DRIFTED = 0.1;
+
 function Share({ share }) {
   if (share === null) return html`<span class="faint">no report</span>`;
-  return html`<span class=${Math.abs(share) > 0.1 ? "bad-text" : ""}>${percent(share, true)}</span>`;
+  const drifted = Math.abs(share) >= DRIFTED;
+  return html`<span class=${drifted ? "bad-text" : ""}>${drifted && html`<span class="flag">${share > 0 ? "slower" : "faster"}</span>`}${percent(share, true)}</span>`;
 }
 
 export const Drift = ({ row }) => html`<${Share} share=${drift(row)} />`;
@@ -50,6 +54,17 @@ async function everyPage(path, most, signal) {
   return items;
 }
 
+const known = new Map();
+
+// The iteration time that a schedule predicts; a schedule never changes, so it is asked for once.
+function Predicted({ id }) {
+  const { value, error } = useLoaded(async (signal) => {
+    if (!known.has(id)) known.set(id, (await getJson(resourcePath("schedule", id), signal)).schedule.predicted.iteration_s);
+    return known.get(id);
+  }, [id]);
+  return error ? "–" : value === undefined ? html`<span class="faint">…</span>` : milliseconds(value);
+}
+
 export function Job({ job, mayDelete }) {
   const [asking, setAsking] = useState(null);
   const [failure, setFailure] = useState(null);
@@ -58,11 +73,19 @@ export function Job({ job, mayDelete }) {
   const reports = useLoaded((signal) => everyPage(`v1/reports?job=${named}&limit=500`, 2000, signal), [job]);
   const items = schedules.value || [];
   const told = useMemo(() => withDrift(reports.value || []), [reports.value]);
+  // Where another schedule began.
+  const changes = useMemo(() => told.filter((row, at) => at > 0 && (row.profile_sha256 !== told[at - 1].profile_sha256 || row.predicted_iteration_s !== told[at - 1].predicted_iteration_s))
+    .map(({ created_at: at }) => ({ at: Date.parse(at) / 1000, label: "" })), [told]);
   const latest = new Map(told.map((row) => [row.profile_sha256, row]));
-  useEffect(() => {
-    const timer = setInterval(() => { if (!document.hidden) reports.again(); }, REFRESH_MS);
-    return () => clearInterval(timer);
-  }, []);
+  useRefreshed(reports, REFRESH_MS);
+  useRefreshed(schedules, REFRESH_MS);
+  const newest = useMemo(() => [...items].sort((a, b) => (a.asked_at < b.asked_at ? 1 : -1)), [schedules.value]);
+  // Reports name the profile: where two schedules share it, each one's own prediction tells them apart.
+  const shared = (row) => items.filter(({ profile_sha256: sha256 }) => sha256 === row.profile_sha256).length > 1;
+  const reportOf = (row) => {
+    const found = latest.get(row.profile_sha256);
+    return !found || !shared(row) || told.length === 0 ? found : told.filter((report) => report.profile_sha256 === row.profile_sha256 && report.predicted_iteration_s === known.get(row.id)).pop();
+  };
   const doomed = asking === "all" ? items : items.filter(({ id }) => id === asking);
   const discard = async () => {
     setAsking(null);
@@ -76,12 +99,17 @@ export function Job({ job, mayDelete }) {
   };
   const columns = [
     { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
+    { name: "predicted", title: "Predicted", show: (row) => (latest.has(row.profile_sha256) && !shared(row) ? milliseconds(latest.get(row.profile_sha256).predicted_iteration_s) : html`<${Predicted} id=${row.id} />`), numeric: true },
+    { name: "measured", title: "Measured last", value: (row) => reportOf(row)?.measured_iteration_s, show: (row) => milliseconds(reportOf(row)?.measured_iteration_s), numeric: true },
+    { name: "drift", title: "Against predicted", value: (row) => (reportOf(row) ? drift(reportOf(row)) : null), show: (row) => (reportOf(row) ? html`<${Drift} row=${reportOf(row)} />` : "–"), numeric: true },
+    { name: "compare", title: "Compare with", moment: true, show: (row) => {
+      const before = newest[newest.findIndex(({ id }) => id === row.id) + 1];
+      return before ? html`<a href=${linkTo("compare", { a: before.id, b: row.id })}>the one before</a>` : html`<a href=${linkTo("compare", { a: row.id })}>a measured step</a>`;
+    } },
     { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
     { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
     { name: "profile", title: "Profile", value: (row) => row.profile_sha256, show: (row) => html`<a href=${linkTo("result", { profile: row.profile_sha256 })}><code>${row.profile_sha256.slice(0, 12)}</code></a>` },
-    { name: "predicted", title: "Predicted", value: (row) => latest.get(row.profile_sha256)?.predicted_iteration_s, show: (row) => milliseconds(latest.get(row.profile_sha256)?.predicted_iteration_s), numeric: true },
-    { name: "measured", title: "Measured last", value: (row) => latest.get(row.profile_sha256)?.measured_iteration_s, show: (row) => milliseconds(latest.get(row.profile_sha256)?.measured_iteration_s), numeric: true },
     ...(mayDelete ? [{ name: "delete", title: "", show: (row) => html`<button type="button" class="danger" aria-label=${`Delete the schedule of ${moment(row.asked_at)}`} onClick=${() => setAsking(row.id)}>Delete</button>` }] : []),
   ];
   const reportColumns = [
@@ -98,19 +126,22 @@ export function Job({ job, mayDelete }) {
     <div class="row between"><h2 id="job-title" class="name">${job}</h2>
       ${mayDelete && items.length > 0 && html`<button type="button" class="danger" onClick=${() => setAsking("all")}>Delete all schedules</button>`}</div>
     <${ProblemNote} error=${schedules.error || failure} retry=${schedules.again} />
-    ${schedules.value && !items.length && html`<${Empty} title="This job has no schedules" />`}
+    ${!schedules.value && !schedules.error && html`<${Waiting} what="schedules" />`}
+    ${schedules.value && !items.length && html`<${Empty} title="This job has no schedules"><p>They were deleted, or no job has this name. It gets one when a job requests it with <code>PACE_JOB</code>.</p><//>`}
     ${items.length > 0 && html`<${Table} caption="Schedules" first="asked" descending=${true} rows=${items} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
   </section>
   <section class="card" aria-labelledby="reports-title">
     <h2 id="reports-title">Predicted against measured</h2>
     <${ProblemNote} error=${reports.error} retry=${reports.again} />
-    ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports iteration times once it has chosen a schedule.</p><//>`}
+    ${!reports.value && !reports.error && html`<${Waiting} what="reports" rows=${5} />`}
+    ${reports.value && !told.length && html`<${Empty} title="No report yet"><p>The runtime reports iteration times after its first 50 iterations under a schedule.</p><//>`}
     ${told.length > 0 && html`<${Latest} row=${told[told.length - 1]} />
       ${told.length > 1 && html`<${Curves} label="Predicted and measured iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true}
-        xLabel="Reported" yLabel="Iteration, ms" height=${240} series=${[
+        xLabel="Reported" yLabel="Iteration, ms" height=${260} marks=${changes} series=${[
           { label: "Measured", values: told.map((row) => row.measured_iteration_s * 1e3) },
-          { label: "Predicted", values: told.map((row) => row.predicted_iteration_s * 1e3), dash: [6, 4] },
+          { label: "Predicted", values: told.map((row) => row.predicted_iteration_s * 1e3), dash: [6, 4], steps: true },
           { label: "Without the schedule", values: told.map((row) => (row.plain_iteration_s == null ? null : row.plain_iteration_s * 1e3)) }]} />
+      ${changes.length > 0 && html`<p class="faint">A vertical line marks the first report under another schedule.</p>`}
       <h3>Drift</h3>
       <${Curves} label="Drift of iteration times" x=${told.map(({ created_at: at }) => Date.parse(at) / 1000)} time=${true} xLabel="Reported" yLabel="Drift, %" height=${180} series=${[
           { label: "Against predicted", values: told.map((row) => 100 * drift(row)) },

@@ -1,68 +1,66 @@
 // Training jobs and the work that is under way.
-import { html, useEffect, useState } from "./elements.js";
+import { html, useState } from "./elements.js";
 import { adjust, linkTo } from "./address.js";
-import { Drift, Job, drift } from "./job.js";
-import { useLoaded, useSettled } from "./loading.js";
+import { DRIFTED, Drift, Job } from "./job.js";
+import { useLoaded, useRefreshed, useSettled } from "./loading.js";
 import { milliseconds, moment } from "./numbers.js";
-import { Empty, Entry, Field, ProblemNote, Table } from "./parts.js";
+import { usePages } from "./pages.js";
+import { Copyable, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./parts.js";
 import { getJson, remove } from "./service.js";
+
+const REFRESH_MS = 5000;
 
 export function Jobs({ values, usage }) {
   const mayDelete = usage?.scopes.includes("admin");
-  return html`${values.job ? html`<${Job} key=${values.job} job=${values.job} mayDelete=${mayDelete} />` : html`<${List} values=${values} />`}
-    <${Tasks} mayCancel=${usage?.scopes.includes("submit")} />`;
+  const tasks = html`<${Tasks} mayCancel=${usage?.scopes.includes("submit")} />`;
+  return values.job ? html`<${Job} key=${values.job} job=${values.job} mayDelete=${mayDelete} />${tasks}` : html`<div class="pair"><${List} values=${values} />${tasks}</div>`;
 }
 
 function List({ values }) {
-  const [trail, setTrail] = useState([]);
-  const asked = useSettled({ contains: values.contains || "", order: values.order || "newest" });
-  const cursor = trail[trail.length - 1];
-  const { value, error, again, busy } = useLoaded((signal) => {
-    const query = new URLSearchParams({ limit: "20", order: asked.order });
-    if (asked.contains) query.set("contains", asked.contains);
-    if (cursor) query.set("cursor", cursor);
-    return getJson(`v1/jobs?${query}`, signal);
-  }, [JSON.stringify(asked), cursor]);
-  const search = (changes) => { setTrail([]); adjust(changes); };
+  const asked = useSettled({ contains: values.contains || "", order: values.order || "newest", reverse: values.reverse || "", drifted: values.drifted || "" });
+  const jobs = usePages("v1/jobs", {
+    limit: 20, order: asked.order, reverse: asked.reverse && "true", contains: asked.contains, min_drift: asked.drifted && DRIFTED,
+  }, "jobs");
+  useRefreshed(jobs, REFRESH_MS);
+  const { items, value } = jobs;
+  const narrowed = asked.contains || asked.drifted;
+  const order = ({ by, descending }) => adjust({ order: by, reverse: descending === (by !== "name") ? "" : "1" });
   return html`<section class="card" aria-labelledby="jobs-title">
     <div class="row between"><h2 id="jobs-title">Jobs</h2>
       <div class="row">
-        <${Field} id="contains" label="Name contains"><${Entry} id="contains" type="search" value=${values.contains || ""} onInput=${(event) => search({ contains: event.target.value })} /><//>
-        <${Field} id="order" label="Order"><select id="order" value=${values.order || "newest"} onChange=${(event) => search({ order: event.target.value })}>
-          <option value="newest">Last request</option><option value="name">By name</option></select><//>
+        <${Field} id="contains" label="Name contains"><${Entry} id="contains" type="search" value=${values.contains || ""} onInput=${(event) => adjust({ contains: event.target.value })} /><//>
+        <label class="switch"><input type="checkbox" role="switch" checked=${values.drifted === "1"} onChange=${(event) => adjust({ drifted: event.target.checked ? "1" : "" })} /> Only drifted by ${`${DRIFTED * 100} %`} or more</label>
       </div></div>
-    <${ProblemNote} error=${error} retry=${again} />
-    ${value && !value.items.length && html`<${Empty} title=${asked.contains ? "No job has this name" : "No job has requested a schedule yet"}>
-      ${!asked.contains && html`<p>A training job appears here when it requests a schedule under its name: <code>PACE_URL=${location.origin} PACE_JOB=NAME</code>.</p>`}<//>`}
-    ${value?.items.length > 0 && html`<${Table} caption="Jobs" rows=${value.items} rowKey=${({ job }) => job} columns=${JOB_COLUMNS} />`}
-    ${(trail.length > 0 || value?.next) && html`<div class="pager">
-      <button type="button" disabled=${!trail.length} onClick=${() => setTrail(trail.slice(0, -1))}>Previous jobs</button>
-      <span role="status">Page ${trail.length + 1}</span>
-      <button type="button" disabled=${!value?.next || busy} onClick=${() => setTrail([...trail, value.next])}>Next jobs</button></div>`}
+    <${ProblemNote} error=${jobs.error} retry=${jobs.again} />
+    ${!value && !jobs.error && html`<${Waiting} what="jobs" rows=${6} />`}
+    ${value && !items.length && (narrowed ? html`<${Empty} title=${asked.drifted ? "No job has drifted" : "No job has this name"}>
+        <p>${asked.drifted && `No job${asked.contains ? " of this name" : ""} measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust({ contains: "", drifted: "" })}>Show all jobs</button></p><//>`
+      : html`<${Empty} title="No job has requested a schedule yet"><p>A training job appears here when it requests a schedule under its name. Give it these two variables:</p>
+        <${Copyable} text=${`PACE_URL=${location.origin} PACE_JOB=NAME`} label="Variables for a training job" /><//>`)}
+    ${items.length > 0 && html`<${Table} caption="Jobs" rows=${items} rowKey=${({ job }) => job} columns=${JOB_COLUMNS}
+      first=${asked.order} descending=${(asked.order !== "name") !== Boolean(asked.reverse)} onOrder=${order} />`}
+    <div class="row between">${jobs.pager || html`<span></span>`}<span class="faint">Refreshes by itself every ${REFRESH_MS / 1000} s.</span></div>
   </section>`;
 }
 
 const JOB_COLUMNS = [
-  { name: "job", title: "Job", show: ({ job }) => html`<a class="name" href=${linkTo("jobs", { job })}>${job}</a>` , value: ({ job }) => job },
-  { name: "schedules", title: "Schedules", value: (row) => row.num_schedules, numeric: true },
-  { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => moment(row.asked_at) },
-  { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
-  { name: "predicted", title: "Predicted", value: (row) => row.predicted_iteration_s, show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
-  { name: "measured", title: "Measured", value: (row) => row.measured_iteration_s, show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
-  { name: "drift", title: "Measured against predicted", value: drift, show: (row) => html`<${Drift} row=${row} />`, numeric: true },
+  { name: "name", title: "Job", sorts: "ascending", show: ({ job }) => html`<a class="name" href=${linkTo("jobs", { job })}>${job}</a>` },
+  { name: "drift", title: "Measured against predicted", sorts: "descending", show: (row) => html`<${Drift} row=${row} />`, numeric: true },
+  { name: "measured", title: "Measured", sorts: "descending", show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
+  { name: "predicted", title: "Predicted", sorts: "descending", show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
+  { name: "newest", moment: true, title: "Last request", sorts: "descending", show: (row) => moment(row.asked_at) },
+  { name: "schedules", title: "Schedules", sorts: "descending", show: (row) => row.num_schedules, numeric: true },
+  { name: "by", title: "By", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
 ];
 
 const LIVE = ["queued", "running"];
 
 function Tasks({ mayCancel }) {
-  const [round, setRound] = useState(0);
   const [failure, setFailure] = useState(null);
-  const { value, error, again } = useLoaded((signal) => getJson("v1/tasks?limit=50", signal), [round]);
+  const tasks = useLoaded((signal) => getJson("v1/tasks?limit=50", signal), []);
+  const { value, error, again } = tasks;
   const live = (value?.items || []).filter(({ state }) => LIVE.includes(state)).length;
-  useEffect(() => {
-    const timer = setTimeout(() => { if (!document.hidden) setRound((number) => number + 1); }, live ? 1000 : 5000);
-    return () => clearTimeout(timer);
-  }, [value]);
+  useRefreshed(tasks, live ? 1000 : REFRESH_MS);
   const cancel = async (id) => {
     setFailure(null);
     try {
@@ -85,7 +83,8 @@ function Tasks({ mayCancel }) {
   return html`<section class="card" aria-labelledby="tasks-title">
     <h2 id="tasks-title">Work under way${live ? `: ${live}` : ""}</h2>
     <${ProblemNote} error=${error || failure} retry=${again} />
-    ${value && !value.items.length && html`<${Empty} title="Nothing was requested yet" />`}
+    ${!value && !error && html`<${Waiting} what="tasks" />`}
+    ${value && !value.items.length && html`<${Empty} title="Nothing was requested yet"><p>Solves, what-ifs and predictions appear here while they run, and can be cancelled.</p><//>`}
     ${value?.items.length > 0 && html`<${Table} caption="Tasks" first="created" descending=${true} rows=${value.items} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
   </section>`;
 }

@@ -2,7 +2,7 @@
 import { html, useState } from "./elements.js";
 import { useLoaded } from "./loading.js";
 import { bytes, count, moment } from "./numbers.js";
-import { Confirm, Copyable, Empty, Field, ProblemNote, Table } from "./parts.js";
+import { Confirm, Copyable, Empty, Field, ProblemNote, Table, Waiting } from "./parts.js";
 import { getJson, postJson, remove } from "./service.js";
 
 export function Keys({ usage, again }) {
@@ -87,6 +87,7 @@ function List({ own }) {
   <section class="card" aria-labelledby="keys-title">
     <h2 id="keys-title">Keys</h2>
     <${ProblemNote} error=${keys.error} retry=${keys.again} />
+    ${!keys.value && !keys.error && html`<${Waiting} what="keys" rows=${4} />`}
     ${keys.value && !keys.value.items.length && html`<${Empty} title="There are no keys"><p>This service listens on loopback only and needs no key.</p><//>`}
     ${keys.value?.items.length > 0 && html`<${Table} caption="Keys" first="created" descending=${true} rows=${keys.value.items} rowKey=${({ id }) => id} columns=${columns} pageSize=${20} />`}
   </section>

@@ -1,4 +1,4 @@
-// Loads what a view needs; what is superseded is aborted, and what failed with the service is loaded when it is back.
+// Loads what a view needs: what is superseded is aborted, and what failed with the service is loaded when it is back.
 import { useEffect, useState } from "./elements.js";
 import { onReachable } from "./service.js";
 
@@ -25,6 +25,22 @@ export function useLoaded(load, needs) {
     };
   }, [...needs, round]);
   return { ...state, again: () => setRound((number) => number + 1) };
+}
+
+// Loads again a while after each answer, and not while nobody looks.
+export function useRefreshed({ busy, again }, delay) {
+  useEffect(() => {
+    if (busy) return undefined;
+    const look = () => { if (!document.hidden) again(); };
+    const timer = setTimeout(() => {
+      look();
+      document.addEventListener("visibilitychange", look);
+    }, delay);
+    return () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", look);
+    };
+  }, [busy, delay]);
 }
 
 export function useSettled(value, delay = 300) {

@@ -25,8 +25,12 @@ export function bytes(value) {
   return `${power ? value.toFixed(digits(value)) : value} ${units[power]}`;
 }
 
-export const percent = (share, signed = false) =>
-  share == null ? "–" : `${signed && share > 0 ? "+" : ""}${(share * 100).toFixed(Math.abs(share) < 0.1 ? 2 : 1)} %`;
+export function percent(share, signed = false) {
+  if (share == null) return "–";
+  const text = (share * 100).toFixed(Math.abs(share) < 0.1 ? 2 : 1);
+  // What rounds to nothing has no sign.
+  return Number(text) ? `${signed && share > 0 ? "+" : ""}${text} %` : "0.00 %";
+}
 
 export const count = (value) => value.toLocaleString("en-US");
 

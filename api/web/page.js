@@ -1,6 +1,7 @@
 // The page: who asks, which tab, and what is said when the service is gone.
-import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./elements.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./elements.js";
 import { TABS, linkTo, useAddress } from "./address.js";
+import { Compare } from "./compare.js";
 import { Fabric } from "./fabric.js";
 import { Jobs } from "./jobs.js";
 import { Keys } from "./keys.js";
@@ -11,8 +12,8 @@ import { getJson, getKey, onReachable, setKey } from "./service.js";
 import { Start } from "./start.js";
 import { WhatIf } from "./what-if.js";
 
-const VIEWS = { start: Start, result: Result, "what-if": WhatIf, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
-const NAMES = { start: "Start", result: "Result", "what-if": "What if", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
+const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
+const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
 
 function Page() {
   const { tab, values } = useAddress();
@@ -41,8 +42,10 @@ function Page() {
     return () => { current = false; };
   }, [round, tab === "keys"]);
   const first = useRef(true);
+  const named = values.job && tab === "jobs" ? values.job : null;
+  // Before what a view shows names the tab more closely.
+  useLayoutEffect(() => { document.title = [named, NAMES[tab], "PACE"].filter(Boolean).join(" – "); }, [tab, named]);
   useEffect(() => {
-    document.title = `${NAMES[tab]} – PACE`;
     // Someone who hears the page must learn that it changed; at the first time it begins at its top.
     if (!first.current) main.current?.focus({ preventScroll: true });
     first.current = false;
@@ -73,7 +76,7 @@ function Page() {
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="hidden">${NAMES[tab]}</h1>
       ${usage ? html`<${Guarded} key=${`${tab} ${usage.tenant} ${usage.key_id}`} values=${values}><${View} values=${values} usage=${usage} /><//>`
-        : error ? html`<${SignIn} error=${error} enter=${enter} />` : html`<p role="status" class="busy">Asking the service…</p>`}
+        : error ? html`<${SignIn} error=${error} enter=${enter} />` : html`<p role="status" class="busy">Loading…</p>`}
     </main>`;
 }
 

@@ -42,23 +42,32 @@ export function Empty({ title, children }) {
   return html`<div class="empty"><p class="empty-title">${title}</p>${children}</div>`;
 }
 
-// A table that sorts by its columns: {name, title, value, show, numeric}.
-export function Table({ caption, columns, rows, first, descending = false, pageSize = 50, rowKey }) {
-  const [order, setOrder] = useState({ by: first, descending });
+// What is shown while the first answer is awaited: as high as what comes, so that nothing jumps.
+export function Waiting({ what, rows = 3 }) {
+  return html`<div class="waiting" role="status"><span class="hidden">Loading ${what}…</span>${Array.from({ length: rows }, () => html`<i></i>`)}</div>`;
+}
+
+// A table that sorts by its columns: {name, title, value, show, numeric}. Where its rows are one page of many,
+// `onOrder` has the service sort, by columns that have `sorts`: the way that they go first.
+export function Table({ caption, columns, rows, first, descending = false, pageSize = 50, rowKey, onOrder }) {
+  const [chosen, setOrder] = useState({ by: first, descending });
+  const order = onOrder ? { by: first, descending } : chosen;
   const [page, setPage] = useState(0);
   const sorted = useMemo(() => {
     const column = columns.find(({ name }) => name === order.by);
-    if (!column) return rows;
+    if (!column || onOrder) return rows;
     const way = order.descending ? -1 : 1;
     const keyed = rows.map((row, at) => [column.value(row), at, row]);
     keyed.sort(([a, i], [b, j]) => (a == null) - (b == null) || (a < b ? -way : a > b ? way : i - j));
     return keyed.map(([, , row]) => row);
-  }, [rows, order, columns]);
+  }, [rows, order.by, order.descending, columns]);
   const pages = Math.max(1, Math.ceil(rows.length / pageSize));
   const at = Math.min(page, pages - 1);
-  const sortBy = (name) => {
+  const sortBy = ({ name, sorts }) => {
+    if (onOrder) return onOrder({ by: name, descending: order.by === name ? !order.descending : sorts === "descending" });
     setOrder((now) => ({ by: name, descending: now.by === name ? !now.descending : false }));
     setPage(0);
+    return undefined;
   };
   return html`<div class="table">
     <div class="scroll" role="region" aria-label=${caption} tabindex="0">
@@ -66,8 +75,8 @@ export function Table({ caption, columns, rows, first, descending = false, pageS
         <caption class="hidden">${caption}</caption>
         <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.numeric ? "number" : ""}
           aria-sort=${order.by === column.name ? (order.descending ? "descending" : "ascending") : undefined}>
-          ${column.value
-            ? html`<button type="button" class="sort" onClick=${() => sortBy(column.name)}>${column.title}<span
+          ${(onOrder ? column.sorts : column.value)
+            ? html`<button type="button" class="sort" onClick=${() => sortBy(column)}>${column.title}<span
                 aria-hidden="true">${order.by === column.name ? (order.descending ? " ↓" : " ↑") : ""}</span></button>`
             : column.title || html`<span class="hidden">Actions</span>`}
         </th>`)}</tr></thead>

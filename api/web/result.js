@@ -1,14 +1,14 @@
 // What a schedule gives: one line of numbers, the windows in time, its groups, policies, downloads.
 import { html, useMemo, useRef } from "./elements.js";
-import { adjust, linkTo } from "./address.js";
-import { Gantt } from "./gantt.js";
+import { adjust, linkTo, useTitle } from "./address.js";
+import { Gantt, Legend, useView } from "./gantt.js";
 import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
 import { count, milliseconds, percent, seconds } from "./numbers.js";
-import { Empty, ProblemNote, Progress, Table, Warnings, save } from "./parts.js";
+import { Empty, ProblemNote, Progress, Table, Waiting, Warnings, save } from "./parts.js";
 import { checkId, getJson, postJson, postTask, profileWith, resourcePath } from "./service.js";
 import { TakeAlong } from "./take-along.js";
-import { certificateParts, certified, policyName, why, windowBands } from "./windows.js";
+import { certificateParts, certified, policyName, whyParts, windowBands } from "./windows.js";
 
 const POLICIES = ["ddp", "fifo", "horovod", "mg-wfbp", "tao", "p3", "bytescheduler", "dear"];
 const FIRST = ["ddp", "bytescheduler"];
@@ -47,20 +47,40 @@ function Chosen({ values }) {
   const { resource } = solved.value || {};
   const result = windows.value;
   const ddp = result?.rows.find(({ name }) => name === "ddp")?.iteration_s;
+  const chart = useRef(null);
+  useTitle(resource?.job || result?.name, "Result");
   return html`
     <${ProblemNote} error=${solved.error} retry=${solved.again} />
     <${ProblemNote} error=${windows.error} retry=${windows.again} />
     <${Progress} task=${solved.busy ? solved.task || (resource ? null : { state: "running" }) : null} what="Solving" />
-    ${resource && html`<${Headline} resource=${resource} result=${result} clipped=${clipped} values=${values} />`}
+    ${resource && html`<${Headline} resource=${resource} result=${result} clipped=${clipped} values=${values} chart=${chart} />`}
     <${Warnings} lines=${warnings} />
-    ${resource && result && html`<${Windows} key=${resource.id} resource=${resource} result=${result} values=${values} policies=${policies} busy=${windows.busy} />`}
-    ${resource && !result && !windows.error && html`<p role="status" class="busy">Laying out windows…</p>`}
-    ${resource && html`<${Groups} resource=${resource} />`}
-    ${resource && html`<${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} ddp=${ddp} name=${result?.name || "schedule"} />`}
+    ${resource && result && html`<${Windows} key=${resource.id} resource=${resource} result=${result} values=${values} policies=${policies} busy=${windows.busy} chart=${chart} />`}
+    ${!resource && !solved.error && html`<section class="card"><${Waiting} what="the schedule" rows=${8} /></section>`}
+    ${resource && !result && !windows.error && html`<section class="card"><h2>One iteration</h2><p role="status" class="busy">Laying out windows…</p><${Waiting} what="windows" rows=${8} /></section>`}
+    ${resource && html`<div class="pair">
+      <${Groups} resource=${resource} />
+      <${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} ddp=${ddp} name=${result?.name || "schedule"} />
+    </div>`}
   `;
 }
 
-function Headline({ resource, result, clipped, values }) {
+// Why the bound above is not what the certificate adds up to.
+function OtherBound({ schedule }) {
+  const { lower_bound_s: lower, iteration_s: iteration } = schedule.predicted;
+  if (Math.abs(certified(schedule).sum - lower) < 1e-6 * lower) return null;
+  return html`<p class="faint">The bound of ${milliseconds(lower)} is another one. The certificate holds for the groups of this schedule, in any order; the bound holds for all ways to group gradients.
+    Other groups can save at most ${milliseconds(iteration - lower)}.</p>`;
+}
+
+// A number that marks its part of the certificate in the chart while it is pointed at.
+function Pointing({ part, text, chart }) {
+  const show = () => chart.current?.point("certificate", part);
+  const hide = () => chart.current?.select(null);
+  return html`<button type="button" class="in-text" title="Marked in the chart" onMouseEnter=${show} onFocus=${show} onMouseLeave=${hide} onBlur=${hide}>${text}</button>`;
+}
+
+function Headline({ resource, result, clipped, values, chart }) {
   const { predicted } = resource.schedule;
   const ddp = result?.rows.find(({ name }) => name === "ddp");
   const update = result?.update;
@@ -84,12 +104,11 @@ function Headline({ resource, result, clipped, values }) {
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
       ${result?.recorded_s != null && html`<div><dt>Recorded step, measured</dt><dd>${seconds(result.recorded_s)}</dd></div>`}
     </dl>
-    <p>${why(resource.schedule)}</p>
+    <p>${whyParts(resource.schedule).map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}</p>
   </section>`;
 }
 
-function Windows({ resource, result, values, policies, busy }) {
-  const chart = useRef(null);
+function Windows({ resource, result, values, policies, busy, chart }) {
   const parts = useMemo(() => certificateParts(resource.schedule), [resource.id]);
   const proof = certified(resource.schedule);
   const bands = useMemo(() => {
@@ -102,12 +121,7 @@ function Windows({ resource, result, values, policies, busy }) {
   const end = useMemo(() => 1.005 * result.rows.reduce((latest, row) => row.transfer_ends_s.reduce((one, other) => Math.max(one, other), Math.max(latest, row.iteration_s)), 0), [result]);
   // One slow policy would squeeze all others: the chart begins with what matters, and marks what ends beyond it.
   const first = Math.min(end, MOST_SHOWN * Math.max(...result.rows.filter(({ name }) => CHIEF.includes(name)).map(({ iteration_s: s }) => s)));
-  const timer = useRef(0);
-  const remember = (view) => {
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => adjust(view ? { from: view[0].toPrecision(6), to: view[1].toPrecision(6) } : { from: "", to: "" }), 300);
-  };
-  const view = values.from && values.to ? [Number(values.from), Number(values.to)] : null;
+  const [view, remember] = useView(values);
   const toggle = (name) => {
     const next = policies.includes(name) ? policies.filter((each) => each !== name) : [...policies, name];
     adjust({ policies: next.join(",") || "none" });
@@ -119,14 +133,10 @@ function Windows({ resource, result, values, policies, busy }) {
     ${ddp !== undefined && html`<fieldset class="checks"><legend>Compare with</legend>${POLICIES.map((name) => html`<label><input type="checkbox"
       checked=${name === "ddp" || policies.includes(name)} disabled=${name === "ddp"} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>`}
     <${Gantt} label=${`Windows of ${result.name}`} bands=${bands} end=${end} first=${first} view=${view} onView=${remember} chartRef=${chart} />
-    <ul class="legend">
-      <li><i class="k0"></i>compute, backward</li><li><i class="k1"></i>compute that waits for gradients</li>
-      ${result.op_phases.includes("collective") && html`<li><i class="k2"></i>collectives that no schedule moves</li>`}
-      <li><i class="k6"></i><i class="k7"></i><i class="k8"></i>groups of gradients on the network</li>
-      <li><i class="critical"></i>in the certificate</li><li><i class="line end"></i>end</li><li><i class="line bound"></i>no schedule is faster</li>
-    </ul>
-    ${parts.length > 0 && html`<p class="sum">Certificate: ${parts.map(({ name, value }, at) => html`${at ? " + " : ""}<span>${name} <b>${milliseconds(value)}</b></span>`)}
+    <${Legend} phases=${result.op_phases} />
+    ${parts.length > 0 && html`<p class="sum">Certificate: ${parts.map(({ name, value }, at) => html`${at ? " + " : ""}<span>${name} <b><${Pointing} part=${at} chart=${chart} text=${milliseconds(value)} /></b></span>`)}
       ${" = "}<b>${milliseconds(proof.sum)}</b>. ${proof.proves}</p>`}
+    <${OtherBound} schedule=${resource.schedule} />
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration, simulated", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
@@ -134,6 +144,7 @@ function Windows({ resource, result, values, policies, busy }) {
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(Math.max(exposed, 0)), numeric: true },
     ]} />
     <div class="row"><button type="button" onClick=${() => save(`${result.name}.svg`, chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>
+      <a class="button" href=${linkTo("compare", { a: resource.id })}>Compare with another schedule or a measured step…</a>
       <a class="button" href=${linkTo("what-if", { profile: values.profile || resource.profile_sha256, clip: values.clip })}>What if…</a></div>
   </section>`;
 }

@@ -4,7 +4,7 @@ import { adjust, goTo, linkTo } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded } from "./loading.js";
 import { compact, moment, percent, seconds } from "./numbers.js";
-import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
+import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, Waiting, csv, save } from "./parts.js";
 import { getJson, postTask, resourcePath } from "./service.js";
 
 // What was dropped last: the service keeps predictions, not the steps for others to be asked of.
@@ -96,7 +96,7 @@ function Prediction({ id }) {
     return { xs, series };
   }, [made]);
   if (error) return html`<${ProblemNote} error=${error} retry=${again} />`;
-  if (!made) return html`<p role="status" class="busy">Loading…</p>`;
+  if (!made) return html`<${Waiting} what="the prediction" rows=${8} />`;
   const one = made.curves.length === 1;
   return html`
     <p><span class="name">${made.name}</span>${made.replay_error !== null ? html`, replayed steps ${percent(made.replay_error, true)} off` : ""}</p>

@@ -1,9 +1,11 @@
 // Where one begins: a file, an example, or what is stored already.
 import { html, useState } from "./elements.js";
 import { goTo, linkTo } from "./address.js";
-import { useLoaded } from "./loading.js";
-import { count, moment } from "./numbers.js";
-import { DropFile, Empty, Field, ProblemNote, Table } from "./parts.js";
+import { Drift } from "./job.js";
+import { useLoaded, useSettled } from "./loading.js";
+import { count, milliseconds, moment } from "./numbers.js";
+import { usePages } from "./pages.js";
+import { DropFile, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./parts.js";
 import { getJson, importFiles } from "./service.js";
 
 const EXAMPLES = [
@@ -15,6 +17,15 @@ const FORMATS = [
   ["auto", "Told from the file"], ["profile", "Profile (JSON)"], ["kineto", "Kineto trace (PyTorch profiler)"],
   ["layers", "Layer table (CSV)"], ["pipedream", "Layer table (PipeDream)"], ["chakra", "Chakra trace"],
   ["horovod-timeline", "Horovod timeline"],
+];
+
+// What can be dropped, and where one gets it.
+const KINDS = [
+  ["PyTorch trace", html`What <code>torch.profiler</code> exports (Kineto). Drop the files of all ranks together.`],
+  ["PACE profile", html`What <code>pace import</code> or a job that profiles itself writes (JSON).`],
+  ["Chakra trace", "An execution trace of MLCommons Chakra."],
+  ["Layer table", html`CSV with <code>name, forward_ms, backward_ms, parameter_bytes</code>, or PipeDream's.`],
+  ["Horovod timeline", html`What <code>HOROVOD_TIMELINE</code> writes.`],
 ];
 
 export function Start() {
@@ -40,11 +51,17 @@ export function Start() {
       setState({ error });
     }
   };
-  return html`<div class="columns">
+  return html`<section class="card intro" aria-labelledby="about-title">
+      <h2 id="about-title">PACE schedules the communication of data-parallel training</h2>
+      <p>It decides which gradients are sent together, in which order, and when, so that the network works while the devices compute. Drop a recording of one training step
+      to see how long an iteration takes with PyTorch DDP and with PACE, and why no schedule is faster than its bound.</p>
+    </section>
+    <div class="columns">
     <section class="card" aria-labelledby="file-title">
       <h2 id="file-title">From a file</h2>
       <${DropFile} id="import-file" label="Drop a file here, or choose one" busy=${Boolean(state.busy)} several=${true}
-        hint="Profile, Kineto trace (of all ranks: drop the files together), layer table, Chakra trace or Horovod timeline; .gz, .tar and .zip too" onFile=${(files) => take(files, values)} />
+        hint="Compressed files (.gz, .zst, .zip) and archives are read, too" onFile=${(files) => take(files, values)} />
+      <dl class="kinds">${KINDS.map(([kind, about]) => html`<div><dt>${kind}</dt><dd>${about}</dd></div>`)}</dl>
       <details>
         <summary>What the file does not contain</summary>
         <div class="fields">
@@ -73,28 +90,35 @@ function RecentJobs() {
   const { value, error, again } = useLoaded((signal) => getJson("v1/jobs?limit=6", signal), []);
   if (!error && !value?.items.length) return null;
   return html`<section class="card whole" aria-labelledby="recent-title">
-    <h2 id="recent-title">A job</h2>
+    <div class="row between"><h2 id="recent-title">A job</h2><a href=${linkTo("jobs")}>All jobs</a></div>
     <${ProblemNote} error=${error} retry=${again} />
-    <ul class="choices wide">${(value?.items || []).map(({ job, asked_at: at, num_schedules: schedules }) => html`<li><a class="choice button" href=${linkTo("jobs", { job })}>
-      <strong class="name">${job}</strong><span class="faint">asked ${moment(at)}, ${count(schedules)} schedule${schedules > 1 ? "s" : ""}</span></a></li>`)}</ul>
-    <p><a href=${linkTo("jobs")}>All jobs</a></p>
+    <ul class="choices wide">${(value?.items || []).map((row) => html`<li><a class="choice button" href=${linkTo("jobs", { job: row.job })}>
+      <strong class="name">${row.job}</strong><span class="faint">asked ${moment(row.asked_at)}, ${count(row.num_schedules)} schedule${row.num_schedules > 1 ? "s" : ""}</span>
+      ${row.measured_iteration_s && html`<span>measured ${milliseconds(row.measured_iteration_s)}, <${Drift} row=${row} /> against predicted</span>`}</a></li>`)}</ul>
   </section>`;
 }
 
 function Stored() {
-  const { value, error, again } = useLoaded((signal) => getJson("v1/profiles?limit=50", signal), []);
+  const [contains, setContains] = useState("");
+  const asked = useSettled(contains);
+  const { items, value, error, again, pager } = usePages("v1/profiles", { limit: 10, contains: asked }, "profiles");
   return html`<section class="card whole" aria-labelledby="stored-title">
-    <h2 id="stored-title">Stored profiles</h2>
+    <div class="row between"><h2 id="stored-title">Stored profiles</h2>
+      <${Field} id="profile-contains" label="Name contains"><${Entry} id="profile-contains" type="search" value=${contains} onInput=${(event) => setContains(event.target.value)} /><//></div>
     <${ProblemNote} error=${error} retry=${again} />
-    ${value && !value.items.length && html`<${Empty} title="Nothing is stored yet">
-      <p>Drop a profile above, or let a training job send its own: <code>PACE_URL</code> and <code>PACE_JOB</code> are all it needs.</p><//>`}
-    ${value?.items.length > 0 && html`<${Table} caption="Stored profiles" rows=${value.items} pageSize=${10} rowKey=${({ id }) => id} columns=${COLUMNS} />`}
+    ${!value && !error && html`<${Waiting} what="profiles" rows=${5} />`}
+    ${value && !items.length && (asked ? html`<${Empty} title="No profile has this name"><p><button type="button" onClick=${() => setContains("")}>Show all profiles</button></p><//>`
+      : html`<${Empty} title="Nothing is stored yet">
+      <p>Drop a file above, open an example, or let a training job send its own profile: <code>PACE_URL</code> and <code>PACE_JOB</code> are all it needs.</p><//>`)}
+    ${items.length > 0 && html`<${Table} caption="Stored profiles" rows=${items} rowKey=${({ id }) => id} columns=${COLUMNS} onOrder=${() => {}} />`}
+    ${pager}
   </section>`;
 }
 
 const COLUMNS = [
-  { name: "name", title: "Name", value: ({ name }) => name, show: ({ id, name }) => html`<a class="name" href=${linkTo("result", { profile: id })}>${name}</a>` },
-  { name: "gradients", title: "Gradients", value: (row) => row.num_gradients, show: (row) => count(row.num_gradients), numeric: true },
-  { name: "ops", title: "Operators", value: (row) => row.num_ops, show: (row) => count(row.num_ops), numeric: true },
-  { name: "when", moment: true, title: "Stored", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
+  { name: "name", title: "Name", show: ({ id, name }) => html`<a class="name" href=${linkTo("result", { profile: id })}>${name}</a>` },
+  { name: "gradients", title: "Gradients", show: (row) => count(row.num_gradients), numeric: true },
+  { name: "ops", title: "Operators", show: (row) => count(row.num_ops), numeric: true },
+  { name: "when", moment: true, title: "Stored", show: (row) => moment(row.created_at) },
+  { name: "what-if", title: "", show: ({ id, name }) => html`<a aria-label=${`What if: ${name}`} href=${linkTo("what-if", { profile: id })}>What if…</a>` },
 ];

@@ -1,20 +1,21 @@
 // What the job would gain elsewhere: one axis is swept, the others stand where their sliders are.
 import { html, useMemo } from "./elements.js";
-import { adjust, linkTo } from "./address.js";
+import { adjust, linkTo, useTitle } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { compact, percent, seconds } from "./numbers.js";
-import { Empty, Entry, Field, ProblemNote, Progress, Table, csv, save } from "./parts.js";
+import { Empty, Entry, Field, ProblemNote, Progress, Table, Waiting, csv, save } from "./parts.js";
 import { checkId, getJson, postTask, profileWith, resourcePath } from "./service.js";
 import { policyName } from "./windows.js";
 
 const POLICIES = ["pace", "ddp", "horovod", "bytescheduler", "fifo", "sharded"];
 const FIRST = "pace,ddp,bytescheduler";
+// The first answers the question; `least` is where its axis begins at the latest.
 const METRICS = {
-  iteration_s: { name: "Iteration, ms", of: (cell) => cell.iteration_s * 1e3 },
-  throughput: { name: "Throughput", of: (cell) => cell.throughput },
-  scaling_efficiency: { name: "Scaling efficiency", of: (cell) => cell.scaling_efficiency },
-  speedup: { name: "Speed-up over DDP", of: (cell) => cell.speedup },
+  speedup: { name: "Speed-up", of: (cell) => cell.speedup, least: 1, unit: "×" },
+  iteration_s: { name: "Iteration", of: (cell) => cell.iteration_s * 1e3, unit: " ms", logY: true },
+  throughput: { name: "Throughput", of: (cell) => cell.throughput, logY: true },
+  scaling_efficiency: { name: "Scaling efficiency", of: (cell) => cell.scaling_efficiency * 100, unit: " %" },
 };
 // Sliders move in steps of a twentieth of a decade, or by whole numbers.
 const AXES = {
@@ -25,6 +26,8 @@ const AXES = {
   compression: { field: "compression", name: "Compression, times", least: 1, most: 1000, sweep: [1, 32], log: true },
 };
 const NUM_POINTS = 14;
+// On narrow screens the controls stand above the curve, which must not be pushed out of sight.
+const WIDE = matchMedia("(min-width: 62rem)");
 
 function sweep(axis, from, to) {
   const values = new Set();
@@ -50,7 +53,7 @@ function Asked({ values }) {
   const low = Math.max(number(values.low, axis.sweep[0]), axis.least);
   const high = Math.max(number(values.high, axis.sweep[1]), low * 1.01);
   const policies = (values.policies || FIRST).split(",").filter((name) => POLICIES.includes(name));
-  const metric = METRICS[values.metric] ? values.metric : "iteration_s";
+  const metric = METRICS[values.metric] ? values.metric : "speedup";
   const clipped = values.clip === "1";
   const grid = { policies: policies.length ? policies : ["pace"], baseline: policies.includes("ddp") ? "ddp" : (policies[0] || "pace") };
   grid[axis.field] = sweep(axis, low, high).map((value) => value * (axis.factor || 1));
@@ -63,7 +66,13 @@ function Asked({ values }) {
   const answer = useLoaded(async (signal, progress) => {
     checkId("profile", values.profile);
     const profileId = question.clip === undefined ? values.profile : await profileWith(values.profile, clipped ? "global-norm" : "per-gradient", signal);
-    return postTask("v1/what-if", { profile_id: profileId, grid: question.grid }, { signal, progress });
+    // The job's own place is a point of the curve, whatever is swept.
+    const { profile: own } = await getJson(resourcePath("profile", profileId), signal);
+    const there = profiledValue(over, own);
+    const points = question.grid[axis.field];
+    const place = there === undefined ? [] : [Number((there * (axis.factor || 1)).toPrecision(6))].filter((value) => value > points[0] && value < points[points.length - 1]);
+    const asked = { ...question.grid, [axis.field]: [...new Set([...points, ...place])].sort((a, b) => a - b) };
+    return postTask("v1/what-if", { profile_id: profileId, grid: asked }, { signal, progress });
   }, [values.profile, JSON.stringify(question)]);
   const busy = answer.busy || JSON.stringify(question) !== JSON.stringify(wanted);
   const profile = useLoaded((signal) => getJson(resourcePath("profile", values.profile), signal), [values.profile]);
@@ -80,6 +89,11 @@ function Asked({ values }) {
     });
     return { field, factor, x: xs.map((value) => Number((value / factor).toPrecision(6))), series };
   }, [whatIf, metric]);
+  const baseline = policyName(grid.baseline);
+  const metricName = metric === "speedup" ? `Speed-up over ${baseline}` : METRICS[metric].name;
+  const here = profiledValue(over, profile.value?.profile);
+  const marks = here === undefined || !shown ? [] : [{ at: here, label: `as profiled: ${compact(here)}` }];
+  useTitle(profile.value?.name, "What if");
   const set = (name) => (event) => adjust({ [name]: event.target.value });
   const toggle = (name) => adjust({ policies: (policies.includes(name) ? policies.filter((each) => each !== name) : [...policies, name]).join(",") });
   const xName = shown ? Object.values(AXES).find(({ field }) => field === shown.field).name : axis.name;
@@ -93,33 +107,51 @@ function Asked({ values }) {
         <${Field} id="low" label="From"><${Entry} id="low" type="number" step="any" min=${axis.least} value=${low} onChange=${set("low")} /><//>
         <${Field} id="high" label="To"><${Entry} id="high" type="number" step="any" min=${axis.least} value=${high} onChange=${set("high")} /><//>
       </div>
+      <details open=${WIDE.matches}><summary>Change what else is different</summary><div class="controls">
       ${Object.entries(AXES).filter(([name]) => name !== over).map(([name, each]) => html`<${Slider} key=${name} name=${name} axis=${each} value=${number(values[name])} profiled=${profiledValue(name, profile.value?.profile)} />`)}
       <${Field} id="algorithm" label="Algorithm"><select id="algorithm" value=${values.algorithm || ""} onChange=${set("algorithm")}>
         ${["", "ring", "tree", "halving-doubling"].map((name) => html`<option value=${name}>${name || "as profiled"}</option>`)}</select><//>
       <label class="switch"><input type="checkbox" role="switch" checked=${values.clip === undefined ? profile.value?.profile.update === "global-norm" : clipped}
         onChange=${(event) => adjust({ clip: event.target.checked ? "1" : "0" })} /> Clipping by the global norm</label>
       <fieldset class="checks"><legend>Policies</legend>${POLICIES.map((name) => html`<label><input type="checkbox" checked=${policies.includes(name)} onChange=${() => toggle(name)} />${policyName(name)}</label>`)}</fieldset>
+      </div></details>
       <button type="button" onClick=${() => { location.hash = linkTo("what-if", { profile: values.profile }); }}>As profiled</button>
     </section>
     <section class="card" aria-labelledby="answer-title" aria-busy=${String(busy)}>
-      <div class="row between"><h2 id="answer-title">${METRICS[metric].name}</h2>
+      <div class="row between"><h2 id="answer-title">${metricName} against ${xName.split(",")[0].toLowerCase()}</h2>
         <div class="row" role="group" aria-label="What is drawn">${Object.entries(METRICS).map(([name, each]) => html`<button type="button" aria-pressed=${String(name === metric)} onClick=${() => adjust({ metric: name })}>${each.name}</button>`)}</div></div>
       <${ProblemNote} error=${answer.error} retry=${answer.again} />
       <div class="steady">${busy && html`<${Progress} task=${answer.task || { state: "running" }} what="Simulating" />`}</div>
-      ${shown && html`<${Curves} label=${`${METRICS[metric].name} over ${xName}`} x=${shown.x} xLabel=${xName} logX=${true}
-        yLabel=${metric === "throughput" ? whatIf.throughput_unit : METRICS[metric].name} series=${shown.series} height=${360} logY=${["iteration_s", "throughput"].includes(metric)} />
+      ${!shown && busy && html`<${Waiting} what="the curve" rows=${8} />`}
+      ${shown && html`<${Answer} cells=${whatIf.cells} shown=${shown} baseline=${grid.baseline} xName=${xName} here=${here} />
+      <${Curves} label=${`${metricName} over ${xName}`} x=${shown.x} xLabel=${xName} logX=${true} marks=${marks} least=${METRICS[metric].least} unit=${METRICS[metric].unit}
+        yLabel=${metric === "throughput" ? `Throughput, ${whatIf.throughput_unit}` : metricName} series=${shown.series} height=${420} logY=${METRICS[metric].logY} />
       <${Table} caption="Simulated points" first="x" rows=${whatIf.cells} pageSize=${28} columns=${[
         { name: "x", title: xName, value: (cell) => cell[shown.field] / shown.factor, show: (cell) => compact(cell[shown.field] / shown.factor), numeric: true },
         { name: "policy", title: "Policy", value: (cell) => policyName(cell.policy) },
+        { name: "speedup", title: "Speed-up", value: (cell) => cell.speedup, show: (cell) => `${compact(cell.speedup)}×`, numeric: true },
         { name: "iteration", title: "Iteration", value: (cell) => cell.iteration_s, show: (cell) => seconds(cell.iteration_s), numeric: true },
-        { name: "throughput", title: "Throughput", value: (cell) => cell.throughput, show: (cell) => compact(cell.throughput), numeric: true },
+        { name: "throughput", title: `Throughput, ${whatIf.throughput_unit}`, value: (cell) => cell.throughput, show: (cell) => compact(cell.throughput), numeric: true },
         { name: "efficiency", title: "Efficiency", value: (cell) => cell.scaling_efficiency, show: (cell) => percent(cell.scaling_efficiency), numeric: true },
-        { name: "speedup", title: "Speed-up", value: (cell) => cell.speedup, show: (cell) => compact(cell.speedup), numeric: true },
       ]} />
       <div class="row"><button type="button" onClick=${() => save("what-if.csv", csv(Object.keys(whatIf.cells[0]), whatIf.cells.map(Object.values)), "text/csv")}>Points (CSV)</button></div>
       <details><summary>Assumptions about scaling</summary><ul>${whatIf.assumptions.map((line) => html`<li>${line}</li>`)}</ul></details>`}
     </section>
   </div>`;
+}
+
+// The answer in a sentence: the speed-up at the job's own place, and the most that the curve shows.
+function Answer({ cells, shown, baseline, xName, here }) {
+  const pace = cells.filter(({ policy }) => policy === (cells.some((cell) => cell.policy === "pace") ? "pace" : "sharded"));
+  if (!pace.length || pace[0].policy === baseline) return null;
+  const at = (cell) => cell[shown.field] / shown.factor;
+  const best = pace.reduce((one, other) => (other.speedup > one.speedup ? other : one));
+  const near = here === undefined ? null : pace.reduce((one, other) => (Math.abs(Math.log(at(other) / here)) < Math.abs(Math.log(at(one) / here)) ? other : one));
+  const inside = near && here >= shown.x[0] * 0.99 && here <= shown.x[shown.x.length - 1] * 1.01;
+  const [, what, unit] = xName.match(/^(.*?)(?:, (.*))?$/);
+  const place = (cell) => `${what.toLowerCase()} ${compact(at(cell))}${unit ? ` ${unit}` : ""}`;
+  return html`<p class="verdict">${inside ? `At the profiled ${place(near)}, ${policyName(near.policy)} is ${compact(near.speedup)}× as fast as ${policyName(baseline)}. ` : ""}${best.speedup > 1.0005
+    ? `The most is ${compact(best.speedup)}×, at ${place(best)}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
 }
 
 // What the profile says of an axis; undefined where its cost does not come from a network's numbers.

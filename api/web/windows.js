@@ -10,7 +10,7 @@ export const POLICY_NAMES = {
 export const policyName = (name) => POLICY_NAMES[name] || name;
 
 // Colors of gradients, by their groups in the first row that has them: each has one color in all rows.
-function gradientKinds(rows) {
+export function gradientKinds(rows) {
   const kinds = new Map();
   for (const { groups } of rows) {
     groups.forEach(({ gradients }, number) => {
@@ -22,15 +22,17 @@ function gradientKinds(rows) {
 
 export function windowBands(result, certificate) {
   const kinds = gradientKinds(result.rows);
-  const now = result.rows.find(({ name }) => name === "ddp");
+  const ddp = result.rows.find(({ name }) => name === "ddp");
   return result.rows.map((row) => {
-    const gain = now && row !== now && now.iteration_s ? `, ${percent(row.iteration_s / now.iteration_s - 1, true)} against DDP` : "";
-    const lanes = [...opLanes(result, row), ...linkLanes(row, kinds)];
-    if (row.name === "schedule" && certificate?.length) lanes.push(certificateLane(certificate));
-    return {
-      title: `${policyName(row.name)}: ${seconds(row.iteration_s)}${gain}`, short: `${policyName(row.name)}: ${seconds(row.iteration_s)}`, lanes, marks: [{ at: row.iteration_s, name: "end" }],
-    };
+    const gain = ddp && row !== ddp && ddp.iteration_s ? `, ${percent(row.iteration_s / ddp.iteration_s - 1, true)} against DDP` : "";
+    const short = `${policyName(row.name)}: ${seconds(row.iteration_s)}`;
+    return { ...band(result, row, kinds, row.name === "schedule" ? certificate : []), title: `${short}${gain}`, short, marks: [{ at: row.iteration_s, name: "end" }] };
   });
+}
+
+// The lanes of one window: ops, transfers, and the certificate's parts if there are any.
+export function band(result, row, kinds, certificate = []) {
+  return { lanes: [...opLanes(result, row), ...linkLanes(row, kinds), ...(certificate.length ? [certificateLane(certificate)] : [])], marks: [] };
 }
 
 function lane(label, order, starts, ends, kindOf, more) {
@@ -121,21 +123,27 @@ export function certified(schedule) {
 const LITTLE = 0.05;
 const CARRIED = { "all-reduce": "all-reduces", "reduce-scatter": "reduce-scatters", "all-gather": "all-gathers", push: "pushes", pull: "pulls" };
 
-// What limits a job, in a sentence: the certificate in words.
-export function why(schedule) {
+// What limits a job, in a sentence: the certificate in words. A number that the chart shows is {text, part}, with the
+// number of the certificate's part.
+export function whyParts(schedule) {
   const parts = certificateParts(schedule);
   const compute = schedule.predicted.compute_s;
   const added = certified(schedule).sum - compute;
-  if (added <= 1e-9 * compute) return "Compute limits this job: the network would allow a shorter iteration.";
-  if (added < LITTLE * compute) return `Compute limits this job: the network adds at least ${seconds(added)}.`;
-  const of = (name) => parts.find((part) => part.name === name)?.value || 0;
+  if (added <= 1e-9 * compute) return ["Compute limits this job: the network would allow a shorter iteration."];
+  if (added < LITTLE * compute) return [`Compute limits this job: the network adds at least ${seconds(added)}.`];
+  const at = (name) => parts.findIndex((part) => part.name === name);
+  const of = (name) => parts[at(name)]?.value || 0;
   const carried = parts.filter(({ kind }) => kind === "carried");
   const total = carried.reduce((sum, { value }) => sum + value, 0);
-  const rest = [[of("norm"), "for the norm of all gradients"], [of("tail"), "of compute"], [of("stretch"), "by which traffic slows compute down"]]
-    .filter(([value]) => value > 0).map(([value, what]) => `${seconds(value)} ${what}`);
-  const more = rest.length > 1 ? `${rest.slice(0, -1).join(", ")} and ${rest[rest.length - 1]}` : rest[0];
-  return `The network limits this job: ${seconds(total)} of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first ${seconds(of("ready"))}${more ? `, plus ${more}` : ""}.`;
+  const rest = [["norm", "for the norm of all gradients"], ["tail", "of compute"], ["stretch", "by which traffic slows compute down"]]
+    .filter(([name]) => of(name) > 0).map(([name, what]) => [{ text: seconds(of(name)), part: at(name) }, ` ${what}`]);
+  return [
+    "The network limits this job: ", { text: seconds(total), part: parts.indexOf(carried[0]) }, ` of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first `,
+    { text: seconds(of("ready")), part: at("ready") }, ...rest.flatMap((words, number) => [number === 0 ? ", plus " : number === rest.length - 1 ? " and " : ", ", ...words]), ".",
+  ];
 }
+
+export const why = (schedule) => whyParts(schedule).map((each) => each.text ?? each).join("");
 
 function certificateLane(parts) {
   const ends = [];

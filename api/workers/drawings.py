@@ -1,12 +1,14 @@
 """Draws and lays out windows, and simulates stored profiles: plain functions from bytes to bytes.
 
-They can need much time or memory for a large profile, so they never run in the serving process.
+They can need much time or memory for a large profile, so they never run in the serving process. What they
+import themselves is large, too, and that process does without it.
 """
 
 import json
 import tempfile
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pace.api.errors import NotInstalled
 from pace.api.previous_release import current_schedule
@@ -14,17 +16,17 @@ from pace.client.documents import PolicyResult, SimulationRequest, SimulationRes
 from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
 from pace.documents.profile import parse_profile
 from pace.documents.schedule import parse_schedule
-from pace.simulation import SimulationOptions, simulate
-from pace.view.chart import plot
-from pace.view.op_times import phases_of
-from pace.view.perfetto import chrome_trace
-from pace.view.window import Window, lay_out, lay_out_policy
+
+if TYPE_CHECKING:
+    from pace.view.window import Window
 
 _DIGITS = 9  # a nanosecond: more digits would only make charts larger
 
 
 def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     """Return the predicted window as a Chrome trace."""
+    from pace.view.perfetto import chrome_trace
+
     profile = parse_profile(zlib.decompress(profile_document))
     trace = chrome_trace(profile, parse_schedule(current_schedule(schedule_document)))
     return json.dumps(trace, separators=(",", ":")).encode()
@@ -37,6 +39,8 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
     except ImportError:
         detail = "charts need matplotlib, which is not installed with this service (pace-scheduler[plot])"
         raise NotInstalled(detail) from None
+    from pace.view.chart import plot
+
     profile = parse_profile(zlib.decompress(profile_document))
     schedule = parse_schedule(current_schedule(schedule_document))
     with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +51,9 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
 
 def windows(profile_document: bytes, schedule_document: bytes | None, request: WindowRequest) -> bytes:
     """Return the JSON of a WindowResult."""
+    from pace.view.op_times import phases_of
+    from pace.view.window import lay_out, lay_out_policy
+
     profile = parse_profile(zlib.decompress(profile_document))
     rows = []
     if schedule_document is not None:
@@ -73,7 +80,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     return result.model_dump_json().encode()
 
 
-def _window_row(window: Window) -> WindowRow:
+def _window_row(window: "Window") -> WindowRow:
     moved = window.transfers
     return WindowRow(
         name=window.name,
@@ -103,6 +110,8 @@ def _window_row(window: Window) -> WindowRow:
 
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
     """Return the JSON of a SimulationResult."""
+    from pace.simulation import SimulationOptions, simulate
+
     profile = parse_profile(zlib.decompress(profile_document))
     options = SimulationOptions(iterations=request.iterations, jitter=request.jitter, seed=request.seed)
     results = tuple(

@@ -5,13 +5,9 @@ import json
 import zlib
 from typing import Any
 
-from pace.api.questions.registry import KINDS
-from pace.api.workers.drawings import simulation
-from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest, example_profile
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
-from pace.planning.optimize import warm_up
 
 _LINK = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
 _PLAN: dict[str, Any] = {
@@ -42,6 +38,12 @@ def load_kernels() -> None:
 
     Takes a minute where nothing was compiled before, a second where it was, and nothing in a fork.
     """
+    # The serving process, which only names this function, does without these.
+    from pace.api.questions.registry import KINDS
+    from pace.api.workers.drawings import simulation
+    from pace.api.workers.transfer_plans import plan_of
+    from pace.planning.optimize import warm_up
+
     warm_up()
     profile = Profile.model_validate(example_profile())
     document = zlib.compress(compact_profile(profile).encode())

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["__main__", "pace.api.workers.preloaded"])
 _START_TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _FORK_PAUSES_S = (0.05, 0.2, 0.5)
 
@@ -60,13 +60,14 @@ class WorkerPool:
         self.size = size
         self.waiting = 0
         self._workers = [_Worker(purpose, memory_bytes, prepare) for _ in range(size)]
-        self._idle = list(self._workers)
+        # The last is used next: the one that was used last, and at first the one that is started.
+        self._idle = self._workers[::-1]
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
         self._closed = threading.Event()
         self._supervisor: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start all processes in the background; they are replaced if they die while idle."""
+        """Start the first process in the background, others once they are needed; replace those that die."""
         self._supervisor = threading.Thread(target=self._supervise, name="pace-supervisor", daemon=True)
         self._supervisor.start()
 
@@ -88,10 +89,9 @@ class WorkerPool:
         return sum(worker.memory_bytes for worker in self._workers)
 
     def _supervise(self) -> None:
-        for worker in self._workers:
-            with contextlib.suppress(WorkerNotStarted):  # started when it is needed
-                worker.start()  # the first waits for the server that forks to load
-        pause_s = _LOOK_EVERY_S
+        with contextlib.suppress(WorkerNotStarted):  # tried again below
+            self._workers[0].start()  # waits for the server that forks to load
+        pause_s = LOOK_EVERY_S
         while not self._closed.wait(pause_s):
             deaths: list[str] = []
             for worker in self._workers:
@@ -103,7 +103,7 @@ class WorkerPool:
             for death in deaths:
                 log.error("worker-restarted", reason=death)
             # Processes that die as soon as they start would otherwise keep a core busy.
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if deaths else _LOOK_EVERY_S
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if deaths else LOOK_EVERY_S
 
     async def run(
         self,
@@ -150,7 +150,7 @@ class WorkerPool:
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._supervisor is not None:
             # It may be waiting for what the first process needs, which takes long with nothing compiled.
-            self._supervisor.join(timeout=_LOOK_EVERY_S)
+            self._supervisor.join(timeout=LOOK_EVERY_S)
         for worker in self._workers:
             worker.discard()
 
@@ -202,6 +202,7 @@ class _Worker:
         self.was_ready = False
         self.num_restarts = 0
         self._ready = False
+        self._wanted = False
         self._process: ForkServerProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._stopped = threading.Event()
@@ -224,6 +225,7 @@ class _Worker:
 
     def start(self) -> None:
         """Start a process if there is none."""
+        self._wanted = True
         with self._starting:
             if self._stopped.is_set() or self._process is not None:
                 return
@@ -264,7 +266,8 @@ class _Worker:
             if self._stopped.is_set():
                 return None
             if process is None or connection is None:
-                self.start()  # it could not be started before
+                if self._wanted:
+                    self.start()  # it could not be started before
                 return None
             if self.alive:
                 try:

@@ -5,7 +5,6 @@ from pathlib import Path
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.reading import read_document
 from pace.client.fabric_documents import TransferPlanRequest
-from pace.fabric.plan import plan_transfers
 
 # A plan of this many takes seconds, and its document some megabytes.
 MOST_UPDATES = 2000
@@ -20,6 +19,9 @@ def plan_of(body: bytes | Path, gzipped: bool, max_bytes: int) -> bytes:
     InvalidRequest, InvalidFabric, InvalidOptions, ContentTooLarge
         With the validator's message.
     """
+    # Its libraries are large: the serving process, which only names this function, does without them.
+    from pace.fabric.plan import plan_transfers
+
     body = body if isinstance(body, bytes) else body.read_bytes()
     request = read_document(body, gzipped, max_bytes, TransferPlanRequest)
     num_updates = len(request.batch.updates) + len(request.batch.punted)

@@ -1,10 +1,11 @@
-"""The page with a schedule of 10,000 gradients: time until its chart is drawn, and frames while panning.
+"""The page with a schedule of 10,000 gradients: time until its chart is drawn, comparisons, and frames.
 
     python -m benchmarks web_page [--gradients N] [--json OUT]
 
 Needs Debian's chromium-headless-shell and the development packages. A service of its own solves a chain of
 layers first, so that the page's time is that of a stored schedule: fetching it, laying out windows of three
-policies, drawing. Ratios are to a schedule of a hundred gradients in the same run.
+policies, drawing. Then one more policy is ticked, and the schedule is compared with itself. The browser says
+which of the page's tasks took over 50 ms. Ratios are to a schedule of a hundred gradients in the same run.
 """
 
 import platform
@@ -23,6 +24,12 @@ from benchmarks.harness.serving import TIMEOUT_S, service
 from benchmarks.studies.large_profile import large_profile
 
 FRAMES = 120
+# Keeps what the browser's performance timeline says of tasks over 50 ms.
+LONG_TASKS = """
+window.longTasks = [];
+new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ duration }) => duration)))
+  .observe({ type: "longtask", buffered: true });
+"""
 # Every frame's length while the chart is dragged from side to side, in milliseconds.
 PAN = """
 async (frames) => {
@@ -48,12 +55,16 @@ async (frames) => {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTimes:
-    """What a visitor of one schedule waits for, in seconds; frames in milliseconds."""
+    """What a visitor of one schedule waits for, in seconds; frames and tasks in milliseconds."""
 
     gradients: int
     solve_s: float
     first_paint_s: float
     chart_s: float
+    one_more_policy_s: float
+    compare_s: float
+    longest_task_ms: float
+    long_tasks_while_panning: int
     shapes_bytes: int
     median_frame_ms: float
     longest_frame_ms: float
@@ -79,6 +90,7 @@ def measure(browser: Browser, url: str, count: int) -> PageTimes:
         schedule_id = answer.json()["id"]
     context = browser.new_context(viewport={"width": 1920, "height": 1080})
     context.set_default_timeout(TIMEOUT_S * 1e3)
+    context.add_init_script(LONG_TASKS)
     page: Page = context.new_page()
     began = time.perf_counter()
     page.goto(f"{url}/#result?schedule={schedule_id}")
@@ -87,17 +99,32 @@ def measure(browser: Browser, url: str, count: int) -> PageTimes:
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     for _ in range(3):
         page.get_by_role("button", name="Zoom in").click()
+    before = page.evaluate("longTasks.length")
     frames = sorted(page.evaluate(PAN, FRAMES))
+    long_while_panning = page.evaluate("longTasks.length") - before
     shapes = page.evaluate(
         "[...document.querySelectorAll('.gantt path')]"
         ".reduce((sum, path) => sum + (path.getAttribute('d') || '').length, 0)"
     )
+    began = time.perf_counter()
+    page.get_by_label("FIFO").check()
+    page.get_by_role("region", name="Policies").get_by_role("row", name="FIFO").wait_for()
+    one_more_policy_s = time.perf_counter() - began
+    longest_task_ms = max(page.evaluate("longTasks"), default=0.0)
+    began = time.perf_counter()
+    page.goto(f"{url}/?compare#compare?a={schedule_id}&b={schedule_id}")
+    page.wait_for_selector(".gantt path[d^=M]")
+    compare_s = time.perf_counter() - began
     context.close()
     return PageTimes(
         gradients=count,
         solve_s=solve_s,
         first_paint_s=paint / 1e3,
         chart_s=chart_s,
+        one_more_policy_s=one_more_policy_s,
+        compare_s=compare_s,
+        longest_task_ms=longest_task_ms,
+        long_tasks_while_panning=long_while_panning,
         shapes_bytes=shapes,
         median_frame_ms=frames[len(frames) // 2],
         longest_frame_ms=frames[-1],

@@ -8,8 +8,8 @@ from sqlalchemy import event, insert
 
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
+from pace.api.storage.job_list import JobList, JobQuery
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.pages import JobList
 from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
 from pace.documents.profile import Profile
 from pace.simulation import make_policy, run_policy
@@ -80,6 +80,61 @@ def test_a_job_tells_its_newest_report(service: Caller) -> None:
     assert job["reported_at"] is not None
 
 
+def test_jobs_are_sorted_and_filtered_by_what_they_report(service: Caller) -> None:
+    """Over all pages and both ways; jobs without a report stay last; numbers of any size are compared."""
+    reported = {"near": (0.01, 0.0101), "slow": (0.01, 0.03), "fast": (0.02, 0.01), "odd": (1e-300, 1e300)}
+    for job in (*reported, "silent"):
+        made = solve(service, job)
+        if job in reported:
+            report = {
+                "job": job,
+                "fingerprint": made["fingerprint"],
+                "profile_sha256": made["profile_sha256"],
+                "predicted_iteration_s": reported[job][0],
+                "measured_iteration_s": reported[job][1],
+                "num_iterations": 50,
+            }
+            assert service.http.post("/v1/reports", json=report).status_code == 201
+    solve(service, "fast", num_layers=4)
+    assert names(service, limit=2, order="measured") == ["odd", "slow", "near", "fast", "silent"]
+    assert names(service, limit=2, order="measured", reverse=True) == [
+        "fast",
+        "near",
+        "slow",
+        "odd",
+        "silent",
+    ]
+    assert names(service, limit=1, order="predicted")[0] == "fast"
+    # What no quotient can be made of is as good as no report.
+    assert names(service, limit=1, order="drift") == ["slow", "fast", "near", "silent", "odd"]
+    assert names(service, limit=1, order="drift", reverse=True)[:3] == ["near", "fast", "slow"]
+    assert names(service, limit=1, order="drift", min_drift=0.1) == ["slow", "fast"]
+    assert names(service, limit=1, order="name", min_drift=0.001) == ["fast", "near", "slow"]
+    assert names(service, order="schedules")[0] == "fast"
+    assert names(service, limit=2, order="name", reverse=True)[0] == "slow"
+    assert names(service, limit=2, reverse=True) == ["near", "slow", "odd", "silent", "fast"]
+    cursor = service.http.get("/v1/jobs", params={"limit": 1, "order": "drift"}).json()["next"]
+    wrong = service.http.get("/v1/jobs", params={"order": "measured", "cursor": cursor})
+    assert (wrong.status_code, "for this order" in wrong.json()["detail"]) == (422, True)
+    for asked in ({"min_drift": -1}, {"min_drift": "nan"}, {"order": "luck"}):
+        assert service.http.get("/v1/jobs", params=asked).status_code == 422
+
+
+def test_profiles_are_found_by_a_part_of_their_name(service: Caller) -> None:
+    """In any case, over all pages, with signs of patterns as they are."""
+    for name in ("ResNet 50", "resnet_18", "vgg%16"):
+        assert service.http.post("/v1/profiles", json=layered_profile(2, name=name)).status_code == 201
+
+    def found(contains: str) -> list[str]:
+        answer = service.http.get("/v1/profiles", params={"contains": contains})
+        return [item["name"] for item in answer.json()["items"]]
+
+    assert found("RESNET") == ["resnet_18", "ResNet 50"]
+    assert found("%") == ["vgg%16"]
+    assert found("_") == ["resnet_18"]
+    assert found("bert") == []
+
+
 def test_a_page_of_jobs_is_one_statement(database_url: str) -> None:
     """However many jobs are on it: a list of a thousand must not take a thousand questions."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
@@ -111,7 +166,7 @@ def test_a_page_of_jobs_is_one_statement(database_url: str) -> None:
     event.listen(
         database.engine, "before_cursor_execute", lambda *found: statements.append(str(found[2])), named=False
     )
-    page = JobList(database).page("one", None, "name", 30, None)
+    page = JobList(database).page("one", JobQuery(order="name"), 30, None)
     assert len([text for text in statements if text.startswith("SELECT")]) == 1
     assert [item.job for item in page.items] == jobs[:30]
     assert [item.asked_by for item in page.items] == [f"by {job}" for job in jobs[:30]]

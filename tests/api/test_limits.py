@@ -26,7 +26,7 @@ from sqlalchemy import select, update
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
-from pace.api.workers.pool import WorkerPool
+from pace.api.workers.pool import LOOK_EVERY_S, WorkerCall, WorkerPool
 from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
@@ -115,6 +115,25 @@ def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
         pool.close()
 
 
+def test_only_the_first_process_is_started_before_it_is_needed() -> None:
+    """A fresh service is small; calls at the same time each get a process, which then stays."""
+    pool = WorkerPool("the test", 3, 2**32)
+    pool.start()
+    try:
+        while pool.num_alive == 0:
+            time.sleep(0.01)
+        time.sleep(2 * LOOK_EVERY_S)
+        assert pool.num_alive == 1
+        with ThreadPoolExecutor(2) as threads:
+            calls = [threads.submit(pool.call, WorkerCall(time.sleep, (2.0,), 60.0, None)) for _ in range(2)]
+            for call in calls:
+                call.result()
+        assert pool.num_alive == 2
+        assert pool.num_restarts == 0
+    finally:
+        pool.close()
+
+
 def test_every_death_is_told_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that replace their workers at the same time do not take exit statuses from each other."""
     read = forkserver.read_signed
@@ -124,7 +143,7 @@ def test_every_death_is_told_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         return int(read(descriptor))
 
     monkeypatch.setattr(forkserver, "read_signed", read_slowly)
-    pools = [WorkerPool(f"test {number}", 2, 2**32) for number in range(2)]
+    pools = [WorkerPool(f"test {number}", 1, 2**32) for number in range(4)]
     with structlog.testing.capture_logs() as logs, ExitStack() as stack:
         for pool in pools:
             stack.callback(pool.close)

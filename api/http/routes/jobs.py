@@ -7,19 +7,29 @@ from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
 from pace.api.http.openapi import problems
-from pace.api.http.parameters import Cursor, Limit, RunningService
+from pace.api.http.parameters import Contains, Cursor, Limit, RunningService
 from pace.api.http.security import Reader
-from pace.api.storage.pages import JobOrder
-from pace.client.documents import JobName
+from pace.api.storage.job_list import JobOrder, JobQuery
 from pace.client.page_documents import JobPage
 
 router = APIRouter(prefix="/v1/jobs", tags=["Jobs and reports"])
 
-Contains = Annotated[
-    JobName | None, Query(description="Only jobs whose name contains this text, in any case")
-]
 Order = Annotated[
-    JobOrder, Query(description="Order: `newest` by the last request for a schedule, or by name")
+    JobOrder,
+    Query(
+        description="Order: `name`, or the largest first by `newest` (the last request for a schedule),"
+        " `schedules`, `predicted`, `measured` or `drift`. Jobs without a report come last in the last three."
+    ),
+]
+Reverse = Annotated[bool, Query(description="The smallest first; names from Z to A")]
+MinDrift = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        le=1000,
+        allow_inf_nan=False,
+        description="Only jobs whose newest report is off its prediction by this share or more, such as 0.1",
+    ),
 ]
 
 
@@ -30,6 +40,8 @@ async def list_jobs(
     principal: Reader,
     contains: Contains = None,
     order: Order = "newest",
+    reverse: Reverse = False,
+    min_drift: MinDrift = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
@@ -37,5 +49,6 @@ async def list_jobs(
 
     A job's schedules are under ``/v1/schedules?job=``, its reports under ``/v1/reports?job=``.
     """
-    page = await service.in_database(service.jobs.page, principal.tenant, contains, order, limit, cursor)
+    asked = JobQuery(contains=contains, order=order, reverse=reverse, min_drift=min_drift)
+    page = await service.in_database(service.jobs.page, principal.tenant, asked, limit, cursor)
     return document_answer(page).response_to(request)

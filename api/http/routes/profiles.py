@@ -11,7 +11,7 @@ from pace.api.http.answers import document_answer, profile_answer
 from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
-from pace.api.http.parameters import Cursor, Limit, RunningService
+from pace.api.http.parameters import Contains, Cursor, Limit, RunningService
 from pace.api.http.security import Admin, Reader, Submitter
 from pace.api.questions.reading import read_profile
 from pace.client.documents import ProfilePage, ProfileResource, ProfileSummary, example_profile
@@ -44,10 +44,15 @@ async def create_profile(request: Request, service: RunningService, principal: S
 
 @router.get("", summary="List profiles", response_model=ProfilePage, responses=problems(401, 403, 422, 429))
 async def list_profiles(
-    request: Request, service: RunningService, principal: Reader, limit: Limit = 100, cursor: Cursor = None
+    request: Request,
+    service: RunningService,
+    principal: Reader,
+    contains: Contains = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
 ) -> Response:
     """List profiles without their content, newest first."""
-    page = await service.in_database(service.store.list_profiles, principal.tenant, limit, cursor)
+    page = await service.in_database(service.store.list_profiles, principal.tenant, contains, limit, cursor)
     return document_answer(page).response_to(request)
 
 

@@ -123,6 +123,7 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
 ) -> None:
     """axe-core is content with every tab, with data and without; at 360 pixels nothing scrolls sideways."""
     made = service.post_schedule(layered_profile(5), job=LONG_NAME).json()
+    other = service.post_schedule(layered_profile(6), job=LONG_NAME).json()
     for measured_s in (0.02, 0.03):
         service.http.post("/v1/reports", json=report(made, measured_s))
     job = urllib.parse.quote(LONG_NAME)
@@ -131,6 +132,8 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         f"result?profile={made['profile_sha256']}": ".gantt path[d^=M]",
         f"what-if?profile={made['profile_sha256']}&policies=pace": "canvas",
         "result": ".empty",
+        "compare": ".empty",
+        f"compare?a={made['id']}&b={other['id']}": ".gantt path[d^=M]",
         "servers": ".empty",
         "fabric?example=1": ".gantt path[d^=M]",
         "jobs": "table",

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, drawn
+from tests.api.web.visits import ON_SQLITE, drawn, milliseconds
 
 pytestmark = ON_SQLITE
 
@@ -97,3 +97,29 @@ def test_the_reason_is_said_in_words(
     expect(headline).to_contain_text("PyTorch DDP, simulated")
     expect(headline).to_contain_text("PACE, predicted")
     expect(page.get_by_text(re.compile(r"\bNow\b"))).to_have_count(0)
+
+
+def test_numbers_of_the_reason_are_marked_in_the_chart(visitor: Visitor, service: Caller) -> None:
+    """Each marks its part of the certificate; where another bound is lower, the page says why."""
+    made = solved(service, 40, 0.0001)["schedule"]
+    page = visitor.go(f"result?profile={made['profile_sha256']}")
+    drawn(page)
+    marked = page.locator(".gantt .chosen")
+    widths = []
+    numbers = page.get_by_role("region", name="Result").locator("button.in-text")
+    for number in range(numbers.count()):
+        numbers.nth(number).hover()
+        widths.append(float(marked.get_attribute("width") or 0))
+    assert len(widths) == 3
+    assert min(widths) > 0
+    assert len(set(widths)) == 3
+    numbers.first.blur()
+    page.get_by_role("heading", name="One iteration").hover()
+    expect(marked).to_have_attribute("width", "0")
+    (proof,) = made["proofs"]
+    predicted = made["predicted"]
+    other = page.get_by_text("Other groups can save at most")
+    if abs(proof["bound_s"] - predicted["lower_bound_s"]) < 1e-6 * predicted["lower_bound_s"]:
+        expect(other).to_have_count(0)
+    else:
+        expect(other).to_contain_text(milliseconds(predicted["iteration_s"] - predicted["lower_bound_s"]))

@@ -30,7 +30,7 @@ def test_jobs_tell_what_was_predicted_and_measured(visitor: Visitor, service: Ca
     expect(jobs).to_have_count(20)
     page.get_by_role("button", name="Next jobs").click()
     expect(jobs).to_have_count(2)
-    page.get_by_label("Order").select_option("name")
+    page.get_by_role("button", name="Job", exact=True).click()
     expect(jobs.first).to_contain_text(LONG_NAME.strip())
     page.get_by_label("Name contains").fill("VISION")
     expect(jobs).to_have_count(1)
@@ -51,6 +51,44 @@ def test_jobs_tell_what_was_predicted_and_measured(visitor: Visitor, service: Ca
     assert service.http.get("/v1/schedules", params={"job": LONG_NAME}).json()["items"] == []
 
 
+def test_the_service_sorts_and_filters_and_the_list_refreshes_itself(
+    visitor: Visitor, service: Caller
+) -> None:
+    """Over all jobs, not those of the page; drift is flagged in words; the tab is named by the job."""
+    profile_id = service.http.post("/v1/profiles", json=layered_profile(2)).json()["id"]
+
+    def ask(job: str, drift: float | None) -> None:
+        made = service.http.post("/v1/schedules", json={"profile_id": profile_id, "job": job}).json()
+        if drift is not None:
+            measured_s = made["schedule"]["predicted"]["iteration_s"] * (1 + drift)
+            assert service.http.post("/v1/reports", json=report(made, measured_s)).status_code == 201
+
+    for job, drift in (("slow", 0.5), ("fast", -0.2), ("steady", 0.01)):
+        ask(job, drift)
+    for number in range(20):  # a page of them is asked for later
+        ask(f"silent {number:02}", None)
+    page = visitor.go("jobs")
+    jobs = page.get_by_role("region", name="Jobs", exact=True).locator("tbody tr")
+    expect(jobs).to_have_count(20)
+    expect(jobs.filter(has_text="slow")).to_have_count(0)
+    page.get_by_role("button", name="Measured against predicted").click()
+    expect(jobs.first).to_contain_text("slower+50.0 %")
+    expect(jobs.nth(1)).to_contain_text("faster-20.0 %")
+    expect(page).to_have_url(re.compile("order=drift"))
+    page.get_by_role("switch", name="Only drifted").check()
+    expect(jobs).to_have_count(2)
+    ask("late", 0.3)
+    # Without anybody asking for it.
+    expect(jobs).to_have_count(3)
+    expect(jobs.nth(1)).to_contain_text("late")
+    page.get_by_label("Name contains").fill("steady")
+    expect(page.get_by_text("No job has drifted")).to_be_visible()
+    page.get_by_role("button", name="Show all jobs").click()
+    expect(jobs).to_have_count(20)
+    jobs.first.get_by_role("link").click()
+    expect(page).to_have_title(re.compile("^slow . Jobs . PACE$"))
+
+
 def test_drift_is_told_from_the_reports(visitor: Visitor, service: Caller) -> None:
     """Against the prediction, and against the first report under the same schedule, as the job goes on."""
     before = service.post_schedule(layered_profile(3), job="drifting").json()
@@ -58,10 +96,16 @@ def test_drift_is_told_from_the_reports(visitor: Visitor, service: Caller) -> No
     for made, measured_s in ((before, 0.02), (before, 0.025), (before, 0.03), (after, 0.04)):
         service.http.post("/v1/reports", json=report(made, measured_s))
     page = visitor.go("jobs?job=drifting")
+    schedules = page.get_by_role("region", name="Schedules").locator("tbody tr")
+    expect(schedules).to_have_count(2)
+    for made, measured_s in ((before, 0.03), (after, 0.04)):
+        row = schedules.filter(has_text=made["profile_sha256"][:12])
+        expect(row).to_contain_text(milliseconds(made["schedule"]["predicted"]["iteration_s"]))
+        expect(row).to_contain_text(milliseconds(measured_s))
     rows = page.get_by_role("region", name="Reports").locator("tbody tr")
     expect(rows).to_have_count(4)
     since = [row.split("\t")[4] for row in rows.all_inner_texts()]
-    assert sorted(since) == ["+25.0 %", "+50.0 %", "0.00 %", "0.00 %"]
+    assert sorted(since) == ["0.00 %", "0.00 %", "slower+25.0 %", "slower+50.0 %"]
     expect(page.get_by_role("figure", name="Drift of iteration times").locator("canvas")).to_be_visible()
     predicted_s = after["schedule"]["predicted"]["iteration_s"]
     for title, value in (

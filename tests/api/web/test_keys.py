@@ -74,7 +74,7 @@ def test_two_tenants_see_their_own(browser: Browser, shared_service: ServiceProc
                 (second, other, "other's model", "one's model"),
             ):
                 page = visitor.go()
-                expect(page.get_by_role("link", name=model)).to_be_visible()
+                expect(page.get_by_role("link", name=model, exact=True)).to_be_visible()
                 expect(page.get_by_text(foreign)).to_have_count(0)
                 expect(page.get_by_text(tenant.tenant, exact=True)).to_be_visible()
                 page = visitor.go("jobs?job=shared name")

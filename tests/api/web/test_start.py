@@ -97,5 +97,27 @@ def test_jobs_and_profiles_are_at_hand(visitor: Visitor, service: Caller) -> Non
     page.get_by_role("region", name="A job").get_by_role("link", name=LONG_NAME).click()
     expect(page.get_by_role("region", name="Schedules").locator("tbody tr")).to_have_count(1)
     page.get_by_role("link", name="Start").click()
-    page.get_by_role("region", name="Stored profiles").get_by_role("link", name="layered").click()
+    page.get_by_role("region", name="Stored profiles").get_by_role("link", name="layered", exact=True).click()
     drawn(page)
+
+
+def test_all_stored_profiles_are_searched(visitor: Visitor, service: Caller) -> None:
+    """By the service, beyond the first page; what PACE is and what to drop is said above."""
+    for number in range(12):
+        profile = layered_profile(2, name=f"needle {number}" if number < 2 else f"hay {number}")
+        assert service.http.post("/v1/profiles", json=profile).status_code == 201
+    page = visitor.go()
+    expect(page.get_by_role("heading", name="PACE schedules the communication")).to_be_visible()
+    for kind in ("PyTorch trace", "PACE profile", "Chakra trace", "Layer table", "Horovod timeline"):
+        expect(page.get_by_role("term").filter(has_text=kind)).to_be_visible()
+    rows = page.get_by_role("region", name="Stored profiles").locator("tbody tr")
+    expect(rows).to_have_count(10)
+    expect(rows.filter(has_text="needle")).to_have_count(0)
+    page.get_by_label("Name contains").fill("NEEDLE")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Name contains").fill("nothing like it")
+    expect(page.get_by_text("No profile has this name")).to_be_visible()
+    page.get_by_role("button", name="Show all profiles").click()
+    expect(rows).to_have_count(10)
+    page.get_by_role("button", name="Next profiles").click()
+    expect(rows.filter(has_text="needle")).to_have_count(2)

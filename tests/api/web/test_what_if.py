@@ -15,6 +15,8 @@ from tests.api.web.visits import ON_SQLITE, task_states, until
 
 pytestmark = ON_SQLITE
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
 
 def is_asked(request: Request) -> bool:
     """Whether this is a question."""
@@ -29,8 +31,8 @@ def test_answers_follow_the_sliders_and_the_link(visitor: Visitor, service: Call
     expect(points).to_have_count(28)
     page.wait_for_selector("canvas")
     page.get_by_label("Workers, slider").fill("40")
-    page.get_by_role("button", name="Speed-up over DDP").click()
-    expect(page).to_have_url(re.compile("workers=200.*metric=speedup"))
+    page.get_by_role("group", name="What is drawn").get_by_role("button", name="Throughput").click()
+    expect(page).to_have_url(re.compile("workers=200.*metric=throughput"))
     page.get_by_label("Over", exact=True).select_option("compression")
     expect(page.get_by_role("button", name="Compression, times")).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
@@ -42,6 +44,31 @@ def test_answers_follow_the_sliders_and_the_link(visitor: Visitor, service: Call
     visitor.go(f"what-if?profile={made['id']}&policies=pace,ddp&workers=200&over=compression")
     expect(points.first).to_have_text(re.compile(re.escape(first.split()[0])))
     assert points.first.inner_text() == first
+
+
+def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -> None:
+    """Speed-up over DDP against bandwidth, with units, and a sentence with the service's numbers."""
+    ring = {"kind": "ring", "bandwidth_bytes_per_s": 1.25e9, "latency_s": 1e-5}
+    profile = layered_profile(6) | {"allreduce": ring}
+    made = service.http.post("/v1/profiles", json=profile).json()
+    page = visitor.go(f"what-if?profile={made['id']}")
+    expect(page.get_by_role("heading", name="Speed-up over PyTorch DDP against bandwidth")).to_be_visible()
+    expect(page.get_by_role("figure", name="Speed-up over PyTorch DDP over Bandwidth, Gb/s")).to_be_visible()
+    answer = page.locator(".verdict")
+    latest = service.http.get("/v1/what-if").json()["items"][0]
+    cells = service.http.get(f"/v1/what-if/{latest['id']}").json()["what_if"]["cells"]
+    pace = [cell for cell in cells if cell["policy"] == "pace"]
+    most = max(pace, key=lambda cell: cell["speedup"])
+    expect(answer).to_contain_text(
+        f"The most is {most['speedup']:.4g}{TIMES}, at bandwidth {most['bandwidth_gbps']:.4g} Gb/s."
+    )
+    (near,) = (cell for cell in pace if cell["bandwidth_gbps"] == 10)
+    expect(answer).to_contain_text(
+        f"At the profiled bandwidth 10 Gb/s, PACE is {near['speedup']:.4g}{TIMES} as fast as PyTorch DDP"
+    )
+    points = page.get_by_role("region", name="Simulated points")
+    expect(points.get_by_role("button", name="Speed-up")).to_be_visible()
+    expect(points.locator("tbody tr").first).to_contain_text(TIMES)
 
 
 @pytest.mark.races_with_machine(reason="a question is superseded while its task runs")

@@ -1,0 +1,190 @@
+"""Lists training jobs, which are not stored themselves but follow from schedules and reports."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import ColumnElement, Double, FromClause, Select, case, func, literal, select, tuple_
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+from pace.api.errors import InvalidRequest
+from pace.api.questions.kind import SCHEDULE
+from pace.api.storage.database import Database
+from pace.api.storage.pages import CURSOR_ERRORS, read_cursor, read_moment, write_cursor
+from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
+from pace.client.page_documents import JobPage, JobSummary
+
+JobOrder = Literal["newest", "name", "schedules", "predicted", "measured", "drift"]
+
+_HAS_SCHEDULES = QuestionRecord.kind == SCHEDULE
+_SOLVED = (SolutionRecord.tenant == QuestionRecord.tenant) & (SolutionRecord.key == QuestionRecord.key)
+# Reports may hold any positive numbers; within these no quotient overflows in the database.
+_LEAST_S, _MOST_S = 1e-9, 1e9
+
+_Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Which jobs are listed, and in which order.
+
+    Attributes
+    ----------
+    contains
+        Text in their names, in any case.
+    reverse
+        Whether the order is turned around. Jobs without a report stay last where reports decide.
+    min_drift
+        Least relative difference of the newest measured iteration time from the predicted one.
+    """
+
+    contains: str | None = None
+    order: JobOrder = "newest"
+    reverse: bool = False
+    min_drift: float | None = None
+
+    @property
+    def rises(self) -> bool:
+        """Whether the smallest comes first."""
+        return (self.order == "name") != self.reverse
+
+    @property
+    def needs_reports(self) -> bool:
+        """Whether the newest report of every job counts, and not only of those on the page."""
+        return self.min_drift is not None or self.order in ("predicted", "measured", "drift")
+
+
+class JobList:
+    """Lists the jobs of tenants; every call is one transaction and blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def page(self, tenant: str, asked: JobQuery, limit: int, cursor: str | None) -> JobPage:
+        """Return a page of jobs.
+
+        Raises
+        ------
+        InvalidRequest
+            For a cursor that no page of this order gave.
+        """
+        listed: FromClause = _jobs(tenant, asked.contains).subquery()
+        if asked.needs_reports:
+            listed = _with_report(listed, tenant).subquery()
+        place = _place(listed.c, asked)
+        question: Select[Any] = select(*listed.c, place[0].label("place"))
+        if asked.min_drift is not None:
+            question = question.where(_drift(listed.c, otherwise=-1.0) >= asked.min_drift)
+        if cursor is not None:
+            position = _read_position(cursor, asked)
+            after = tuple_(*place) > tuple_(*position)
+            question = question.where(after if asked.rises else tuple_(*place) < tuple_(*position))
+        page: FromClause = question.order_by(*_ordered(place, asked)).limit(limit + 1).subquery()
+        if not asked.needs_reports:
+            page = _with_report(page, tenant).subquery()
+        final = select(*page.c, _asked_by(page, tenant))
+        final = final.order_by(*_ordered((page.c.place, page.c.job), asked))
+        with self.database.read() as connection:
+            rows = [dict(row._mapping) for row in connection.execute(final)]
+        places = [row.pop("place") for row in rows]
+        items = tuple(JobSummary(**row) for row in rows[:limit])
+        following = _write_position(places[limit - 1], items[-1].job, asked) if len(rows) > limit else None
+        return JobPage(items=items, next=following)
+
+
+def _jobs(tenant: str, contains: str | None) -> Select[Any]:
+    columns: tuple[ColumnElement[Any], ...] = (
+        QuestionRecord.job.label("job"),
+        func.count().label("num_schedules"),
+        func.count(QuestionRecord.fingerprint.distinct()).label("num_models"),
+        func.min(QuestionRecord.created_at).label("first_at"),
+        func.max(QuestionRecord.asked_at).label("asked_at"),
+    )
+    jobs = (
+        select(*columns)
+        .join(SolutionRecord, _SOLVED)
+        .where(QuestionRecord.tenant == tenant, _HAS_SCHEDULES, QuestionRecord.job.is_not(None))
+        .group_by(QuestionRecord.job)
+    )
+    return jobs.where(QuestionRecord.job.icontains(contains, autoescape=True)) if contains else jobs
+
+
+def _with_report(jobs: FromClause, tenant: str) -> Select[Any]:
+    """Add to each job its newest report, in the same statement."""
+    report_id = (
+        select(ReportRecord.id)
+        .where(ReportRecord.tenant == tenant, ReportRecord.job == jobs.c.job)
+        .order_by(ReportRecord.created_at.desc())
+        .limit(1)
+        .correlate(jobs)
+        .scalar_subquery()
+    )
+    return select(
+        *jobs.c,
+        ReportRecord.predicted_iteration_s,
+        ReportRecord.measured_iteration_s,
+        ReportRecord.plain_iteration_s,
+        ReportRecord.created_at.label("reported_at"),
+    ).outerjoin_from(jobs, ReportRecord, ReportRecord.id == report_id)
+
+
+def _asked_by(page: FromClause, tenant: str) -> ColumnElement[Any]:
+    return (
+        select(QuestionRecord.asked_by)
+        .where(_HAS_SCHEDULES, QuestionRecord.tenant == tenant, QuestionRecord.job == page.c.job)
+        .order_by(QuestionRecord.asked_at.desc())
+        .limit(1)
+        .correlate(page)
+        .scalar_subquery()
+        .label("asked_by")
+    )
+
+
+def _drift(columns: _Columns, *, otherwise: float) -> ColumnElement[float]:
+    predicted, measured = columns.predicted_iteration_s, columns.measured_iteration_s
+    told = predicted.between(_LEAST_S, _MOST_S) & measured.between(_LEAST_S, _MOST_S)
+    return case((told, func.abs(measured / predicted - 1.0)), else_=literal(otherwise, Double))
+
+
+def _place(columns: _Columns, asked: JobQuery) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    # Jobs without a report are last whichever way the list goes; no NULL, with which nothing compares.
+    missing = 1e300 if asked.rises else -1.0
+    places: dict[JobOrder, Callable[[], ColumnElement[Any]]] = {
+        "newest": lambda: columns.asked_at,
+        "name": lambda: columns.job,
+        "schedules": lambda: columns.num_schedules,
+        "predicted": lambda: func.coalesce(columns.predicted_iteration_s, literal(missing, Double)),
+        "measured": lambda: func.coalesce(columns.measured_iteration_s, literal(missing, Double)),
+        "drift": lambda: _drift(columns, otherwise=missing),
+    }
+    return places[asked.order](), columns.job
+
+
+def _ordered(
+    place: tuple[ColumnElement[Any], ColumnElement[Any]], asked: JobQuery
+) -> list[ColumnElement[Any]]:
+    return [each.asc() if asked.rises else each.desc() for each in place]
+
+
+def _write_position(place: Any, job: str, asked: JobQuery) -> str:
+    told = place.isoformat() if asked.order == "newest" else place
+    return write_cursor([asked.order, asked.reverse, told, job])
+
+
+def _read_position(cursor: str, asked: JobQuery) -> tuple[Any, str]:
+    try:
+        order, reverse, place, job = read_cursor(cursor)
+        if (order, reverse) != (asked.order, asked.reverse) or not isinstance(job, str) or "\0" in job:
+            raise ValueError(cursor)
+        job.encode()  # half a character can be asked for in JSON, and not in a database
+        if order == "newest":
+            return read_moment(place), job
+        if order == "name":
+            return job, job
+        number = float(place)
+        if not math.isfinite(number):
+            raise ValueError(cursor)
+        return number, job
+    except CURSOR_ERRORS:
+        raise InvalidRequest("cursor: not one that this service gave for this order") from None
