@@ -1,6 +1,7 @@
 """The open wrappers of this process. No two update the same parameter, and all end with the process."""
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -81,6 +82,9 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    # What the parent has dropped is not the child's to collect: the end of a process group of Gloo waits for
+    # threads that only the parent has.
+    gc.freeze()
     go_on()
     for wrapper in list(live):
         wrapper.after_fork_in_child()

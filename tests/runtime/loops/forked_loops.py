@@ -1,5 +1,7 @@
 """Loops that fork right after the step, and let the child evaluate the model."""
 
+import datetime
+import gc
 import multiprocessing
 import os
 import pickle
@@ -8,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from tests.runtime.loops.kept_references import small
 from tests.runtime.loops.loop_run import Run
@@ -104,6 +108,26 @@ def trained_on(run: Run) -> None:
             values = in_child(train)
             assert not isinstance(values, str), values
             run.see([torch.tensor(each, dtype=torch.float64) for each in values])
+
+
+def dropped_before(_rank: int) -> Any:
+    """Return what a child says after a collection; its parent has dropped a cycle with a process group."""
+
+    class Cycle:
+        pass
+
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [kind.create_device(interface="lo")]
+    options._timeout = datetime.timedelta(seconds=PATIENCE_S)
+    cycle: Any = Cycle()
+    cycle.itself, cycle.group = cycle, kind(HashStore(), 0, 1, options)
+    gc.disable()
+    try:
+        del cycle
+        return in_child(lambda: f"collected {gc.collect() >= 0}")
+    finally:
+        gc.enable()
 
 
 LOOPS = (evaluated, evaluated_by_multiprocessing, trained_on)

@@ -25,3 +25,8 @@ def gloo() -> Iterator[RankPool]:
 def test_forked_children_see_current_weights(gloo: RankPool, loop: Loop, manner: str) -> None:
     """Whatever a child does with the model right after the step, it does with the updated weights."""
     check(gloo, loop, manner)
+
+
+def test_a_child_collects_nothing_that_its_parent_has_dropped(gloo: RankPool) -> None:
+    """The end of a process group waits for threads, which the child has not: it would never come back."""
+    assert gloo.run(forked_loops.dropped_before) == ["collected True"] * 2
