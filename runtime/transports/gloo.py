@@ -26,7 +26,7 @@ from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.peers import Store as PeerStore
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import call_within
+from pace.runtime.transports.torch_threads import call_within, keep_thread_state
 from pace.runtime.transports.transport import (
     After,
     Done,
@@ -139,6 +139,7 @@ class GlooTransport(SumsAlone):
         def complete(future: Any) -> None:
             # `work` is held until here: it owns what Gloo's threads are using.
             nonlocal work
+            keep_thread_state()
             error: BaseException | None = None
             try:
                 future.value()

@@ -4,6 +4,7 @@ While the interpreter shuts down, Python unwinds the stack of a daemon thread th
 torch's C++ this aborts the process: "terminate called without an active exception".
 """
 
+import ctypes
 import threading
 import time
 import weakref
@@ -21,6 +22,19 @@ _OTHERS_S = 2.0
 
 _threads: "weakref.WeakKeyDictionary[threading.Thread, Sockets | None]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+_here = threading.local()
+
+
+def keep_thread_state() -> None:
+    """Let this thread, one of torch's own that calls Python, have a state of the interpreter until it ends.
+
+    Otherwise each call makes one, under a lock of the interpreter that it takes without the GIL. A process
+    forked meanwhile finds this lock held, and hangs before any of its code runs.
+    """
+    if not hasattr(_here, "kept"):
+        _here.kept = ctypes.pythonapi.PyGILState_Ensure()  # never released
 
 
 def torch_thread(
