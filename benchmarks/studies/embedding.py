@@ -16,6 +16,7 @@ import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -111,6 +112,23 @@ def _rpc(rank: int, options: argparse.Namespace, port: int) -> None:
     )
 
 
+_making = threading.Lock()
+_made: list[nn.EmbeddingBag] = []
+
+
+def _table(rows: int) -> nn.Parameter:
+    """Return the server's table, which its first caller makes."""
+    with _making:
+        if not _made:
+            _made.append(nn.EmbeddingBag(rows, _WIDTH, mode="sum", sparse=True))
+    return _made[0].weight
+
+
+def _pooled(keys: torch.Tensor) -> torch.Tensor:
+    pooled: torch.Tensor = _made[0](keys)
+    return pooled
+
+
 def _rpc_server(control: Connection, options: argparse.Namespace, port: int) -> None:
     from torch.distributed import rpc
 
@@ -122,25 +140,19 @@ def _rpc_server(control: Connection, options: argparse.Namespace, port: int) -> 
 def _rpc_worker(control: Connection, rank: int, options: argparse.Namespace, port: int) -> None:
     import torch.distributed.autograd as dist_autograd
     from torch.distributed import rpc
-    from torch.distributed.nn.api.remote_module import RemoteModule
     from torch.distributed.optim import DistributedOptimizer
 
     _rpc(rank, options, port)
-    bag = RemoteModule(
-        "server/cpu",
-        nn.EmbeddingBag,
-        args=(options.rows, _WIDTH),
-        kwargs={"mode": "sum", "sparse": True},
-    )
+    table = rpc.remote("server", _table, args=(options.rows,))
     head = nn.Linear(_WIDTH, 1)
-    parameters = [*bag.remote_parameters(), *(rpc.RRef(each) for each in head.parameters())]
+    parameters = [table, *(rpc.RRef(each) for each in head.parameters())]
     optimizer = DistributedOptimizer(  # type: ignore[no-untyped-call]
         torch.optim.SGD, parameters, lr=0.1
     )
 
     def step(keys: torch.Tensor, clicks: torch.Tensor) -> None:
         with dist_autograd.context() as context:
-            loss = _loss(head(bag.forward(keys)), clicks)
+            loss = _loss(head(rpc.rpc_sync("server", _pooled, args=(keys,))), clicks)
             dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
             optimizer.step(context)  # type: ignore[no-untyped-call]
 
@@ -205,7 +217,3 @@ def main() -> int:
         print(f"{name}: {rate:,.0f} examples/s, {rate / medians['torch RPC']:.2f} x torch RPC{more}")
     write_json(options.json, {"examples_per_s_and_bytes": found})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -268,6 +268,7 @@ CORRUPTIONS: dict[str, Change] = {
     "a proof that does not add up": add("proofs", 0, "bound_s", amount=0.25),
     "a bound that does not add up": add("bound", "bound_s", amount=0.25),
     "a bound of more gradients than qualify": put("bound", "num_gradients", value=99),
+    "a bound of fewer gradients than its bytes": add("bound", "num_gradients", amount=-1),
     "a bound of more bytes than qualify": bound_with_more_bytes,
     "a bound of no gradient": bound_of_nothing,
     "a bound above the cost": bound_above_the_cost,

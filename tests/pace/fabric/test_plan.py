@@ -137,9 +137,22 @@ def praised(plan: dict[str, Any]) -> None:
     plan["predicted"]["lower_bound_s"] = plan["predicted"]["mean_commit_s"] * 2
 
 
+def longer(plan: dict[str, Any]) -> None:
+    """Let the last transfer, for which nothing waits, end after its rates."""
+    plan["transfers"][-1]["end_s"] *= 1.5
+
+
+def sooner(plan: dict[str, Any]) -> None:
+    """Let a transfer start before its rates."""
+    late = next(t for t in plan["transfers"] if t["start_s"] > 0)
+    late["start_s"] *= 0.99
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (longer, "its rates do not begin"),
+        (sooner, "its rates do not begin"),
         (faster, "carry"),
         (swapped, "before"),
         (early, "before"),

@@ -263,6 +263,8 @@ CORRUPTIONS: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a proof with too many bytes": (("proofs", 0, "total_s"), 1.0),
     "a proof that proves more": (("proofs", 1, "bound_s"), 1.0),
     "a proof with too many segments": (("proofs", 0, "num_transfers"), 1000),
+    "a proof with too few segments": (("proofs", 0, "num_transfers"), 1),
+    "a bound with too few gradients": (("bound", "num_gradients"), 0),
     "a bound with too many bytes": (("bound", "total_bytes"), 1000.0),
     "a bound with a slower link": (("bound", "seconds_per_byte"), 1.0),
     "a bound with a longer round trip": (("bound", "round_trip_s"), 1.0),
