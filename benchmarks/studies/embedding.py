@@ -120,7 +120,7 @@ _made: list[nn.EmbeddingBag] = []
 _before_s: list[float] = []
 
 
-def _table(rows: int) -> nn.Parameter:
+def _table(rows: int) -> torch.Tensor:
     """Return the server's table, which its first caller makes."""
     with _making:
         if not _made:
