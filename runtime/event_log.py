@@ -30,6 +30,11 @@ TRAINING_EVENTS = {
         "warning", "reason", "Asking for a schedule failed; it is tried again"
     ),
     "pace.schedule_adopted": LogEvent("info", "round groups", "Training changes to a new schedule"),
+    "pace.graph_planned": LogEvent(
+        "info",
+        "graph nodes collectives buckets unplanned_s planned_s bound_s search_s",
+        "The collectives of a compiled graph were planned; times are predictions, `search_s` was measured",
+    ),
     "pace.tuning": LogEvent(
         "info",
         "method plain_s start_bytes",

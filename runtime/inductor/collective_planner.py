@@ -1,0 +1,266 @@
+"""The pass that plans graphs while Inductor compiles them."""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from pace.checker.graph.check import check_graph
+from pace.device_rates import DeviceRates
+from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
+from pace.documents.graph.nodes import CollectiveOp
+from pace.documents.options import Options
+from pace.documents.schedule import Schedule, parse_schedule
+from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse
+from pace.planning.graph.arrays import program_of
+from pace.planning.optimize import optimize
+from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
+from pace.runtime.event_log import log
+from pace.runtime.inductor.collective_times import measure_collectives
+from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
+from pace.runtime.inductor.op_times import OpTimes
+from pace.runtime.inductor.order_law import issued, prove_order
+from pace.runtime.inductor.plan_folder import PlanFolder
+from pace.runtime.inductor.rank_agreement import CompilingRanks
+from pace.runtime.inductor.rewrite import apply_plan, tie
+from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
+from pace.version import __version__
+
+MEMORY_FACTOR = 1.1
+"""The default budget, as a multiple of the memory that a graph uses in its own order."""
+
+CollectiveCost = AffineAllReduce | SampledAllReduce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGraph:
+    """A graph that was planned, and its plan. Both are documents: ``pace.check`` judges them."""
+
+    graph: CollectiveGraph
+    schedule: Schedule
+
+
+class CollectivePlanner(CustomGraphPass):
+    """Plan the collectives of every graph that Inductor compiles: set it as ``post_grad_custom_post_pass``.
+
+    Forward and backward pass are planned one by one. Rank 0 plans and all ranks follow, after a comparison of
+    their graphs. Each plan is checked, and so is that the new order of collectives cannot hang. Graphs without
+    collectives stay as they are.
+
+    Every rank must create it, after ``init_process_group``, and compile the same model.
+
+    Parameters
+    ----------
+    memory_bytes
+        Most memory in use at once on a rank in each graph, inputs included. None: 1.1 times the memory that the
+        graph uses in its own order.
+    rates
+        The device's rates, from which durations are computed. None: ops are measured on rank 0's device.
+    costs
+        What each kind of collective costs, for every process group, by bytes of its input. None: measured in
+        each process group.
+    plan_folder
+        Where rank 0 keeps plans and finds them again in later runs of the job.
+    process_group
+        The ranks that compile the same model; None for all.
+    timeout_s
+        Most seconds to wait for other ranks while they compile.
+
+    Raises
+    ------
+    InvalidOptions, InvalidUse
+        If an argument is not valid, differs between ranks, or there is no process group.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory_bytes: int | None = None,
+        rates: DeviceRates | None = None,
+        costs: Mapping[CollectiveOp, CollectiveCost] | None = None,
+        plan_folder: str | Path | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if memory_bytes is not None:
+            require_whole("memory_bytes", memory_bytes, least=1)
+        if not is_number(timeout_s) or not 0 < timeout_s <= 1e6:
+            raise refusal("timeout_s", timeout_s, "a positive number of seconds")
+        if rates is not None:
+            require_instance("rates", rates, DeviceRates, "a DeviceRates")
+        if not dist.is_initialized():
+            raise InvalidUse("there is no process group: call torch.distributed.init_process_group before")
+        self.planned: list[PlannedGraph] = []
+        self._memory_bytes = memory_bytes
+        self._rates = rates
+        self._costs = None if costs is None else dict(costs)
+        self._folder = None if plan_folder is None else PlanFolder(Path(plan_folder))
+        self._ranks = CompilingRanks(process_group, timeout_s)
+        self._times: OpTimes | None = None
+        self._found: dict[str, PlannedGraph] = {}
+        self._run = self._agree()
+
+    def _agree(self) -> str:
+        """Refuse options that differ; return a name of this run that all ranks have in common."""
+        stated = self._ranks.gather((self._options(), uuid.uuid4().hex), "the start")
+        for rank, (options, _) in zip(self._ranks.ranks, stated, strict=True):
+            if options != stated[0][0]:
+                raise InvalidOptions(
+                    f"the arguments differ between ranks: rank {rank} has {options} instead of {stated[0][0]}"
+                )
+        return stated[0][1]
+
+    def _options(self) -> str:
+        costs = self._costs and {op: cost.model_dump_json() for op, cost in sorted(self._costs.items())}
+        return f"memory_bytes={self._memory_bytes}, rates={self._rates}, costs={costs}"
+
+    def uuid(self) -> str:
+        """Return what Inductor's cache adds to its keys.
+
+        Compiled graphs are not found again in another run or by another rank. A rank that took one from the
+        cache would not take part in the comparison, and buckets contain the rank's number.
+        """
+        source = get_hash_for_files(tuple(sorted(map(str, Path(__file__).parent.glob("*.py")))), __version__)
+        return f"{source.hex()} {self._options()} rank {self._ranks.rank} of {len(self._ranks.ranks)} {self._run}"
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Plan a graph and rewrite it.
+
+        Raises
+        ------
+        InvalidGraph
+            If a collective has no wait, or cannot be planned.
+        InvalidOptions
+            If the memory is too small.
+        ScheduleMismatch
+            On every rank, if the graphs of ranks differ.
+        InvalidSchedule
+            If a plan failed a check. This is a defect of PACE.
+        InvalidUse
+            If Inductor would move collectives, too.
+        """
+        if not any(_communicates(node) for node in graph.nodes):
+            return
+        with unset_fake_temporarily(), torch.no_grad():
+            self._plan(graph)
+
+    def _plan(self, graph: fx.Graph) -> None:
+        ranks = self._ranks
+        name = f"graph {len(self.planned)}"
+        program = ranks.together(lambda: self._read(graph, name), name)
+        ranks.refuse_other_graphs(program, name)
+        found = self._plan_of(program, _device(graph))
+        apply_plan(graph, program, found.schedule)
+        members, programs = zip(
+            *ranks.gather(
+                (tuple(group.ranks for group in program.groups), issued(graph, program)), f"{name}'s proof"
+            ),
+            strict=True,
+        )
+        prove_order(name, members, ranks.ranks, programs)
+        tie(graph)
+        self.planned.append(found)
+
+    def _read(self, graph: fx.Graph, name: str) -> FxProgram:
+        _refuse_other_passes()
+        return read_fx(graph, name)
+
+    def _plan_of(self, program: FxProgram, device: torch.device) -> PlannedGraph:
+        key = hashlib.sha256(f"{program.sha256} {self._options()} {self._ranks.hosts}".encode()).hexdigest()
+        if key not in self._found:
+            kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
+            if kept is None:
+                costs = self._measure(program, device)
+                kept = self._ranks.from_first(lambda: self._search(program, costs, device, key), "the plan")
+            graph, schedule = parse_graph(kept[0]), parse_schedule(kept[1])
+            self._found[key] = PlannedGraph(graph=graph, schedule=schedule)
+        return self._found[key]
+
+    def _kept(self, key: str) -> tuple[bytes, bytes] | None:
+        kept = None if self._folder is None else self._folder.find(key)
+        return None if kept is None else (kept[0].to_json(), kept[1].to_json())
+
+    def _measure(self, program: FxProgram, device: torch.device) -> Mapping[GroupCall, CollectiveCost]:
+        if self._costs is None:
+            return self._ranks.together(lambda: measure_collectives(program, device), "measured collectives")
+        for call in program.calls.values():
+            if call.op not in self._costs:
+                raise InvalidOptions(f"costs has no {call.op}, which {program.untimed.name} has: add it")
+        return {call: self._costs[call.op] for call in program.calls.values()}
+
+    def _search(
+        self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], device: torch.device, key: str
+    ) -> tuple[bytes, bytes]:
+        start = time.perf_counter()
+        if self._times is None:
+            self._times = OpTimes(device, self._rates)
+        graph = program.timed(
+            {node.name: self._times.duration_s(node) for node in program.nodes},
+            costs,
+            wires=tuple(self._wire(group.ranks) for group in program.groups),
+            copy_bytes_per_s=self._times.memory_bytes_per_s,
+        )
+        now = ListScheduler(program_of(graph), UNLIMITED).as_it_is()
+        budget = self._memory_bytes or int(MEMORY_FACTOR * now.peak_bytes)
+        schedule = optimize(graph, Options(exchange="graph", memory_bytes=budget))
+        violations = check_graph(graph, schedule)
+        if violations:
+            raise InvalidSchedule(f"{graph.name}: {violations[0]}")
+        if self._folder is not None:
+            self._folder.store(key, graph, schedule)
+        log.info(
+            "pace.graph_planned",
+            graph=graph.name,
+            nodes=len(graph.nodes),
+            collectives=sum(len(group.tensors) for group in schedule.groups),
+            buckets=len(schedule.groups),
+            unplanned_s=now.end_s,
+            planned_s=schedule.predicted.iteration_s,
+            bound_s=schedule.predicted.lower_bound_s,
+            search_s=time.perf_counter() - start,
+        )
+        return graph.to_json(), schedule.to_json()
+
+    def _wire(self, members: tuple[int, ...]) -> str:
+        host_of = dict(zip(self._ranks.ranks, self._ranks.hosts, strict=True))
+        hosts = {host_of.get(rank, rank) for rank in members}
+        return "within hosts" if len(hosts) == 1 else "between hosts"
+
+
+def _communicates(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and "c10d_functional" in target.namespace
+
+
+def _device(graph: fx.Graph) -> torch.device:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if _communicates(node) and isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def _refuse_other_passes() -> None:
+    other = config.aten_distributed_optimizations
+    for name, is_on in (
+        ("reorder_for_compute_comm_overlap", config.reorder_for_compute_comm_overlap),
+        ("bucket_all_gathers_fx", config.bucket_all_gathers_fx != "none"),
+        ("bucket_reduce_scatters_fx", config.bucket_reduce_scatters_fx != "none"),
+        ("bucket_all_reduces_fx", config.bucket_all_reduces_fx != "none"),
+        ("_micro_pipeline_tp", config._micro_pipeline_tp),
+        ("aten_distributed_optimizations.enable_overlap_scheduling", other.enable_overlap_scheduling),
+    ):
+        if is_on:
+            raise InvalidUse(
+                f"torch._inductor.config.{name} moves collectives that PACE plans: turn it off, or PACE"
+            )

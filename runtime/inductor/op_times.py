@@ -1,0 +1,158 @@
+"""How long each node of an FX graph computes: measured on this device, or computed from the device's rates.
+
+Matrix products, convolutions, attention and ops that torch has no formula for are measured one by one, with
+random inputs. Inductor fuses other ops, so they are charged the bytes that enter and leave a fused region.
+"""
+
+import operator
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from pace.device_rates import DeviceRates
+from pace.runtime.inductor.fx_program import bytes_of, is_collective, is_wait, now, view_source, written_by
+
+REPEATS = 3
+_COPIED_BYTES = 64 << 20
+
+
+def measured_memory_rate(device: torch.device) -> float:
+    """Return the bytes that a copy on a device reads and writes in a second."""
+    source = torch.ones(_COPIED_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * _COPIED_BYTES / _seconds(lambda: target.copy_(source), device)
+
+
+class OpTimes:
+    """Durations of the nodes of graphs on one device; what was measured once is not measured again.
+
+    Parameters
+    ----------
+    rates
+        The device's rates; None to measure.
+    """
+
+    def __init__(self, device: torch.device, rates: DeviceRates | None) -> None:
+        self._device = device
+        self._rates = rates
+        self._measured: dict[str, float] = {}
+        self.memory_bytes_per_s = (
+            measured_memory_rate(device) if rates is None else rates.memory_gbytes_per_s * 1e9
+        )
+
+    def duration_s(self, node: fx.Node) -> float:
+        """Return the seconds that a node takes the device; 0 for collectives, waits and views."""
+        if is_collective(node) or is_wait(node) or view_source(node) is not None and not _writes(node):
+            return 0.0
+        if _is_fused(node):
+            return _moved_bytes(node) / self.memory_bytes_per_s
+        arguments = pytree.tree_map(_value, (node.args, node.kwargs))
+        whole = bytes_of(node.meta.get("val")) + sum(
+            bytes_of(each) for each in pytree.tree_leaves(arguments)
+        )
+        if self._rates is not None:
+            flops = _flops(node, arguments)
+            return self._rates.duration_s(flops, whole)
+        key = f"{node.target} {pytree.tree_map(_form, arguments)}"
+        if key not in self._measured:
+            try:
+                self._measured[key] = self._measure(node, arguments)
+            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+                # Random inputs do not suit every op, and memory may not suffice.
+                self._measured[key] = whole / self.memory_bytes_per_s
+        return self._measured[key]
+
+    def _measure(self, node: fx.Node, arguments: Any) -> float:
+        args, kwargs = pytree.tree_map(self._real, arguments)
+        assert callable(node.target)
+        target = node.target
+        return _seconds(lambda: target(*args, **kwargs), self._device)
+
+    def _real(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return now(value)
+        sizes, strides = [now(size) for size in value.shape], [now(stride) for stride in value.stride()]
+        found = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+        return found.uniform_() if value.dtype.is_floating_point else found.zero_()
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    synchronize: Callable[[], object] = (
+        (lambda: None) if device.type == "cpu" else torch.get_device_module(device).synchronize
+    )
+    times = []
+    for _ in range(1 + REPEATS):
+        synchronize()
+        start = time.perf_counter()
+        call()
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return median(times[1:])
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape, strides = [now(size) for size in value.shape], [now(stride) for stride in value.stride()]
+        return f"{value.dtype}{shape}{strides}{value.device}"
+    return str(now(value))
+
+
+def _flops(node: fx.Node, arguments: Any) -> float:
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    if formula is None:
+        return 0.0
+    args, kwargs = arguments
+    return float(now(formula(*args, **kwargs, out_val=node.meta["val"])))
+
+
+def _writes(node: fx.Node) -> bool:
+    return any(True for _ in written_by(node))
+
+
+def _is_fused(node: fx.Node) -> bool:
+    """Return whether Inductor generates the code of a node, and so may fuse it with its neighbors."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target.__class__.__module__ == "builtins"  # arithmetic of sizes
+    return target.namespace in ("aten", "prims") and not is_compute_node(node)
+
+
+def _moved_bytes(node: fx.Node) -> int:
+    """Return the bytes that a fused op reads from, and writes for, nodes outside its fused region."""
+    read = sum(bytes_of(each.meta.get("val")) for each in node.all_input_nodes if not _inside(_origin(each)))
+    is_read = any(not _inside(user) for user in _readers(node)) or not node.users
+    return read + (bytes_of(node.meta.get("val")) if is_read else 0)
+
+
+def _inside(node: fx.Node) -> bool:
+    return node.op == "call_function" and _is_fused(node)
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    while node.op == "call_function" and (source := view_source(node)) is not None:
+        node = source
+    return node
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Return what reads a node, also through views."""
+    found = []
+    for user in node.users:
+        if user.op == "call_function" and (
+            user.target is operator.getitem or view_source(user) is node and not _writes(user)
+        ):
+            found += _readers(user)
+        else:
+            found.append(user)
+    return found

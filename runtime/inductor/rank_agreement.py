@@ -1,0 +1,118 @@
+"""All ranks compile the same graph and follow rank 0's plan, or all ranks raise the same error."""
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pace.errors import (
+    CommunicationFailed,
+    InvalidGraph,
+    InvalidOptions,
+    InvalidSchedule,
+    InvalidUse,
+    PaceError,
+    ScheduleMismatch,
+)
+from pace.runtime.inductor.fx_program import FxProgram
+
+T = TypeVar("T")
+
+_SHARED: dict[str, type[PaceError]] = {
+    kind.__name__: kind for kind in (InvalidGraph, InvalidOptions, InvalidSchedule, InvalidUse, ScheduleMismatch)
+}
+
+
+class CompilingRanks:
+    """The ranks that compile the same graphs: they exchange small objects over Gloo.
+
+    Every rank must create it. Collectives of the job do not run in its process group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group = dist.new_group(
+            self.ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
+        )
+        self.rank = dist.get_rank(self._group)
+        self.hosts: list[str] = self.gather(socket.gethostname(), "the start")
+
+    def gather(self, value: T, what: str) -> list[T]:
+        """Return the values of all ranks.
+
+        Raises
+        ------
+        CommunicationFailed
+            If a rank does not come here in time; the message says which.
+        """
+        try:
+            dist.monitored_barrier(self._group, self._timeout, wait_all_ranks=True)
+            found: list[Any] = [None] * len(self.ranks)
+            dist.all_gather_object(found, value, group=self._group)
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise CommunicationFailed(
+                f"the ranks did not all come to {what} within {self._timeout.total_seconds():g} s: {first}"
+            ) from error
+        return found
+
+    def together(self, call: Callable[[], T], what: str) -> T:
+        """Call something on every rank; if it raises on any, all ranks raise what the first of them raised."""
+        result: list[T] = []
+        raised: Exception | None = None
+        try:
+            result.append(call())
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            raised = error
+        stated = None if raised is None else (type(raised).__name__, str(raised))
+        for rank, error_of_rank in zip(self.ranks, self.gather(stated, what), strict=True):
+            if error_of_rank is None:
+                continue
+            kind, text = error_of_rank
+            if raised is not None and stated == error_of_rank:
+                raise raised
+            raise _SHARED.get(kind, InvalidUse)(f"rank {rank}: {text}") from raised
+        return result[0]
+
+    def from_first(self, call: Callable[[], T], what: str) -> T:
+        """Return on every rank what a call returns on the first; all raise if it raises."""
+        found: list[Any] = [self.together(lambda: call() if self.rank == 0 else None, what)]
+        dist.broadcast_object_list(found, group=self._group, group_src=0)
+        result: T = found[0]
+        return result
+
+    def refuse_other_graphs(self, program: FxProgram, what: str) -> None:
+        """Compare the graphs of all ranks.
+
+        Raises
+        ------
+        ScheduleMismatch
+            On every rank, if one differs; the message names the rank and the first node that differs.
+        """
+        hashes = self.gather(program.sha256, what)
+        if len(set(hashes)) == 1:
+            return
+        lines = self.gather(program.lines, what)
+        for rank, theirs in zip(self.ranks, lines, strict=True):
+            place = first_difference(theirs, lines[0])
+            if place is not None:
+                raise ScheduleMismatch(
+                    f"{what} of rank {rank} differs from that of rank {self.ranks[0]} at node {place}: "
+                    f"{_line(theirs, place)} instead of {_line(lines[0], place)}; "
+                    "all ranks must compile the same model"
+                )
+
+
+def first_difference(one: tuple[str, ...], other: tuple[str, ...]) -> int | None:
+    """Return the place of the first line that differs; None if none does."""
+    for place in range(max(len(one), len(other))):
+        if one[place : place + 1] != other[place : place + 1]:
+            return place
+    return None
+
+
+def _line(lines: tuple[str, ...], place: int) -> str:
+    return f'"{lines[place]}"' if place < len(lines) else "no node"

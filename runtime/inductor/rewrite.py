@@ -1,0 +1,72 @@
+"""Carries out a plan in an FX graph: the order of nodes, buckets, and ties that Inductor's scheduler keeps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.fx_passes import bucketing
+from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
+from torch.utils._ordered_set import OrderedSet
+
+from pace.documents.schedule import Schedule
+from pace.runtime.inductor.fx_program import FxProgram, is_collective, is_wait
+
+_MERGES: dict[str, Any] = {
+    "all-gather": bucketing.merge_all_gather_bucket,
+    "reduce-scatter": bucketing.merge_reduce_scatter_bucket,
+    "all-reduce": bucketing.merge_all_reduce_bucket,
+}
+
+
+def apply_plan(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> None:
+    """Reorder a graph and fuse its buckets."""
+    order = [program.nodes[number] for number in schedule.graph_plan.order]
+    output = next(iter(graph.find_nodes(op="output")))
+    for node in order:
+        output.prepend(node)
+    nodes = {node.name: node for node in order}
+    for transfer in schedule.transfers:
+        members = [nodes[name] for name in schedule.groups[transfer.group].tensors]
+        if len(members) > 1:
+            _fuse(graph, transfer.op, members)
+    graph.lint()
+
+
+def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    members = sorted(members, key=places.__getitem__)
+    waits = sorted((next(iter(member.users)) for member in members), key=places.__getitem__)
+    _MERGES[op](
+        graph,
+        list(members),
+        mode=torch._inductor.config.aten_distributed_optimizations.bucket_mode or "custom_ops",
+        insert_before=members[0],
+        wait_insertion_point=waits[0],
+    )
+
+
+def tie(graph: fx.Graph) -> None:
+    """Let collectives, waits and matrix products follow one another as they do in the graph.
+
+    Inductor's scheduler only keeps dependencies, so each of these nodes gets one on the node before it.
+    """
+    tied = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and (is_started(node) or is_wait(node) or is_compute_node(node))
+    ]
+    deps: dict[fx.Node, OrderedSet[fx.Node]] = {}
+    for before, node in zip(tied, tied[1:], strict=False):
+        if before not in node.all_input_nodes:
+            deps[node] = OrderedSet([before])
+    preserve_node_ordering(graph, deps)
+
+
+def is_started(node: fx.Node) -> bool:
+    """Return whether a node starts a collective or a bucket of them."""
+    return is_collective(node) or (
+        node.target is torch.ops._c10d_functional.all_gather_into_tensor_out.default
+    )
