@@ -10,10 +10,13 @@ import torch.distributed as dist
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall
+from pace.runtime.inductor.op_times import synchronize
 
-REPEATS = 3
+REPEATS = 5
 MOST_SIZES = 4
 LARGEST_BYTES = 256 << 20
+
+_OPS = torch.ops._c10d_functional
 
 
 def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
@@ -40,37 +43,30 @@ def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupC
 
 
 def _seconds(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> float:
-    start_one = _starter(call, size, group, device)
+    start = _starter(call, size, group, device)
     times = []
     for _ in range(1 + REPEATS):
         dist.barrier(group)
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize()
-        start = time.perf_counter()
-        start_one()
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize()
-        times.append(time.perf_counter() - start)
+        synchronize(device)
+        begin = time.perf_counter()
+        _OPS.wait_tensor(start())
+        synchronize(device)
+        times.append(time.perf_counter() - begin)
     return median(times[1:])
 
 
 def _starter(
     call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device
-) -> Callable[[], object]:
-    ranks = group.size()
-    elements = max(1, math.ceil(size / 4))
-    if call.op in ("reduce-scatter", "all-to-all"):
-        elements = ranks * math.ceil(elements / ranks)
-    source = torch.ones(elements, device=device)
+) -> Callable[[], torch.Tensor]:
+    ranks, name = group.size(), group.group_name
+    share = max(1, math.ceil(size / 4 / ranks))
+    source = torch.ones(ranks * share, device=device)
     match call.op:
         case "all-gather":
-            whole = torch.empty(elements * ranks, device=device)
-            return lambda: dist.all_gather_into_tensor(whole, source, group=group)
+            return lambda: _OPS.all_gather_into_tensor(source, ranks, name)
         case "reduce-scatter":
-            part = torch.empty(elements // ranks, device=device)
-            return lambda: dist.reduce_scatter_tensor(part, source, group=group)
+            return lambda: _OPS.reduce_scatter_tensor(source, "sum", ranks, name)
         case "all-reduce":
-            return lambda: dist.all_reduce(source, group=group)
+            return lambda: _OPS.all_reduce(source, "sum", name)
         case "all-to-all":
-            target = torch.empty_like(source)
-            return lambda: dist.all_to_all_single(target, source, group=group)
+            return lambda: _OPS.all_to_all_single(source, [share] * ranks, [share] * ranks, name)

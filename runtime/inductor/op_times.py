@@ -7,7 +7,6 @@ random inputs. Inductor fuses other ops, so they are charged the bytes that ente
 import operator
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -83,18 +82,21 @@ class OpTimes:
         return found.uniform_() if value.dtype.is_floating_point else found.zero_()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    synchronize: Callable[[], object] = (
-        (lambda: None) if device.type == "cpu" else torch.get_device_module(device).synchronize
-    )
     times = []
     for _ in range(1 + REPEATS):
-        synchronize()
+        synchronize(device)
         start = time.perf_counter()
         call()
-        synchronize()
+        synchronize(device)
         times.append(time.perf_counter() - start)
-    return median(times[1:])
+    return min(times[1:])
 
 
 def _value(argument: Any) -> Any:
