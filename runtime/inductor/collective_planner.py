@@ -29,7 +29,7 @@ from pace.runtime.event_log import log
 from pace.runtime.inductor.collective_times import measure_collectives
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
 from pace.runtime.inductor.op_times import OpTimes
-from pace.runtime.inductor.order_law import issued, prove_order
+from pace.runtime.inductor.order_law import Issued, issued, prove_order
 from pace.runtime.inductor.plan_folder import PlanFolder
 from pace.runtime.inductor.rank_agreement import CompilingRanks
 from pace.runtime.inductor.rewrite import apply_plan, tie
@@ -53,17 +53,17 @@ class PlannedGraph:
 class CollectivePlanner(CustomGraphPass):
     """Plan the collectives of every graph that Inductor compiles: set it as ``post_grad_custom_post_pass``.
 
-    Forward and backward pass are planned one by one. Rank 0 plans and all ranks follow, after a comparison of
-    their graphs. Each plan is checked, and so is that the new order of collectives cannot hang. Graphs without
-    collectives stay as they are.
+    Forward and backward pass are planned one by one. All ranks compare their graphs and follow rank 0's plan.
+    Each plan is checked, and the new order of collectives is proved not to hang. Graphs without collectives
+    stay as they are.
 
     Every rank must create it, after ``init_process_group``, and compile the same model.
 
     Parameters
     ----------
     memory_bytes
-        Most memory in use at once on a rank in each graph, inputs included. None: 1.1 times the memory that the
-        graph uses in its own order.
+        Most memory in use at once on a rank in each graph, inputs included. None: 1.1 times the memory that
+        the graph uses in its own order.
     rates
         The device's rates, from which durations are computed. None: ops are measured on rank 0's device.
     costs
@@ -131,7 +131,8 @@ class CollectivePlanner(CustomGraphPass):
         cache would not take part in the comparison, and buckets contain the rank's number.
         """
         source = get_hash_for_files(tuple(sorted(map(str, Path(__file__).parent.glob("*.py")))), __version__)
-        return f"{source.hex()} {self._options()} rank {self._ranks.rank} of {len(self._ranks.ranks)} {self._run}"
+        place = f"rank {self._ranks.rank} of {len(self._ranks.ranks)}"
+        return f"{source.hex()} {self._options()} {place} {self._run}"
 
     def __call__(self, graph: fx.Graph) -> None:
         """Plan a graph and rewrite it.
@@ -160,16 +161,17 @@ class CollectivePlanner(CustomGraphPass):
         program = ranks.together(lambda: self._read(graph, name), name)
         ranks.refuse_other_graphs(program, name)
         found = self._plan_of(program, _device(graph))
-        apply_plan(graph, program, found.schedule)
-        members, programs = zip(
-            *ranks.gather(
-                (tuple(group.ranks for group in program.groups), issued(graph, program)), f"{name}'s proof"
-            ),
-            strict=True,
-        )
-        prove_order(name, members, ranks.ranks, programs)
+        sent = ranks.together(lambda: self._rewrite(graph, program, found.schedule), f"{name}'s plan")
+        members = tuple(group.ranks for group in program.groups)
+        every = ranks.gather((members, sent), f"{name}'s proof")
+        prove_order(name, [each[0] for each in every], ranks.ranks, [each[1] for each in every])
         tie(graph)
         self.planned.append(found)
+
+    @staticmethod
+    def _rewrite(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> tuple[Issued, ...]:
+        apply_plan(graph, program, schedule)
+        return issued(graph, program)
 
     def _read(self, graph: fx.Graph, name: str) -> FxProgram:
         _refuse_other_passes()

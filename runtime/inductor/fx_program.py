@@ -93,9 +93,7 @@ class FxProgram:
                     name=each.name,
                     ranks=each.ranks,
                     wire=wires[self.calls[each.name].group],
-                    costs=(
-                        OpCost(op=self.calls[each.name].op, cost=costs[self.calls[each.name]]),
-                    ),
+                    costs=(OpCost(op=self.calls[each.name].op, cost=costs[self.calls[each.name]]),),
                 )
                 for each in self.untimed.communicators
             ),

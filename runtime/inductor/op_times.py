@@ -48,14 +48,12 @@ class OpTimes:
 
     def duration_s(self, node: fx.Node) -> float:
         """Return the seconds that a node takes the device; 0 for collectives, waits and views."""
-        if is_collective(node) or is_wait(node) or view_source(node) is not None and not _writes(node):
+        if is_collective(node) or is_wait(node) or (view_source(node) is not None and not _writes(node)):
             return 0.0
         if _is_fused(node):
             return _moved_bytes(node) / self.memory_bytes_per_s
         arguments = pytree.tree_map(_value, (node.args, node.kwargs))
-        whole = bytes_of(node.meta.get("val")) + sum(
-            bytes_of(each) for each in pytree.tree_leaves(arguments)
-        )
+        whole = bytes_of(node.meta.get("val")) + sum(bytes_of(each) for each in pytree.tree_leaves(arguments))
         if self._rates is not None:
             flops = _flops(node, arguments)
             return self._rates.duration_s(flops, whole)
@@ -152,7 +150,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     found = []
     for user in node.users:
         if user.op == "call_function" and (
-            user.target is operator.getitem or view_source(user) is node and not _writes(user)
+            user.target is operator.getitem or (view_source(user) is node and not _writes(user))
         ):
             found += _readers(user)
         else:

@@ -41,7 +41,10 @@ def issued(graph: fx.Graph, program: FxProgram) -> tuple[Issued, ...]:
 
 
 def prove_order(
-    name: str, members: Sequence[tuple[tuple[int, ...], ...]], ranks: list[int], programs: Sequence[tuple[Issued, ...]]
+    name: str,
+    members: Sequence[tuple[tuple[int, ...], ...]],
+    ranks: list[int],
+    programs: Sequence[tuple[Issued, ...]],
 ) -> None:
     """Prove that ranks with these programs meet in every collective.
 
@@ -81,7 +84,10 @@ def prove_order(
                     HostThread(
                         operations=tuple(
                             EnqueuedCollective(
-                                group=f"group {group}", op=op, size_bytes=size, dtype=dtype  # type: ignore[arg-type]  # pydantic checks it
+                                group=f"group {group}",
+                                op=op,
+                                size_bytes=size,
+                                dtype=dtype,  # type: ignore[arg-type]  # pydantic checks it
                             )
                             for group, op, size, dtype in program
                         )

@@ -21,7 +21,8 @@ from pace.runtime.inductor.fx_program import FxProgram
 T = TypeVar("T")
 
 _SHARED: dict[str, type[PaceError]] = {
-    kind.__name__: kind for kind in (InvalidGraph, InvalidOptions, InvalidSchedule, InvalidUse, ScheduleMismatch)
+    kind.__name__: kind
+    for kind in (InvalidGraph, InvalidOptions, InvalidSchedule, InvalidUse, ScheduleMismatch)
 }
 
 
@@ -60,7 +61,7 @@ class CompilingRanks:
         return found
 
     def together(self, call: Callable[[], T], what: str) -> T:
-        """Call something on every rank; if it raises on any, all ranks raise what the first of them raised."""
+        """Call something on every rank; if any raise, all ranks raise the error of the first."""
         result: list[T] = []
         raised: Exception | None = None
         try:

@@ -1,5 +1,6 @@
-"""Carries out a plan in an FX graph: the order of nodes, buckets, and ties that Inductor's scheduler keeps."""
+"""Carries out a plan in an FX graph: order, buckets, and ties that Inductor's scheduler keeps."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,11 +56,10 @@ def tie(graph: fx.Graph) -> None:
     tied = [
         node
         for node in graph.nodes
-        if node.op == "call_function"
-        and (is_started(node) or is_wait(node) or is_compute_node(node))
+        if node.op == "call_function" and (is_started(node) or is_wait(node) or is_compute_node(node))
     ]
     deps: dict[fx.Node, OrderedSet[fx.Node]] = {}
-    for before, node in zip(tied, tied[1:], strict=False):
+    for before, node in itertools.pairwise(tied):
         if before not in node.all_input_nodes:
             deps[node] = OrderedSet([before])
     preserve_node_ordering(graph, deps)

@@ -1,4 +1,4 @@
-"""FX graphs of small sharded models as Inductor has them after autograd, and what they return without a network.
+"""FX graphs of small sharded models as Inductor has them after autograd, and how to run them without ranks.
 
 Graphs are traced for one of several ranks that do not exist. To run a graph, its collectives are replaced by
 functions of this rank's tensors that treat a bucket as they treat its members.
@@ -88,7 +88,7 @@ class WithoutNetwork(fx.Interpreter):
         return args[0] * 5
 
     def run_all(self, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[tuple[str, int]]]:
-        """Return the graph's outputs, and its collectives in their order with the elements of their inputs."""
+        """Return the outputs, and the collectives in their order with the elements of their inputs."""
         self.calls: list[tuple[str, int]] = []
         outputs = self.run(*(each.clone() for each in inputs))
         return outputs, self.calls

@@ -46,7 +46,7 @@ def timed(program: FxProgram, cost: AffineAllReduce) -> CollectiveGraph:
     times = OpTimes(torch.device("cpu"), DeviceRates(tflops=1e-6, memory_gbytes_per_s=1.0))
     return program.timed(
         {node.name: times.duration_s(node) for node in program.nodes},
-        {call: cost for call in program.calls.values()},
+        dict.fromkeys(program.calls.values(), cost),
         wires=("network",) * len(program.groups),
         copy_bytes_per_s=times.memory_bytes_per_s,
     )

@@ -1,0 +1,83 @@
+"""Models that Inductor compiles with planned collectives train to the bits of those without."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.inductor.jobs import compare, error_of, train_on_mesh
+from tests.runtime.launch import run_ranks
+from tests.runtime.rank_pool import Failed, RankPool
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankPool]:
+    """Two ranks."""
+    with RankPool(2) as ranks:
+        yield ranks
+
+
+def check(found: list[Any], ranks: int) -> None:
+    """Check what ``compare`` found on all ranks."""
+    assert len(found) == ranks
+    for of_rank in found:
+        for name, seen in of_rank.items():
+            assert seen["is equal"], name
+            assert seen["violations"] == [[], []], name
+            assert seen["schedules"] == found[0][name]["schedules"], name
+            assert seen["order in code"] == seen["planned order"], name
+        assert len(of_rank["late"]["order in code"]) < of_rank["late"]["collectives"]
+
+
+def test_two_ranks_train_to_the_same_bits(pair: RankPool, tmp_path: Path) -> None:
+    """With and without buckets, with plans found in a folder, and with measured times."""
+    found = pair.run(compare, str(tmp_path))
+    assert not any(isinstance(each, Failed) for each in found), found
+    check(found, 2)
+    assert found[0]["kept"] == found[0]["late"]
+    assert len(found[0]["wide"]["order in code"]) == found[0]["wide"]["collectives"]
+    assert len(list(tmp_path.glob("*.schedule.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (
+            "other model",
+            'ScheduleMismatch: graph 0 of rank 1 differs from that of rank 0 at node 2: "',
+        ),
+        ("small memory", "InvalidOptions: a memory budget of 3,000 bytes is too small"),
+        ("no cost", "InvalidOptions: costs has no all-gather, which graph 0 has: add it"),
+        ("other options", "InvalidOptions: the arguments differ between ranks: rank 1 has memory_bytes"),
+        ("bad option", "InvalidOptions: memory_bytes is 0; a whole number of at least 1 is needed"),
+        ("other pass", "InvalidUse: torch._inductor.config.bucket_all_gathers_fx moves collectives"),
+    ],
+)
+def test_jobs_that_cannot_be_planned_end_on_all_ranks(pair: RankPool, case: str, expected: str) -> None:
+    """In one line each, so that no rank waits for another."""
+    found = pair.run(error_of, case)
+    for text in found:
+        assert expected in text
+        assert "\n" not in text
+
+
+@pytest.mark.slow
+def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
+    """In one group, and on a mesh, where ranks have other groups."""
+    with RankPool(4) as ranks:
+        check(ranks.run(compare, str(tmp_path)), 4)
+        on_mesh = ranks.run(train_on_mesh)
+    for of_rank in on_mesh:
+        assert of_rank["is equal"]
+        assert of_rank["schedules"] == on_mesh[0]["schedules"]
+
+
+def _generate(rank: int, _size: int, folder: str) -> dict[str, Any]:
+    return compare(rank, folder, generate=True)
+
+
+@pytest.mark.slow
+def test_generated_code_trains_to_the_same_bits(tmp_path: Path) -> None:
+    """With the C++ code that Inductor writes and compiles."""
+    check(run_ranks(_generate, 2, str(tmp_path)), 2)
