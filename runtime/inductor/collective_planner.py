@@ -113,16 +113,19 @@ class CollectivePlanner(CustomGraphPass):
     def _agree(self) -> str:
         """Refuse options that differ; return a name of this run that all ranks have in common."""
         stated = self._ranks.gather((self._options(), uuid.uuid4().hex), "the start")
+        first, run = stated[0]
         for rank, (options, _) in zip(self._ranks.ranks, stated, strict=True):
-            if options != stated[0][0]:
-                raise InvalidOptions(
-                    f"the arguments differ between ranks: rank {rank} has {options} instead of {stated[0][0]}"
-                )
-        return stated[0][1]
+            for name, value in options.items():
+                if value != first[name]:
+                    raise InvalidOptions(
+                        f"the arguments differ between ranks: {name} is {value} on rank {rank} and "
+                        f"{first[name]} on rank {self._ranks.ranks[0]}"
+                    )
+        return run
 
-    def _options(self) -> str:
+    def _options(self) -> dict[str, str]:
         costs = self._costs and {op: cost.model_dump_json() for op, cost in sorted(self._costs.items())}
-        return f"memory_bytes={self._memory_bytes}, rates={self._rates}, costs={costs}"
+        return {"memory_bytes": str(self._memory_bytes), "rates": str(self._rates), "costs": str(costs)}
 
     def uuid(self) -> str:
         """Return what Inductor's cache adds to its keys.

@@ -7,16 +7,22 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    ReduceScatterOptions,
+)
 
 from pace.documents.collective_costs import SampledAllReduce
-from pace.runtime.inductor.fx_program import FxProgram, GroupCall
+from pace.runtime.inductor.fx_program import FxProgram, GroupCall, process_group
 from pace.runtime.inductor.op_times import synchronize
 
 REPEATS = 5
 MOST_SIZES = 4
 LARGEST_BYTES = 256 << 20
 
-_OPS = torch.ops._c10d_functional
+Starter = Callable[[], dist.Work]
 
 
 def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
@@ -32,7 +38,7 @@ def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupC
             )
     found = {}
     for call, each in sizes.items():
-        group = dist.distributed_c10d._resolve_process_group(program.groups[call.group].name)
+        group = process_group(program.groups[call.group].name)
         least, most = min(each), min(sum(each), max(max(each), LARGEST_BYTES))
         ratio = (most / least) ** (1 / max(1, MOST_SIZES - 1))
         tried = sorted({math.ceil(least * ratio**power) for power in range(MOST_SIZES)})
@@ -49,24 +55,26 @@ def _seconds(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch
         dist.barrier(group)
         synchronize(device)
         begin = time.perf_counter()
-        _OPS.wait_tensor(start())
+        start().wait()
         synchronize(device)
         times.append(time.perf_counter() - begin)
     return median(times[1:])
 
 
-def _starter(
-    call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    ranks, name = group.size(), group.group_name
+def _starter(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> Starter:
+    """Return what starts a collective; not the functional ops, whose waits in Python may hold the GIL."""
+    ranks = group.size()
     share = max(1, math.ceil(size / 4 / ranks))
     source = torch.ones(ranks * share, device=device)
     match call.op:
         case "all-gather":
-            return lambda: _OPS.all_gather_into_tensor(source, ranks, name)
+            whole = torch.empty(ranks * len(source), device=device)
+            return lambda: group._allgather_base(whole, source, AllgatherOptions())
         case "reduce-scatter":
-            return lambda: _OPS.reduce_scatter_tensor(source, "sum", ranks, name)
+            part = torch.empty(share, device=device)
+            return lambda: group._reduce_scatter_base(part, source, ReduceScatterOptions())
         case "all-reduce":
-            return lambda: _OPS.all_reduce(source, "sum", name)
+            return lambda: group.allreduce([source], AllreduceOptions())
         case "all-to-all":
-            return lambda: _OPS.all_to_all_single(source, [share] * ranks, [share] * ranks, name)
+            target = torch.empty_like(source)
+            return lambda: group.alltoall_base(target, source, [], [], AllToAllOptions())

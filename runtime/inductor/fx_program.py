@@ -14,7 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
+from torch._C._distributed_c10d import _resolve_process_group
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
@@ -179,6 +181,11 @@ def group_name(node: fx.Node) -> Any:
     raise AssertionError(node.target)
 
 
+def process_group(name: Any) -> dist.ProcessGroup:
+    """Return the process group of a name, as collectives of graphs call it."""
+    return name if isinstance(name, dist.ProcessGroup) else _resolve_process_group(name)
+
+
 @dataclass(slots=True)
 class _Reader:
     nodes: list[fx.Node] = field(default_factory=list)
@@ -310,13 +317,10 @@ class _Reader:
         )
 
     def _group(self, node: fx.Node) -> int:
-        from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
-
-        given = group_name(node)
-        group = _resolve_process_group(given)
+        group = process_group(group_name(node))
         name = group.group_name
         if name not in self.groups:
-            self.groups[name] = GroupOfGraph(name=name, ranks=tuple(get_process_group_ranks(group)))
+            self.groups[name] = GroupOfGraph(name=name, ranks=tuple(dist.get_process_group_ranks(group)))
         return list(self.groups).index(name)
 
     def finish(self, name: str) -> FxProgram:
@@ -343,7 +347,7 @@ class _Reader:
 def written_by(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the arguments of a node that it writes to."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        if "mutation" in node.target.name():
+        if "mutation" in str(node.target):
             yield from node.all_input_nodes
         return
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch.distributed as dist
 from torch import fx
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 from pace.documents.order.job_program import (
     EnqueuedCollective,
@@ -17,7 +16,7 @@ from pace.documents.order.job_program import (
 from pace.errors import InvalidSchedule
 from pace.formats.node_list import COLLECTIVES
 from pace.order.check_order import check_order
-from pace.runtime.inductor.fx_program import FxProgram, bytes_of, group_name
+from pace.runtime.inductor.fx_program import FxProgram, bytes_of, group_name, process_group
 from pace.runtime.inductor.rewrite import is_started
 
 Issued = tuple[int, str, int, str]
@@ -35,7 +34,7 @@ def issued(graph: fx.Graph, program: FxProgram) -> tuple[Issued, ...]:
             assert isinstance(source, fx.Node)
             value = source.meta["val"]
             op = COLLECTIVES[node.target._opname.removesuffix("_out")]  # type: ignore[union-attr]  # is_started
-            group = _resolve_process_group(group_name(node)).group_name
+            group = process_group(group_name(node)).group_name
             found.append((numbers[group], op, bytes_of(value), str(value.dtype)))
     return tuple(found)
 

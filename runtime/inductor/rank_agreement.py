@@ -101,8 +101,8 @@ class CompilingRanks:
             place = first_difference(theirs, lines[0])
             if place is not None:
                 raise ScheduleMismatch(
-                    f"{what} of rank {rank} differs from that of rank {self.ranks[0]} at node {place}: "
-                    f"{_line(theirs, place)} instead of {_line(lines[0], place)}; "
+                    f"{what} of rank {rank} differs from that of rank {self.ranks[0]}: "
+                    f"it has {_node(theirs, place)} instead of {_node(lines[0], place)}; "
                     "all ranks must compile the same model"
                 )
 
@@ -115,5 +115,8 @@ def first_difference(one: tuple[str, ...], other: tuple[str, ...]) -> int | None
     return None
 
 
-def _line(lines: tuple[str, ...], place: int) -> str:
-    return f'"{lines[place]}"' if place < len(lines) else "no node"
+def _node(lines: tuple[str, ...], place: int) -> str:
+    if place >= len(lines):
+        return "no more node"
+    name, _, text = lines[place].partition(": ")
+    return f'node "{name}" ({text})'
