@@ -28,7 +28,7 @@ from pace.runtime.argument_checks import is_number, refusal, require_instance, r
 from pace.runtime.event_log import log
 from pace.runtime.inductor.collective_times import measure_collectives
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
-from pace.runtime.inductor.op_times import OpTimes
+from pace.runtime.inductor.node_times import NodeTimes
 from pace.runtime.inductor.order_law import Issued, issued, prove_order
 from pace.runtime.inductor.plan_folder import PlanFolder
 from pace.runtime.inductor.rank_agreement import CompilingRanks
@@ -106,7 +106,7 @@ class CollectivePlanner(CustomGraphPass):
         self._costs = None if costs is None else dict(costs)
         self._folder = None if plan_folder is None else PlanFolder(Path(plan_folder))
         self._ranks = CompilingRanks(process_group, timeout_s)
-        self._times: OpTimes | None = None
+        self._times: NodeTimes | None = None
         self._found: dict[str, PlannedGraph] = {}
         self._run = self._agree()
 
@@ -208,7 +208,7 @@ class CollectivePlanner(CustomGraphPass):
     ) -> tuple[bytes, bytes]:
         start = time.perf_counter()
         if self._times is None:
-            self._times = OpTimes(device, self._rates)
+            self._times = NodeTimes(device, self._rates)
         graph = program.timed(
             {node.name: self._times.duration_s(node) for node in program.nodes},
             costs,

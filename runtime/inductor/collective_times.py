@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import (
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, process_group
-from pace.runtime.inductor.op_times import synchronize
+from pace.runtime.inductor.node_times import synchronize
 
 REPEATS = 5
 MOST_SIZES = 4

@@ -16,7 +16,7 @@ from pace.documents.options import Options
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
 from pace.runtime.inductor.fx_program import FxProgram, read_fx
-from pace.runtime.inductor.op_times import OpTimes
+from pace.runtime.inductor.node_times import NodeTimes
 from pace.runtime.inductor.rewrite import apply_plan, tie
 from tests.runtime.inductor.graphs import (
     OPS,
@@ -43,7 +43,7 @@ def group() -> Iterator[str]:
 
 def timed(program: FxProgram, cost: AffineAllReduce) -> CollectiveGraph:
     """Return the document of a program on a slow device."""
-    times = OpTimes(torch.device("cpu"), DeviceRates(tflops=1e-6, memory_gbytes_per_s=1.0))
+    times = NodeTimes(torch.device("cpu"), DeviceRates(tflops=1e-6, memory_gbytes_per_s=1.0))
     return program.timed(
         {node.name: times.duration_s(node) for node in program.nodes},
         dict.fromkeys(program.calls.values(), cost),

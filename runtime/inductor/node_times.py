@@ -29,7 +29,7 @@ def measured_memory_rate(device: torch.device) -> float:
     return 2 * _COPIED_BYTES / _seconds(lambda: target.copy_(source), device)
 
 
-class OpTimes:
+class NodeTimes:
     """Durations of the nodes of graphs on one device; what was measured once is not measured again.
 
     Parameters
