@@ -124,7 +124,7 @@ class CollectivePlanner(CustomGraphPass):
         return run
 
     def _options(self) -> dict[str, str]:
-        costs = self._costs and {op: cost.model_dump_json() for op, cost in sorted(self._costs.items())}
+        costs = [f"{op} {cost.model_dump_json()}" for op, cost in sorted((self._costs or {}).items())]
         return {"memory_bytes": str(self._memory_bytes), "rates": str(self._rates), "costs": str(costs)}
 
     def uuid(self) -> str:

@@ -33,7 +33,7 @@ def issued(graph: fx.Graph, program: FxProgram) -> tuple[Issued, ...]:
             source = node.args[0]
             assert isinstance(source, fx.Node)
             value = source.meta["val"]
-            op = COLLECTIVES[node.target._opname.removesuffix("_out")]  # type: ignore[union-attr]  # is_started
+            op = COLLECTIVES[node.target._opname.removesuffix("_out")]
             group = process_group(group_name(node)).group_name
             found.append((numbers[group], op, bytes_of(value), str(value.dtype)))
     return tuple(found)
@@ -86,7 +86,7 @@ def prove_order(
                                 group=f"group {group}",
                                 op=op,
                                 size_bytes=size,
-                                dtype=dtype,  # type: ignore[arg-type]  # pydantic checks it
+                                dtype=dtype,
                             )
                             for group, op, size, dtype in program
                         )
