@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
+from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
     AllToAllOptions,
