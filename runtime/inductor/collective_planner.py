@@ -137,6 +137,10 @@ class CollectivePlanner(CustomGraphPass):
         place = f"rank {self._ranks.rank} of {len(self._ranks.ranks)}"
         return f"{source.hex()} {self._options()} {place} {self._run}"
 
+    def __deepcopy__(self, _memo: dict[int, object]) -> "CollectivePlanner":
+        """Return the planner itself: torch copies options, but ranks meet in one planner."""
+        return self
+
     def __call__(self, graph: fx.Graph) -> None:
         """Plan a graph and rewrite it.
 
