@@ -54,14 +54,12 @@ class OtherLayers(ShardedLayers):
 
 @contextlib.contextmanager
 def inductor(passes: Any, *, generate: bool = False) -> Iterator[None]:
-    """Compile with a pass and a cache of its own; ops are called one by one unless code is generated."""
+    """Compile with a pass: ops are called one by one, with a cache of its own, unless code is generated."""
     from torch._inductor import config
 
     torch._dynamo.reset()
-    with (
-        config.patch(post_grad_custom_post_pass=passes, fallback_by_default=not generate),
-        torch._inductor.utils.fresh_cache(),
-    ):
+    cache = contextlib.nullcontext() if generate else torch._inductor.utils.fresh_cache()
+    with config.patch(post_grad_custom_post_pass=passes, fallback_by_default=not generate), cache:
         yield
 
 
