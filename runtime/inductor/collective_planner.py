@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -159,7 +160,8 @@ class CollectivePlanner(CustomGraphPass):
         """
         if not any(_communicates(node) for node in graph.nodes):
             return
-        with unset_fake_temporarily(), torch.no_grad():
+        # Through the dispatcher in Python, collectives would keep the GIL, for which Gloo's threads may wait.
+        with no_python_dispatcher(), unset_fake_temporarily(), torch.no_grad():
             self._plan(graph)
 
     def _plan(self, graph: fx.Graph) -> None:
