@@ -91,7 +91,8 @@ def issued_in_code(code: list[str]) -> list[str]:
         line.split("_c10d_functional.")[1].split(".")[0].removesuffix("_out")
         for text in code
         for line in text.splitlines()
-        if "= torch.ops._c10d_functional." in line and "wait_tensor" not in line
+        if line.partition("(")[0].split(" = ")[-1].strip().startswith("torch.ops._c10d_functional.")
+        and "wait_tensor" not in line
     ]
 
 
