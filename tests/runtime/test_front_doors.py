@@ -10,7 +10,15 @@ _OPTIONS = ["AllReduce", "Plan", "Replanning", "Tune"]
 NAMES = {
     "accelerate": [*_OPTIONS, "attach"],
     "ddp": [*_OPTIONS, "AttachedOptimizer", "attach", "attached"],
-    "fsdp": [*_OPTIONS, "ReplicaOptimizer", "attach", "attached"],
+    "fsdp": [
+        *_OPTIONS,
+        "Fsdp2Settings",
+        "ReplicaOptimizer",
+        "apply",
+        "attach",
+        "attached",
+        "load_fsdp2_settings",
+    ],
     "horovod": [*_OPTIONS, "DistributedOptimizer", "init"],
     "lightning": [*_OPTIONS, "PaceReport", "PaceStrategy"],
     "loggers": ["log_to_tensorboard", "log_to_wandb", "metrics_of"],

@@ -98,7 +98,7 @@ def test_what_graphs_do_not_say_is_asked_for() -> None:
     """The ranks of a group that not all ranks are in, and the graph that a schedule orders."""
     graph = graph_of(forward(2))
     with pytest.raises(InvalidJobProgram, match="--group dp=0,1"):
-        program_of_plans([], [graph, graph])
+        program_of_plans([], [graph] * 8)
     pairs = program_of_plans([], [graph] * 4, groups={"dp": [(0, 1), (2, 3)]})
     assert pairs.groups[0].communicators == ((0, 1), (2, 3))
     with pytest.raises(InvalidJobProgram, match="give the graph, too"):
