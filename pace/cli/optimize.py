@@ -17,7 +17,7 @@ from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
-from pace.errors import InvalidOptions, InvalidSchedule
+from pace.errors import InvalidOptions
 from pace.planning.graph.optimize import refuse_changed_options
 from pace.terminal.command_line import writable
 from pace.terminal.console import (
@@ -33,7 +33,7 @@ from pace.terminal.console import (
     make_console,
     refuse_unknown_ending,
 )
-from pace.terminal.reporting import WRONG, counted, reported, tell_slowdown, warn_if_misleading
+from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading
 
 JITTER = "Varying op durations"
 
@@ -306,18 +306,4 @@ def check(
 
     with reported():
         loaded = load_graph(profile) if is_graph(profile) else load_profile(profile)
-        try:
-            violations = judge(loaded, load_schedule(schedule))
-        except InvalidSchedule as error:
-            violations = str(error).splitlines()
-    if as_json:
-        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
-    else:
-        for violation in violations:
-            typer.echo(violation)
-        typer.echo(
-            f"{schedule}: {'valid' if not violations else counted(len(violations), 'violation')}",
-            err=bool(violations),
-        )
-    if violations:
-        raise typer.Exit(WRONG)
+        judged(schedule, lambda: judge(loaded, load_schedule(schedule)), as_json=as_json)

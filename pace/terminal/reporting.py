@@ -1,8 +1,10 @@
 """Reports errors of commands: one message on stderr, and an exit code for scripts."""
 
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -81,6 +83,31 @@ def reported() -> Iterator[None]:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 violation``, ``2 violations``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def judged(path: Path, check: Callable[[], list[str]], *, as_json: bool) -> None:
+    """Print the violations that a checker finds in a file; exit with 1 if there is one.
+
+    Parameters
+    ----------
+    check
+        Reads the file and returns its violations; what it refuses as invalid counts as violations, too.
+    """
+    try:
+        violations = check()
+    except (InvalidFabric, InvalidSchedule, InvalidSync) as error:
+        violations = str(error).splitlines()
+    if as_json:
+        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
+    else:
+        for violation in violations:
+            typer.echo(violation)
+        typer.echo(
+            f"{path}: {counted(len(violations), 'violation') if violations else 'valid'}",
+            err=bool(violations),
+        )
+    if violations:
+        raise typer.Exit(WRONG)
 
 
 def warn_if_misleading(profile: Profile) -> None:

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan
 from pace.documents.sync.weight_sync import WeightSync, load_weight_sync
-from pace.errors import InvalidOptions, InvalidSync
+from pace.errors import InvalidOptions
+from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
-from pace.terminal.reporting import WRONG, reported
+from pace.terminal.reporting import judged, reported
 
-app = typer.Typer(
+app = CommandLine(
     help="Plan weight synchronization: which buckets to send, in which order, and how long it takes."
 )
 
@@ -42,6 +43,7 @@ def plan(
         typer.Option(
             "--output",
             "-o",
+            callback=writable,
             help="Write the plan to this file (JSON).",
             show_default="not written",
             rich_help_panel=OUTPUT,
@@ -126,21 +128,7 @@ def check(
 
     with reported():
         problem = load_weight_sync(document)
-        try:
-            violations = check_sync(problem, load_sync_plan(plan_file))
-        except InvalidSync as error:
-            violations = str(error).splitlines()
-    if as_json:
-        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
-    else:
-        for violation in violations:
-            typer.echo(violation)
-        typer.echo(
-            f"{plan_file}: {'valid' if not violations else f'{len(violations)} violations'}",
-            err=bool(violations),
-        )
-    if violations:
-        raise typer.Exit(WRONG)
+        judged(plan_file, lambda: check_sync(problem, load_sync_plan(plan_file)), as_json=as_json)
 
 
 @app.command(

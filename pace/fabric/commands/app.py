@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from pace.documents.base import explain
-from pace.errors import InvalidFabric, InvalidOptions
+from pace.errors import InvalidOptions
 from pace.fabric.commands import processes, weight_sync
 from pace.fabric.commands.processes import LATE
 from pace.fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
@@ -20,7 +20,7 @@ from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
-from pace.terminal.reporting import WRONG, counted, reported
+from pace.terminal.reporting import judged, reported
 
 app = CommandLine(
     help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
@@ -195,21 +195,7 @@ def check(
 
     with reported():
         loaded = load_network(network), load_batch(batch)
-        try:
-            violations = check_transfers(*loaded, load_transfer_plan(plan))
-        except InvalidFabric as error:
-            violations = str(error).splitlines()
-    if as_json:
-        typer.echo(json.dumps({"valid": not violations, "violations": violations}))
-    else:
-        for violation in violations:
-            typer.echo(violation)
-        typer.echo(
-            f"{plan}: {'valid' if not violations else counted(len(violations), 'violation')}",
-            err=bool(violations),
-        )
-    if violations:
-        raise typer.Exit(WRONG)
+        judged(plan, lambda: check_transfers(*loaded, load_transfer_plan(plan)), as_json=as_json)
 
 
 @app.command(epilog="Example: pace fabric simulate scenario.json")
