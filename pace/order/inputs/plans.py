@@ -38,8 +38,15 @@ def program_of_plans(
     Raises
     ------
     InvalidJobProgram
-        If a schedule's graph is missing, or graphs do not say which ranks are in a group.
+        If a schedule's graph is missing, graphs have several names, or do not say which ranks are in a
+        group.
     """
+    names = sorted({graph.name for graph in graphs})
+    if len(names) > 1:
+        raise InvalidJobProgram(
+            f'"{names[0]}" and "{names[1]}" are not one graph of several ranks: check each by itself, or give'
+            " the graphs of all ranks one name"
+        )
     planned = {each.profile_sha256: each for each in schedules if each.exchange == "graph"}
     wrappers = [each for each in schedules if each.exchange != "graph"]
     files = {rank: _rank_file(graph, planned.get(graph.sha256)) for rank, graph in enumerate(graphs)}

@@ -101,6 +101,9 @@ def test_what_graphs_do_not_say_is_asked_for() -> None:
         program_of_plans([], [graph] * 8)
     pairs = program_of_plans([], [graph] * 4, groups={"dp": [(0, 1), (2, 3)]})
     assert pairs.groups[0].communicators == ((0, 1), (2, 3))
+    following = graph.model_copy(update={"name": "the backward pass"})
+    with pytest.raises(InvalidJobProgram, match="are not one graph of several ranks: check each by itself"):
+        program_of_plans([], [graph, following])
     with pytest.raises(InvalidJobProgram, match="give the graph, too"):
         program_of_plans([optimize(graph)])
 
