@@ -1,5 +1,6 @@
 """A host that receives weights bucket by bucket, checks hashes and hands every block on to the next."""
 
+import atexit
 import hashlib
 import queue
 import ssl
@@ -23,6 +24,9 @@ from pace.runtime.fabric.messages import (
 )
 from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes
 from pace.wire.addresses import ServerAddress
+
+# How long, in seconds, the end of a receiver waits for a bucket that is copied and cast.
+_LAST_BUCKET_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class WeightReceiver(Closing):
         self._worker.start()
         self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
+        # A thread that is in torch's code when the interpreter ends would abort the process.
+        atexit.register(self.close)
 
     @property
     def address(self) -> str:
@@ -119,13 +125,15 @@ class WeightReceiver(Closing):
             link.finish(within_s)
 
     def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening, end all connections, and wait for the bucket that is being taken."""
+        atexit.unregister(self.close)
         self._listener.stop()
         self._work.put(None)
         with self._lock:
             links = list(self._links)
         for link in links:
             link.close()
+        self._worker.join(_LAST_BUCKET_S)
 
     def _accept(self, link: FabricLink) -> None:
         with self._lock:

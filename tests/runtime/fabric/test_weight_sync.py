@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
+from pace.runtime.fabric.weight_sync.buckets import WholeBytes
 from pace.wire.addresses import ServerAddress
 from tests.runtime.fabric.processes import PACE, WITHIN_S, Started
 
@@ -64,6 +66,27 @@ def test_a_receiver_that_leaves_between_rounds_is_called_again() -> None:
 
 
 @pytest.mark.slow
+def test_the_end_of_a_receiver_waits_for_the_bucket_in_work() -> None:
+    """A thread that is still in torch's code when the interpreter ends would abort the process."""
+    begun, ended = threading.Event(), threading.Event()
+
+    class Slow(WholeBytes):
+        def take(self, bucket: int, data: bytearray) -> None:
+            begun.set()
+            time.sleep(0.5)
+            super().take(bucket, data)
+            ended.set()
+
+    receiver = WeightReceiver(token="secret", make_taker=Slow)
+    with WeightSender([place(receiver.address, "host")], token="secret") as sender:
+        sending = threading.Thread(target=sender.distribute, args=(DATA, 1), kwargs={"timeout_s": WITHIN_S})
+        sending.start()
+        assert begun.wait(WITHIN_S)
+        receiver.close()
+        assert ended.is_set()
+        sending.join()
+
+
 def test_a_receiver_that_dies_is_left_out(tmp_path: Path) -> None:
     """A host in the middle of the chain stops and is killed: all others have the weights."""
     receivers = [WeightReceiver(token="secret") for _ in range(2)]
