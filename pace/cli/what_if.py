@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pace.cli.graphs.what_if import report_graph
 from pace.cli.servers.what_if import report_servers
+from pace.cli.what_if_table import show_what_if
 from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.profile import Profile, load_profile
 from pace.errors import InvalidOptions
@@ -26,8 +27,6 @@ from pace.terminal.console import (
     ProfileOrGraphArgument,
     ServiceOption,
     TimeoutOption,
-    make_console,
-    make_table,
     refuse_unknown_ending,
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
@@ -40,7 +39,6 @@ from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
 PROFILED = "as profiled"
-SHOWN_POINTS = 60
 
 
 def what_if(
@@ -288,7 +286,7 @@ def what_if(
     elif as_csv:
         sys.stdout.write(result.to_csv())
     else:
-        _show(result)
+        show_what_if(result)
 
 
 def _refuse_for_graphs(given: dict[str, Any]) -> None:
@@ -367,41 +365,3 @@ def _run(profile: Profile, grid: Grid, processes: int | None, target_efficiency:
             bar.add_task("bandwidths for the target", total=None)
             result = replace(result, answers=answer_all(profile, grid, target_efficiency))
     return result
-
-
-def _show(result: WhatIf) -> None:
-    from pace.view.what_if_charts import LABELS
-
-    console = make_console(width=200)
-    axes = result.grid.varied()
-    against = result.grid.baseline_policy
-    console.print(
-        f"{result.profile.name}: {result.unit}/s, scaling efficiency, speed-up over {against}",
-        highlight=False,
-    )
-    table = make_table(*(LABELS[axis] for axis in axes), *result.grid.policies)
-    points = list(result.points())
-    for cells in points[:SHOWN_POINTS]:
-        fastest = min(cell.iteration_s for cell in cells)
-        shown = [
-            f"{cell.throughput:.5g}  {cell.scaling_efficiency * 100:3.0f} %  {cell.speedup:.2f}"
-            for cell in cells
-        ]
-        marked = [
-            f"[bold]{text}[/bold]" if cell.iteration_s == fastest else text
-            for cell, text in zip(cells, shown, strict=True)
-        ]
-        values = (getattr(cells[0].scenario, axis) for axis in axes)
-        table.add_row(*(f"{v:g}" if isinstance(v, float) else str(v) for v in values), *marked)
-    console.print(table)
-    if len(points) > SHOWN_POINTS:
-        console.print(
-            f"{len(points) - SHOWN_POINTS:,} more points: --csv or --json prints them", highlight=False
-        )
-    for answer in result.answers:
-        place = ", ".join(
-            f"{LABELS[axis]} {getattr(answer.scenario, axis)}" for axis in axes if axis != "bandwidth_gbps"
-        )
-        reached = "no bandwidth" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g} Gb/s"
-        wanted = f"{answer.policy} reaches {answer.target_efficiency * 100:g} % at {reached}"
-        console.print(f"{place}: {wanted}" if place else wanted, highlight=False)

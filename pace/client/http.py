@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.client.fabric_documents import TransferPlanRequest
-from pace.client.http_request import HttpAnswer, HttpRequest
+from pace.client.http_request import HttpAnswer, HttpRequest, certificates
+from pace.client.retries import TryAgain, pause
 from pace.documents.base import explain
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -46,14 +46,6 @@ _RETRIED_STATUSES = (429, 502, 503, 504)
 MOST_BYTES = 64 << 20
 
 D = TypeVar("D", bound=BaseModel)
-
-
-class _TryAgain(ServiceUnavailable):
-    """The service cannot answer now, but may after a delay."""
-
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.after_s = after_s
 
 
 class Client:
@@ -101,7 +93,7 @@ class Client:
                 base_url=self.url,
                 headers=headers,
                 trust_env=False,
-                verify=_certificates(ca_file),
+                verify=certificates(ca_file),
                 limits=httpx.Limits(max_keepalive_connections=0),  # see `HttpRequest`
             )
         except httpx.InvalidURL as error:
@@ -338,9 +330,9 @@ class Client:
         self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
     ) -> HttpAnswer:
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
+            retry=tenacity.retry_if_exception_type((httpx.TransportError, TryAgain))
             & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
-            wait=_pause,
+            wait=pause,
             stop=tenacity.stop_before_delay(max(deadline - time.monotonic(), 0.0)),
             reraise=True,
         )
@@ -360,7 +352,7 @@ class Client:
         answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
             detail = f"{self.url} answered {answer.status}: {_detail(answer.body)}"
-            raise _TryAgain(detail, answer.retry_after_s)
+            raise TryAgain(detail, answer.retry_after_s)
         return answer
 
     def _parse(self, answer: HttpAnswer, document: type[D]) -> D:
@@ -394,22 +386,6 @@ class Client:
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
-
-
-_backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2)
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    error = None if state.outcome is None else state.outcome.exception()
-    return _backoff(state) + (error.after_s if isinstance(error, _TryAgain) else 0.0)
-
-
-def _certificates(ca_file: str | Path | None) -> ssl.SSLContext:
-    try:
-        return httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        where = "named by SSL_CERT_FILE or SSL_CERT_DIR" if ca_file is None else f"in {ca_file}"
-        raise ServiceUnavailable(f"the certificates {where} cannot be read: {error}") from None
 
 
 def _detail(body: bytes) -> str:

@@ -3,10 +3,12 @@
 import contextlib
 import queue
 import socket
+import ssl
 import threading
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -117,3 +119,18 @@ class HttpRequest:
             if connection is not None:
                 with contextlib.suppress(OSError):  # closed already
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def certificates(ca_file: str | Path | None) -> ssl.SSLContext:
+    """Return a context that trusts the certificates of a file; without one, those of the system.
+
+    Raises
+    ------
+    ServiceUnavailable
+        If they cannot be read.
+    """
+    try:
+        return httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        where = "named by SSL_CERT_FILE or SSL_CERT_DIR" if ca_file is None else f"in {ca_file}"
+        raise ServiceUnavailable(f"the certificates {where} cannot be read: {error}") from None

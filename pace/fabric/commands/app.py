@@ -20,7 +20,7 @@ from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
-from pace.terminal.reporting import judged, reported
+from pace.terminal.reporting import WRONG, counted, judged, reported
 
 app = CommandLine(
     help="Plan, simulate and run asynchronous training over unequal and changing links (after MLfabric)."
@@ -40,9 +40,6 @@ app.command(epilog="Example: pace fabric distribute weights.bin --to H1:7090,H2:
 )
 app.command(epilog="Example: pace fabric receive -o weights.bin --bind 0.0.0.0:7090 --token-file token")(
     weight_sync.receive
-)
-app.command("check-log", epilog="Example: pace fabric check-log commits.jsonl --delay-bound 8")(
-    processes.check_log
 )
 
 NetworkArgument = Annotated[
@@ -293,3 +290,41 @@ def _at_least(option: str, text: str | None, least: int) -> tuple[int, ...]:
     if any(value < least for value in values):
         raise InvalidOptions(f'{option} "{text}": expected numbers of at least {least}')
     return values
+
+
+@app.command("check-log", epilog="Example: pace fabric check-log commits.jsonl --delay-bound 8")
+def check_log(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            help="Commit log to check, as `pace fabric serve --log` writes it.", exists=True, dir_okay=False
+        ),
+    ],
+    delay_bound: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bound on delays in versions: every delay must be smaller.", show_default="no bound"
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a commit log: versions without a gap, and every delay below the bound.
+
+    Prints every violation, and exits with 1 if there is one.
+    """
+    with reported():
+        from pace.runtime.fabric.commit_log import LoggedCommit, read_log, violations
+
+        lines = list(read_log(log))
+        found = violations(lines, delay_bound)
+    commits = [line for line in lines if isinstance(line, LoggedCommit)]
+    if as_json:
+        typer.echo(json.dumps({"commits": len(commits), "violations": found}))
+    else:
+        for violation in found:
+            typer.echo(violation)
+        greatest = max((delay for line in commits for delay in line.delays), default=0)
+        wrong = counted(len(found), "violation")
+        typer.echo(f"{counted(len(commits), 'commit')}, greatest delay {greatest}, {wrong}")
+    if found:
+        raise typer.Exit(WRONG)

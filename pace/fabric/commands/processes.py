@@ -19,7 +19,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import counted, reported
+from pace.terminal.reporting import reported
 
 if TYPE_CHECKING:
     from pace.runtime.fabric.held_model import HeldModel
@@ -372,40 +372,3 @@ def status(
     )
     for name, host in found["hosts"].items():
         typer.echo(f"{name}: {host['part']}, {host['received_bytes'] / 1e6:,.1f} MB received")
-
-
-def check_log(
-    log: Annotated[
-        Path,
-        typer.Argument(
-            help="Commit log to check, as `pace fabric serve --log` writes it.", exists=True, dir_okay=False
-        ),
-    ],
-    delay_bound: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Bound on delays in versions: every delay must be smaller.", show_default="no bound"
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Check a commit log: versions without a gap, and every delay below the bound.
-
-    Prints every violation, and exits with 1 if there is one.
-    """
-    with reported():
-        from pace.runtime.fabric.commit_log import LoggedCommit, read_log, violations
-
-        lines = list(read_log(log))
-        found = violations(lines, delay_bound)
-    commits = [line for line in lines if isinstance(line, LoggedCommit)]
-    if as_json:
-        typer.echo(json.dumps({"commits": len(commits), "violations": found}))
-    else:
-        for violation in found:
-            typer.echo(violation)
-        greatest = max((delay for line in commits for delay in line.delays), default=0)
-        wrong = counted(len(found), "violation")
-        typer.echo(f"{counted(len(commits), 'commit')}, greatest delay {greatest}, {wrong}")
-    if found:
-        raise typer.Exit(1)
