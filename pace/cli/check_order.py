@@ -39,7 +39,7 @@ def check_order(
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help="Ranks of a group, where the files do not say them, for example 1=0,2; repeatable.",
+            help="Ranks of a group, if the files do not list them, for example 1=0,2; repeatable.",
             show_default="as recorded",
         ),
     ] = None,

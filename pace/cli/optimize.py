@@ -75,7 +75,7 @@ def optimize(
     lp_solver: Annotated[
         str,
         typer.Option(
-            help="What solves linear programs: scipy (HiGHS), pulp (CBC through PuLP) or pulp:NAME (the "
+            help="Solver of linear programs: scipy (HiGHS), pulp (CBC through PuLP) or pulp:NAME (the "
             "solver that PuLP knows by this name)."
         ),
     ] = "scipy",
@@ -96,7 +96,7 @@ def optimize(
     scenarios: Annotated[
         int,
         typer.Option(
-            help="Number of sampled windows with random op durations over which plans are compared; 0 "
+            help="Number of sampled iterations with random op durations over which plans are compared; 0 "
             "compares them with the profile's mean durations.",
             rich_help_panel=JITTER,
         ),
@@ -171,7 +171,7 @@ def optimize(
         ),
     ] = None,
 ) -> None:
-    """Compute a near-optimal communication schedule for a profile and print it with its proof."""
+    """Compute a near-optimal schedule for a profile, and print how far from a proven bound it is."""
     from pace.planning.optimize import optimize as solve
 
     with reported():

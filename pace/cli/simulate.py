@@ -62,7 +62,7 @@ def simulate(
     tune: Annotated[
         str | None,
         typer.Option(
-            help="Search for the best knobs of each policy: bayes, grid, random or momentum.",
+            help="Search for the best settings of each policy: bayes, grid, random or momentum.",
             show_default="no search",
         ),
     ] = None,

@@ -47,14 +47,15 @@ def what_if(
         list[str] | None,
         typer.Option(
             help="Policy to simulate; repeat the option for several.",
-            show_default="fifo, horovod, ddp, bytescheduler, pace; with --servers fifo, bytescheduler, pace",
+            show_default="fifo, horovod, ddp, bytescheduler, pace; with --servers fifo, bytescheduler, pace; "
+            "for a graph fsdp2, inductor, pace",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
             help="Policy that the others' speed-ups are relative to.",
-            show_default="ddp, or the first policy without it",
+            show_default="ddp if it is simulated, else the first policy",
         ),
     ] = None,
     target_efficiency: Annotated[

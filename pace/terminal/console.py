@@ -29,7 +29,7 @@ ProfileOrGraphArgument = Annotated[
     Path,
     typer.Argument(
         help="Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job; "
-        "or a graph, from `pace import node-list`.",
+        "or a graph, from `pace import node-list` or `CollectivePlanner`.",
         exists=True,
         dir_okay=False,
         readable=True,

@@ -19,7 +19,7 @@ from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import judged, reported
 
 app = CommandLine(
-    help="Plan weight synchronization: which buckets to send, in which order, and how long it takes."
+    help="Plan how a trainer sends new weights to rollout engines: buckets, their order, and the pause."
 )
 
 SHOWN_BUCKETS = 12
@@ -153,13 +153,13 @@ def what_if(
     credit_mb: Annotated[
         str | None,
         typer.Option(
-            help="Most MB (10^6 bytes) that a receiver holds unfinished, for example 64,512.",
+            help="Most MB (10^6 bytes) sent and not yet finished by every receiver, for example 64,512.",
             show_default="as in the document",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the pause, its bound and other rules for other links, receivers and credits."""
+    """Compare the pause with its bound and simple rules for buckets, over links, receivers and credits."""
     from pace.sync.what_if import sync_grid
 
     with reported():
