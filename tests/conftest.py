@@ -1,10 +1,12 @@
 """What holds for all tests."""
 
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+import tqdm
 from hypothesis import HealthCheck, settings
 
 # Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run,
@@ -16,6 +18,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("pace")
+
+# torch's interpreter of graphs makes progress bars, and the first one would start a thread that stays.
+tqdm.tqdm.monitor_interval = 0
 
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.
@@ -86,3 +91,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in shared:
         for fixture in function._fixtureinfo.name2fixturedefs.get(name, ()):
             fixture.finish(function._request)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    """Fail a file of tests that leaves a thread behind: the test bed cannot fork a process that has one."""
+    before = set(threading.enumerate())
+    yield
+    left = [
+        each.name
+        for each in threading.enumerate()
+        if each not in before and not isinstance(each, threading._DummyThread)
+    ]
+    assert not left, f"threads are left: {left}"
