@@ -31,13 +31,23 @@ def replace_in(holders: Iterable[Any], replaced: list[tuple[Any, Any]]) -> None:
 
 
 class _Replacer:
+    """Replaces functions, holder by holder.
+
+    Who holds a container that cannot be changed is asked for all such containers of a depth at once: each
+    question goes through every object of the process, of which a program may have millions.
+    """
+
     def __init__(self, replaced: list[tuple[Any, Any]]) -> None:
         self._made = {id(own): made for own, made in replaced}
         self._kept = [own for own, _ in replaced]  # so that nothing else gets their ids
+        self._unnamed: list[Any] = []  # containers that change only with, or if not of torch, their owners
 
     def replace(self, holders: Iterable[Any]) -> None:
         for holder in holders:
-            self._replace_in(holder, _DEPTH)
+            self._replace_in(holder)
+        for _ in range(_DEPTH):
+            containers, self._unnamed = self._unnamed, []
+            self._replace_unnamed(containers)
         for kind in [each for each in gc.get_objects() if issubclass(type(each), type)]:
             if str(kind.__module__).partition(".")[0] != "torch":
                 self._replace_attributes(kind)
@@ -48,18 +58,18 @@ class _Replacer:
                 at = at.f_back
 
     def _of(self, value: Any) -> Any:
-        return self._made.get(id(value), value)
+        while id(value) in self._made:  # what was made for a tuple may have been made again
+            value = self._made[id(value)]
+        return value
 
-    def _replace_in(self, holder: Any, depth: int) -> None:
+    def _replace_in(self, holder: Any) -> None:
         if isinstance(holder, dict):
             self._replace_values(holder)
         elif isinstance(holder, list | collections.deque):
             for place, value in enumerate(holder):
                 holder[place] = self._of(value)
-        elif isinstance(holder, set):
-            self._replace_members(holder)
-        elif isinstance(holder, tuple | frozenset):
-            self._replace_whole(holder, depth)
+        elif isinstance(holder, set | tuple | frozenset):
+            self._unnamed.append(holder)
         elif isinstance(holder, types.CellType):
             holder.cell_contents = self._of(holder.cell_contents)
         elif isinstance(holder, types.FunctionType):
@@ -85,23 +95,42 @@ class _Replacer:
             if id(value) in self._made:
                 setattr(kind, name, self._of(value))
 
-    def _replace_members(self, members: set[Any]) -> None:
-        if not _is_in_torch(members, 2):
-            for member in [each for each in members if id(each) in self._made]:
-                members.discard(member)
-                members.add(self._of(member))
+    def _replace_unnamed(self, containers: list[Any]) -> None:
+        """Change sets, and replace tuples and frozen sets, unless torch itself holds them."""
+        containers = list({id(each): each for each in containers if id(each) not in self._made}.values())
+        owners = _owners_of(containers, {id(self._kept), id(self._made)})
+        named = [each for found in owners.values() for each in found if isinstance(each, dict | list)]
+        above = _owners_of(named, {id(each) for each in owners.values()})
+        free = {
+            id(holder): holder
+            for holder in containers
+            if not any(
+                _is_torchs(each) or any(map(_is_torchs, above.get(id(each), ())))
+                for each in owners[id(holder)]
+            )
+        }
+        for holder in free.values():
+            if isinstance(holder, set):
+                for member in [each for each in holder if id(each) in self._made]:
+                    holder.discard(member)
+                    holder.add(self._of(member))
+            else:
+                self._remake(holder, free)
+        for holder in free.values():
+            for owner in owners[id(holder)]:
+                if not isinstance(holder, set) and not _is_torchs(owner):
+                    self._replace_in(owner)
 
-    def _replace_whole(self, holder: Any, depth: int) -> None:
-        """Put another in the place of a container that cannot be changed, wherever it is."""
-        if depth == 0 or id(holder) in self._made or _is_in_torch(holder, 2):
-            return
-        base = tuple if isinstance(holder, tuple) else frozenset
-        # Without a constructor of the program's own, which may want other arguments.
-        self._made[id(holder)] = base.__new__(type(holder), map(self._of, holder))
-        self._kept.append(holder)
-        for owner in gc.get_referrers(holder):
-            if owner is not self._kept and not _is_torchs(owner):
-                self._replace_in(owner, depth - 1)
+    def _remake(self, holder: Any, free: dict[int, Any]) -> None:
+        """Make another of a tuple or frozen set, after those within it."""
+        for member in holder:
+            if id(member) in free and id(member) not in self._made and not isinstance(member, set):
+                self._remake(member, free)
+        if id(holder) not in self._made:
+            base = tuple if isinstance(holder, tuple) else frozenset
+            # Without a constructor of the program's own, which may want other arguments.
+            self._made[id(holder)] = base.__new__(type(holder), map(self._of, holder))
+            self._kept.append(holder)
 
     def _replace_variables(self, frame: types.FrameType) -> None:
         if _is_torchs(frame.f_globals):
@@ -126,10 +155,14 @@ def _is_torchs(holder: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in ("torch", "pace")
 
 
-def _is_in_torch(container: Any, depth: int) -> bool:
-    """Whether something of torch, a module's dictionary say, holds a container that has no name."""
-    owners = [owner for owner in gc.get_referrers(container) if not isinstance(owner, types.FrameType)]
-    return any(
-        _is_torchs(owner) or (depth > 1 and isinstance(owner, dict | list) and _is_in_torch(owner, depth - 1))
-        for owner in owners
-    )
+def _owners_of(containers: list[Any], without: set[int]) -> dict[int, list[Any]]:
+    """Return what refers to each container, by its id, other than frames and objects with these ids."""
+    owners: dict[int, list[Any]] = {id(each): [] for each in containers}
+    if not owners:
+        return owners
+    without = without | {id(containers)}
+    for owner in gc.get_referrers(*containers):
+        if not isinstance(owner, types.FrameType) and id(owner) not in without:
+            for container in {id(each) for each in gc.get_referents(owner)} & owners.keys():
+                owners[container].append(owner)
+    return owners

@@ -112,11 +112,16 @@ Two = collections.namedtuple("Two", "first second")
 in_pair = Pair(0, torch.tensor)
 in_tuple, in_named, in_set = (0, torch.tensor), Two(0, torch.tensor), {torch.tensor}
 nested, in_frozen = [(1, (torch.tensor,))], frozenset([torch.tensor])
+inner = (torch.tensor,)
+mixed = [(inner, torch.tensor, frozenset([inner])), inner]
+many = [(number, torch.tensor) for number in range(300)]
 in_deque = collections.deque([torch.tensor])
 generator = generated()
 next(generator)
 
 gc.freeze()
+passes, get_referrers = [], gc.get_referrers
+gc.get_referrers = lambda *asked: passes.append(len(asked)) or get_referrers(*asked)
 loop = Loop()
 dropped = weakref.ref(loop)
 asked = []
@@ -132,6 +137,10 @@ copies = {
     "a deque": lambda p: in_deque[0](p),
     "a tuple in a tuple in a list": lambda p: nested[0][1][0](p),
     "a generator": lambda p: generator.send(p),
+    "a tuple beside one that holds it": lambda p: mixed[0][0][0](p),
+    "a tuple with others beside it": lambda p: mixed[0][1](p),
+    "a frozen set of tuples": lambda p: next(iter(mixed[0][2]))[0](p),
+    "the last of many tuples": lambda p: many[-1][1](p),
 }
 
 def ask(name, copy):
@@ -147,6 +156,8 @@ def main():
     ask("a variable", variable)
     ask("a tuple in a variable", variables[0])
     assert (type(in_named), type(in_pair)) == (Two, Pair)
+    assert len({id(each[0]) for each in (mixed[0], [mixed[1]])}) == 1
+    assert sum(asked > 0 for asked in passes) <= 10, passes  # each goes through all objects of the process
 
 main()
 copies |= {"a variable": None, "a tuple in a variable": None}
