@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -98,9 +99,11 @@ def no_thread_stays() -> Iterator[None]:
     """Fail a file of tests that leaves a thread behind: the test bed cannot fork a process that has one."""
     before = set(threading.enumerate())
     yield
-    left = [
-        each.name
-        for each in threading.enumerate()
-        if each not in before and not isinstance(each, threading._DummyThread)
-    ]
+    others = [each for each in threading.enumerate() if each not in before]
+    deadline = time.monotonic() + 10.0  # some only close what they had
+    left = []
+    for thread in others:
+        if not isinstance(thread, threading._DummyThread):  # stands for one that Python did not start
+            thread.join(max(deadline - time.monotonic(), 0.0))
+            left += [thread.name] if thread.is_alive() else []
     assert not left, f"threads are left: {left}"

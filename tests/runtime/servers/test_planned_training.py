@@ -75,7 +75,8 @@ def test_a_service_plans_a_job_over_its_servers_from_the_jobs_own_profile(tmp_pa
     assert exchange.min_partition_bytes == 64 << 10
     assert set(seen["links"]) <= {0, 1}
     assert seen["planned"] is not None
-    assert seen["paced"] == [int(seen["planned"])] * 2
+    # A busy machine may find no time that grows with bytes, and the kernel paces nothing beyond 32 bits.
+    assert seen["paced"] == [int(seen["planned"]) if seen["planned"] < 2**32 - 1 else None] * 2
     rows = {each["args"]["name"] for each in timeline["traceEvents"] if each["name"] == "thread_name"}
     assert {f"push to server {link}" for link in seen["links"]} <= rows
     assert {f"pull from server {link}" for link in seen["links"]} <= rows
