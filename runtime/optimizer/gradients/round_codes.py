@@ -60,8 +60,8 @@ def disagreement(codes: Sequence[RoundCode]) -> str:
     if not others:
         return ""
     return (
-        f"rank {others[0]} is in another step than rank 0: one of them called step() more often, or read"
-        " gradients and then ran another backward pass; every rank must do the same"
+        f"rank {others[0]} is in another step than rank 0: one of them called step() more often, or ran"
+        " another backward pass after it read gradients or while the loop keeps them; every rank must do the same"
     )
 
 

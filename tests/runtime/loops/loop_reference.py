@@ -306,7 +306,7 @@ def first_difference(left: Any, right: Any, near: float) -> str:
         return f"shape {a.shape} instead of {b.shape}"
     finite = np.isfinite(b)
     size = max(float(np.abs(b[finite]).max(initial=0.0)), 1e-6)
-    same = np.array_equal(finite, np.isfinite(a)) and (np.abs(a - b)[finite] <= near * size).all()
+    same = np.array_equal(finite, np.isfinite(a)) and (np.abs(a[finite] - b[finite]) <= near * size).all()
     return "" if same else f"{_short(left)} instead of {_short(right)}"
 
 

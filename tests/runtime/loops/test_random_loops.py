@@ -35,12 +35,17 @@ REFUSED = (
     "which reads it: before gradients are cleared, read them on every rank or call step()",
 )
 
+# Kept gradients are complete when each backward pass ends, so ranks must run equally many.
+REFUSED_WHERE_KEPT = "ran another backward pass after it read gradients or while the loop keeps them"
+
 
 def check(pool: RankPool, program: Program) -> None:
     """Compare all that a program saw under the runtime with plain training, unless a rank refused it."""
     found = pool.run(run_program, program)
     # In the last step of a loop, the others may be done when a rank finds what it has to refuse.
-    if any(why in each.reason for each in found if isinstance(each, Failed) for why in REFUSED):
+    keeps = any(operation[0] in ("keep", "flat") for operation in program.operations)
+    refused = (*REFUSED, REFUSED_WHERE_KEPT) if keeps else REFUSED
+    if any(why in each.reason for each in found if isinstance(each, Failed) for why in refused):
         return
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
     assert not reasons, "\n".join([*reasons, str(program)])
