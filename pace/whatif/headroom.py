@@ -11,6 +11,7 @@ the norm is taken to be free, exchanging it between ranks that hold shards is no
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
 from pace.planning.optimize import lower_bound_s
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
+from pace.solver.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +214,10 @@ def _reachable(profile: Profile, late_s: float, *, under_ddp: bool) -> Reachable
     caps: tuple[float, ...] = ()
     if under_ddp:
         best = optimize_allreduce(profile, Options(framework="ddp"))
-        default_s = _behind_barrier_s(profile, run_policy(profile, make_policy("ddp")).iteration_s)
-        caps_s = _behind_barrier_s(profile, best.predicted.iteration_s)
+        default = run_policy(profile, make_policy("ddp")).windows[0]
+        default_s = _behind_barrier_s(profile, default.iteration_s, default.ends_s)
+        ends_s = [transfer.end_s for transfer in best.transfers]
+        caps_s = _behind_barrier_s(profile, best.predicted.iteration_s, ends_s)
         # Caps that a search finds are never worse than the default ones: those are caps too.
         caps = tuple(bucket_cap_mb_list(best)) if caps_s < default_s else ()
         ddp_s, best_s = default_s + late_s, min(caps_s, default_s) + late_s
@@ -227,12 +231,11 @@ def _reachable(profile: Profile, late_s: float, *, under_ddp: bool) -> Reachable
     )
 
 
-def _behind_barrier_s(profile: Profile, window_s: float) -> float:
+def _behind_barrier_s(profile: Profile, window_s: float, ends_s: Sequence[float] | FloatArray) -> float:
     """Return a window of DDP in which forward ops that use no parameter wait for the all-reduces as well."""
-    timing = profile.timing
-    if window_s <= timing.compute_s or "replay" not in profile.metadata:
+    if "replay" not in profile.metadata:
         return window_s
-    return window_s + after_the_barrier_s(profile) - float(timing.tail_s.max(initial=0.0))
+    return max(window_s, max(ends_s, default=0.0) + after_the_barrier_s(profile))
 
 
 def _where_time_goes(profile: Profile, plain: Reachable, recorded: Baseline | None) -> WhereTimeGoes:

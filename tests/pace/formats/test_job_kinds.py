@@ -1,15 +1,19 @@
 """The kind of job that a trace is of: answered as what it is, or refused with what to do next."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.kineto import read_kineto
+from pace.whatif.headroom import headroom
 from tests.pace.formats.job_kinds import (
     KINDS,
     REFUSED,
@@ -21,7 +25,7 @@ from tests.pace.formats.job_kinds import (
     serial_events,
     single_events,
 )
-from tests.pace.formats.traces import Event, write_json
+from tests.pace.formats.traces import NCCL, Event, kineto_document, kineto_events, write_json
 
 
 def _read(folder: Path, events: list[Event], workers: int = 2) -> Profile:
@@ -99,6 +103,53 @@ def test_late_ranks_are_recognized_from_one_rank(tmp_path: Path) -> None:
     assert profile.allreduce.seconds_per_byte * 8e6 < 300e-6
     # Both start after 4.3 ms and end at 7.6 ms; the backward pass ends before 5 ms.
     assert 2.2e-3 < replay["late_s"] < 3.1e-3
+
+
+def test_late_ranks_are_not_promised_a_gain(tmp_path: Path) -> None:
+    """Two calls side by side wait for others: they do not follow one another, and no caps help.
+
+    What 8 MB cost, 256 us, DDP cannot hide behind the op before the first layer: its loop waits first.
+    """
+    made = headroom(_read(tmp_path, late_events()))
+    assert made.recorded is not None
+    assert made.recorded.replayed_s == pytest.approx(0.01, rel=0.02)
+    assert made.plain.ddp_best_caps_s == pytest.approx(made.recorded.replayed_s, rel=0.01)
+    assert not any("DistributedDataParallel" in line for line in made.advice)
+    assert any("wait for late ranks" in line for line in made.advice)
+
+
+def test_streams_of_a_device_run_side_by_side(tmp_path: Path) -> None:
+    """Two communicators: calls from 4,360 to 6,360 and 4,600 to 6,300 us are not queued in the replay."""
+    events = kineto_events()
+    for event in events:
+        if event["name"].startswith("ncclDevKernel"):
+            is_second = event["args"]["In msg nelems"] == 300
+            event["dur"] = 1700 if is_second else 2000
+            event["tid"] = NCCL + is_second
+    profile = read_kineto([write_json(tmp_path / "trace.json", kineto_document(events))])
+    first, second = profile.metadata["replay"]["calls"]
+    assert (first["lane"], second["lane"]) == (str(NCCL), str(NCCL + 1))
+    assert first["start_s"] < second["start_s"] < first["end_s"]
+    # The time that they shared counts half for each.
+    (_, one), (_, other) = profile.allreduce.model_dump()["samples"]
+    assert one + other == pytest.approx(2000e-6)
+
+
+def test_one_process_on_a_network_that_is_given(tmp_path: Path) -> None:
+    """A trace of one GPU: `headroom` takes the number of workers and the cost."""
+    events = [event for event in kineto_events() if not event["name"].startswith(("ncclDevKernel", "c10d::"))]
+    document = kineto_document(events, distributedInfo={"rank": 0, "world_size": 1})
+    trace = write_json(tmp_path / "trace.json", document)
+    cost = tmp_path / "cost.json"
+    cost.write_bytes(json.dumps({"kind": "affine", "latency_s": 1e-3, "seconds_per_byte": 0.0}).encode())
+    run = CliRunner()
+    for given in (["--bandwidth-gbps", "10", "--latency-s", "1e-3"], ["--cost", str(cost)]):
+        answer = run.invoke(app, ["headroom", str(trace), "--workers", "4", *given])
+        assert answer.exit_code == 0, answer.output
+        assert answer.stdout.startswith("one process (certain")
+    refused = run.invoke(app, ["headroom", str(trace)])
+    assert refused.exit_code == 1
+    assert all(option in refused.output for option in ("--workers", "--cost", "--bandwidth-gbps"))
 
 
 def test_a_process_that_trains_alone_needs_a_network_to_be_asked_about(tmp_path: Path) -> None:
