@@ -6,11 +6,12 @@ does for the clock.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from pace.formats.kineto_records import ROUNDING_S, KinetoStep, RecordedOp
+from pace.formats.kineto_records import ROUNDING_S, FixedCall, KinetoStep, Part, RecordedOp
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn
 
@@ -45,17 +46,48 @@ def _reshaped(step: KinetoStep, reference: KinetoStep) -> KinetoStep | None:
     backward = _like(step.backward, reference.backward)
     if forward is None or backward is None:
         return None
-    same = replace(step, forward=forward, backward=backward, gradients=reference.gradients)
+    places: dict[Part, list[int]] = {"forward": forward[1], "backward": backward[1]}
+    same = replace(
+        step,
+        forward=forward[0],
+        backward=backward[0],
+        gradients=reference.gradients,
+        segments=reference.segments,
+        fixed=[_moved(call, places, len(backward[0])) for call in step.fixed],
+    )
     return same if same.signature == reference.signature else None
 
 
-def _like(ops: list[RecordedOp], reference: list[RecordedOp]) -> list[RecordedOp] | None:
+def _moved(call: FixedCall, places: Mapping[Part, Sequence[int]], num_backward: int) -> FixedCall:
+    """Return a collective between the ops as they are now: before what follows an op that is taken off."""
+    own = places["forward" if call.part == "forward" else "backward"]
+    after, before = call.after, call.before
+    if after is not None:
+        # An op that is taken off counts for the one before.
+        after = own[after] - 1 if own[after] == own[after + 1] else own[after]
+        after = None if after < 0 else after
+    if before is not None:
+        before = (before[0], places[before[0]][before[1]])
+        if before == ("backward", num_backward):
+            before = ("forward", 0)
+        elif before[0] == "forward" and before[1] == places["forward"][-1]:
+            before = None
+    return replace(call, after=after, before=before)
+
+
+def _like(ops: list[RecordedOp], reference: list[RecordedOp]) -> tuple[list[RecordedOp], list[int]] | None:
+    """Return the ops in the form of the reference, and the place that each has in it, or the next one has.
+
+    The last of the places is their number.
+    """
     names, wanted = _names(ops), _names(reference)
     different = 0
     result: list[RecordedOp] = []
+    places: list[int] = []
     matcher = SequenceMatcher(None, names, wanted, autojunk=False)
     for kind, first, last, wanted_first, wanted_last in matcher.get_opcodes():
         if kind == "equal":
+            places += range(len(result), len(result) + last - first)
             result += ops[first:last]
             continue
         different += max(last - first, wanted_last - wanted_first)
@@ -66,12 +98,14 @@ def _like(ops: list[RecordedOp], reference: list[RecordedOp]) -> list[RecordedOp
             return None
         moment = result[-1].host_end_s if result else ops[0].op.start_s
         for extra in ops[first:last]:
+            places.append(len(result))
             if result:
                 _add(result, extra)
         for missing in reference[wanted_first:wanted_last]:
             nothing = replace(missing.op, start_s=moment, end_s=moment)
             result.append(RecordedOp(nothing, moment, forward=missing.forward))
-    return result if different <= max(_MOST_DIFFERENT * len(reference), 2) else None
+    places.append(len(result))
+    return (result, places) if different <= max(_MOST_DIFFERENT * len(reference), 2) else None
 
 
 def _add(result: list[RecordedOp], extra: RecordedOp) -> None:

@@ -9,10 +9,12 @@ import pytest
 from pace.documents.profile import Profile
 from pace.formats.import_report import import_report, report_lines
 from pace.formats.kineto import read_kineto
+from tests.pace.formats.job_kinds import document_of, hybrid_events
 from tests.pace.formats.kineto_features import launched_events, make_event, reentrant_events, rounded_events
 from tests.pace.formats.traces import (
     ACCUMULATE,
     AUTOGRAD,
+    EVALUATE,
     MAIN,
     NCCL,
     STREAM,
@@ -147,6 +149,16 @@ def test_a_rounded_clock_makes_no_other_steps(tmp_path: Path) -> None:
     profile = _read(tmp_path, events)
     assert profile.metadata["steps"] == 3
     assert not any("detach" in op.name for op in profile.ops)
+
+
+def test_collectives_keep_their_places_where_a_tiny_op_is_taken_off(tmp_path: Path) -> None:
+    """The last step alone has a backward op of 1 us, so its others have later places."""
+    extra = make_event("cpu_op", EVALUATE + "AliasBackward0", AUTOGRAD, 1_024_395, 1)
+    made = []
+    for events in (hybrid_events(), [*hybrid_events(), extra]):
+        trace = write_json(tmp_path / "trace.json", document_of(events, workers=4))
+        made.append(read_kineto([trace]))
+    assert [(op.name, op.deps) for op in made[1].ops] == [(op.name, op.deps) for op in made[0].ops]
 
 
 def test_a_clock_of_nanoseconds_is_taken_at_its_word(tmp_path: Path) -> None:
