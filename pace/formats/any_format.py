@@ -101,7 +101,9 @@ def read_as(
         case "chakra":
             from pace.formats.chakra import read_chakra
 
-            return read_chakra(path, workers=_needed_workers(path, workers), allreduce=allreduce, name=name)
+            # A trace that cannot be read is refused for its own reason first.
+            profile = read_chakra(path, workers=workers or 1, allreduce=allreduce, name=name)
+            return profile.replace(workers=_needed_workers(path, workers))
         case "layers" | "pipedream":
             from pace.formats.layers import read_layer_csv
             from pace.formats.pipedream import read_pipedream

@@ -3,7 +3,7 @@
 A Chakra trace is a PyTorch execution trace with exclusive durations from a Kineto trace and with the
 kernels as nodes that depend on the operators that launched them. Which operator called which is not
 kept; the order of the nodes and autograd's sequence numbers are, and they suffice. Traces that a
-generator made up have no operators of PyTorch in them and cannot be read as a training step.
+generator made up have no operators of PyTorch in them, and are refused by that name.
 """
 
 import ast
@@ -28,6 +28,13 @@ _ANNOTATION_SCOPE = 7
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _UPDATE = "Optimizer.step#"
 _LARGEST_TEXT = 100_000
+# Names of PyTorch's operators have a namespace; its profiler's annotations have other marks.
+_PYTORCH_MARKS = ("::", "#", "record_param_comms", "[pytorch|")
+_GENERATED = (
+    "a Chakra trace that a generator made up: its {count} nodes (such as {name!r}) are no operators of "
+    "PyTorch, so nothing tells which are gradients. Put the layers' times into a table and run `pace import "
+    "layers TABLE.csv --workers N --bandwidth-gbps G`."
+)
 
 
 def read_chakra(
@@ -82,13 +89,22 @@ class _Reader:
         self.samples: dict[float, float] = {}
         self._nodes: dict[int, _Node] = {}
         self._device: dict[int, float] = {}
+        fault: FormatError | None = None
+        count, named, of_pytorch = 0, "", False
         for position, node in stream_nodes(path):
+            count += 1
+            named = named or node.name
+            of_pytorch = of_pytorch or any(mark in node.name for mark in _PYTORCH_MARKS)
             try:
-                self._take(node)
+                if fault is None:
+                    self._take(node)
             except ValueError as error:
-                raise FormatError(
-                    path, f"this is not a node of a Chakra trace: {error}", f"byte {position}"
-                ) from None
+                reason = f"this is not a node of a Chakra trace: {error}"
+                fault = FormatError(path, reason, f"byte {position}")
+        if named and not of_pytorch:
+            raise FormatError(path, _GENERATED.format(count=count, name=named[:60]))
+        if fault is not None:
+            raise fault
         if not self._nodes:
             raise FormatError(path, "no nodes: expected a Chakra trace")
         self.device = bool(self._device)

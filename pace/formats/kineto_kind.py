@@ -74,7 +74,11 @@ _NEXT: dict[KindOfJob, str] = {
         "trace of one stage that trains alone under DistributedDataParallel."
     ),
     "FSDP1": _SHARDED_NEXT,
-    "FSDP2": _SHARDED_NEXT,
+    "FSDP2": (
+        "pace headroom and pace import plan all-reduces of gradients, and this trace has gathers of weights "
+        "and reduce-scatters. They are planned from the model's graphs, not from a trace: write the graphs "
+        "(guide: Train with FSDP2) and run `pace optimize FORWARD.json --other-pass BACKWARD.json --fsdp2`."
+    ),
     "tensor parallel": (
         "The all-reduces sum activations, which every layer waits for: no order hides them, and they do not "
         "tell what an all-reduce of gradients costs. Import a trace of the same model without tensor "

@@ -111,6 +111,14 @@ def fully_sharded_events() -> list[Event]:
     return events
 
 
+def wrapped_shards_events() -> list[Event]:
+    """Return FSDP1: the same calls under the annotations of FullyShardedDataParallel."""
+    return [
+        event | {"name": str(event["name"]).replace("FSDP::all_gather", "FullyShardedDataParallel.forward")}
+        for event in fully_sharded_events()
+    ]
+
+
 def hybrid_events() -> list[Event]:
     """Return HSDP on 2 x 2 ranks: each reduce-scatter's shard, of 105 and 150 elements, is all-reduced."""
     events = fully_sharded_events()
@@ -213,7 +221,8 @@ REFUSED: tuple[tuple[str, Callable[[], list[Event]], str], ...] = (
         lambda: accumulation_events(no_sync=False),
         "DistributedDataParallel.no_sync",
     ),
-    ("FSDP2", fully_sharded_events, "--exchange sharded"),
+    ("FSDP1", wrapped_shards_events, "--exchange sharded"),
+    ("FSDP2", fully_sharded_events, "--fsdp2"),
     ("tensor parallel", tensor_parallel_events, "sum activations"),
     ("pipeline parallel", pipeline_events, "sends and receives"),
     ("ZeRO", zero_events, "--exchange sharded"),

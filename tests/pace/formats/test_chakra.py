@@ -9,9 +9,10 @@ import pytest
 
 from pace.documents.collective_costs import AffineAllReduce
 from pace.errors import FormatError
+from pace.formats.any_format import read_any
 from pace.formats.chakra import read_chakra
 from pace.formats.reading import FormatWarning
-from tests.pace.formats.traces import chakra_trace
+from tests.pace.formats.traces import chakra_trace, generated_chakra_trace
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -75,6 +76,23 @@ def test_what_is_no_chakra_trace_is_refused(tmp_path: Path, content: bytes, reas
     path.write_bytes(content)
     with pytest.raises(FormatError, match=reason):
         read_chakra(path, workers=2)
+
+
+def test_a_generated_trace_is_named_with_what_to_do_next(tmp_path: Path) -> None:
+    """Its nodes are no operators; that is said before anything is asked for that would not help."""
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(generated_chakra_trace())
+    with pytest.raises(FormatError, match=r"generator .* 8 nodes .*COMP_NODE_0.*pace import layers"):
+        read_any([path])
+
+
+def test_the_number_of_workers_is_asked_for(tmp_path: Path) -> None:
+    """A Chakra trace does not say it."""
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(chakra_trace())
+    with pytest.raises(FormatError, match="--workers"):
+        read_any([path])
+    assert read_any([path], workers=3).workers == 3
 
 
 def test_another_schema_is_read_with_a_warning(tmp_path: Path) -> None:

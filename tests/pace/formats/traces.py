@@ -245,6 +245,16 @@ def chakra_trace(*, device: bool = True) -> bytes:
     return b"".join(_varint(len(node)) + node for node in nodes)
 
 
+def generated_chakra_trace() -> bytes:
+    """Return what a generator writes: compute nodes and all-reduces that it named itself."""
+    nodes = [_message((1, b"0.0.4"))]
+    for number in range(4):
+        reduces = {"is_cpu_op": False, "comm_type": 0, "comm_size": 1 << 20}
+        nodes.append(_chakra_node(2 * number, f"COMP_NODE_{number}", 4, [], 100, {"is_cpu_op": False}, {}))
+        nodes.append(_chakra_node(2 * number + 1, "COMM_COLL_NODE", 7, [2 * number], 50, reduces, {}))
+    return b"".join(_varint(len(node)) + node for node in nodes)
+
+
 def _chakra_node(
     identity: int, name: str, kind: int, deps: list[int], duration: int, attributes: Event, inputs: Event
 ) -> bytes:
