@@ -23,6 +23,7 @@ from pace.documents.graph.nodes import CollectiveOp
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse
+from pace.order.inputs.job_groups import RankFile
 from pace.planning.graph.arrays import program_of
 from pace.planning.optimize import optimize
 from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
@@ -30,7 +31,7 @@ from pace.runtime.event_log import log
 from pace.runtime.inductor.collective_times import measure_collectives
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
 from pace.runtime.inductor.node_times import NodeTimes
-from pace.runtime.inductor.order_law import Issued, issued, prove_order
+from pace.runtime.inductor.order_law import issued, prove_order
 from pace.runtime.inductor.plan_folder import PlanFolder
 from pace.runtime.inductor.rank_agreement import CompilingRanks
 from pace.runtime.inductor.rewrite import apply_plan, tie
@@ -171,14 +172,12 @@ class CollectivePlanner(CustomGraphPass):
         ranks.refuse_other_graphs(program, name)
         found = self._plan_of(program, _device(graph))
         sent = ranks.together(lambda: self._rewrite(graph, program, found.schedule), f"{name}'s plan")
-        members = tuple(group.ranks for group in program.groups)
-        every = ranks.gather((members, sent), f"{name}'s proof")
-        prove_order(name, [each[0] for each in every], ranks.ranks, [each[1] for each in every])
+        prove_order(name, ranks.ranks, ranks.gather(sent, f"{name}'s proof"))
         tie(graph)
         self.planned.append(found)
 
     @staticmethod
-    def _rewrite(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> tuple[Issued, ...]:
+    def _rewrite(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> RankFile:
         apply_plan(graph, program, schedule)
         return issued(graph, program)
 

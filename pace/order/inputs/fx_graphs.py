@@ -53,6 +53,30 @@ _TYPES: dict[str, DType] = {
 _FORM = re.compile(r"([a-z]+\d+)\[([\d, ]*)\]")
 
 
+def functional_call(
+    op: str,
+    group: str,
+    *,
+    name: str,
+    size_bytes: int | None,
+    dtype: DType | None,
+    stack: tuple[str, ...] = (),
+) -> EnqueuedCollective:
+    """Return the call of a functional collective; `op` is its name in ``torch.ops._c10d_functional``.
+
+    Ranks may send different bytes in an all-to-all, so those are not compared.
+    """
+    kind = _KINDS.get(op.removesuffix("_").removesuffix("_out"), "other")
+    return EnqueuedCollective(
+        op=kind,
+        group=group,
+        name=name,
+        size_bytes=None if kind in ("all-to-all", "other") else size_bytes,
+        dtype=dtype,
+        stack=stack,
+    )
+
+
 @dataclass(slots=True)
 class _Reader:
     path: Path
@@ -146,8 +170,6 @@ def _take(reader: _Reader, statement: ast.Assign | ast.AnnAssign, lines: Sequenc
 
 
 def _call(reader: _Reader, name: str, op: str, call: ast.Call, stack: tuple[str, ...]) -> None:
-    plain = op.removesuffix("_").removesuffix("_out")
-    kind = _KINDS.get(plain, "other")
     texts = [
         (each.value, place)
         for place, each in enumerate(call.args)
@@ -158,21 +180,14 @@ def _call(reader: _Reader, name: str, op: str, call: ast.Call, stack: tuple[str,
     group, place = str(texts[-1][0]), texts[-1][1]  # a reduction such as "sum" comes before it
     size: int | None = None
     before = call.args[place - 1] if place else None
-    if kind in ("all-gather", "reduce-scatter") and isinstance(before, ast.Constant):
+    if op.startswith(("all_gather", "reduce_scatter")) and isinstance(before, ast.Constant):
         size = before.value if isinstance(before.value, int) else None
     known = reader.sizes.get(group)
     reader.sizes[group] = known if size is None else size
     size_bytes, dtype = _bytes_of(reader, call.args[0])
     reader.calls_of[name] = [name]
     reader.operations.append(
-        EnqueuedCollective(
-            op=kind,
-            group=group,
-            name=name,
-            size_bytes=None if kind in ("all-to-all", "other") else size_bytes,
-            dtype=dtype,
-            stack=stack,
-        )
+        functional_call(op, group, name=name, size_bytes=size_bytes, dtype=dtype, stack=stack)
     )
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pace.documents.order.job_program import HostThread, JobProgram, ProcessGroup, RankProgram
 from pace.errors import InvalidJobProgram
@@ -38,7 +39,12 @@ def in_order_of_ranks(paths: Sequence[str | Path]) -> list[Path]:
     return [Path(path) for _, path in sorted(zip(ranks, map(str, paths), strict=True))]
 
 
-def job_of(name: str, files: Mapping[int, RankFile], given: GivenGroups) -> JobProgram:
+def job_of(
+    name: str,
+    files: Mapping[int, RankFile],
+    given: GivenGroups,
+    backend: Literal["nccl", "gloo"] = "nccl",
+) -> JobProgram:
     """Return the job of all ranks; one file stands for all ranks of its largest group.
 
     Raises
@@ -51,7 +57,9 @@ def job_of(name: str, files: Mapping[int, RankFile], given: GivenGroups) -> JobP
         sizes = [size or 2 for size in only.group_sizes.values()]
         ranks = tuple(range(max((*sizes, *(len(ranks) for ranks in only.group_ranks.values())), default=1)))
         # All ranks do the same, so they are one class, whatever ranks share a group.
-        groups = [ProcessGroup(name=group, communicators=(ranks,)) for group in only.group_sizes]
+        groups = [
+            ProcessGroup(name=group, communicators=(ranks,), backend=backend) for group in only.group_sizes
+        ]
         program = RankProgram(ranks=ranks, threads=only.threads, is_cut_off=only.is_cut_off)
         return JobProgram(name=name, groups=tuple(groups), programs=(program,))
     users: dict[str, list[int]] = {}
@@ -59,7 +67,7 @@ def job_of(name: str, files: Mapping[int, RankFile], given: GivenGroups) -> JobP
         for group in file.group_sizes:
             users.setdefault(group, []).append(rank)
     groups = [
-        ProcessGroup(name=group, communicators=_communicators(group, calling, files, given))
+        ProcessGroup(name=group, communicators=_communicators(group, calling, files, given), backend=backend)
         for group, calling in users.items()
     ]
     programs = [
