@@ -8,7 +8,13 @@ from pace.documents.order.job_program import (
     JobProgram,
     Synchronization,
 )
-from pace.documents.order.order_report import CircleWait, FindingKind, OrderFinding, OrderReport
+from pace.documents.order.order_report import (
+    CircleWait,
+    FindingKind,
+    OperationPlace,
+    OrderFinding,
+    OrderReport,
+)
 from pace.order.lowered_job import IssuedOperation, LoweredJob
 from pace.solver.collective_order.decision import Absence, CircleStep, Disagreement, Misfit, OrderDecision
 
@@ -69,7 +75,11 @@ class _Words:
         lines = [f"rank {rank} calls {self._call(one)}", *_stack(one.document)]
         lines += [f"rank {peer} calls {self._call(other)}", *_stack(other.document)]
         return OrderFinding(
-            kind=kind, ranks=(rank, peer), title=f"{title} {self._place(misfit.one)}", lines=tuple(lines)
+            kind=kind,
+            ranks=(rank, peer),
+            title=f"{title} {self._place(misfit.one)}",
+            lines=tuple(lines),
+            operations=(_at(rank, one), _at(peer, other)),
         )
 
     def absence(self, absence: Absence) -> OrderFinding:
@@ -85,6 +95,7 @@ class _Words:
             ranks=(rank, peer),
             title=f"rank {peer} calls {number} of {what}, and rank {rank} calls another",
             lines=(f"rank {rank} calls {self._call(issued)}", *_stack(issued.document)),
+            operations=(_at(rank, issued),),
         )
 
     def shared(self, one: int, other: int) -> OrderFinding:
@@ -100,6 +111,7 @@ class _Words:
             title=f'threads "{first.thread}" and "{second.thread}" of rank {rank} share a group or a stream: '
             "the order of their operations is up to chance",
             lines=tuple(lines),
+            operations=(_at(rank, first), _at(rank, second)),
         )
 
     def circle(self, circle: tuple[CircleStep, ...]) -> OrderFinding:
@@ -108,7 +120,15 @@ class _Words:
         lines, waits = [], []
         for (rank, step), (peer, _) in zip(walk, walk[1:] + walk[:1], strict=True):
             waits_in = self._issued[step.waits_in]
-            waits.append(CircleWait(rank=rank, operation=self._call(waits_in), waits_for=peer))
+            waits.append(
+                CircleWait(
+                    rank=rank,
+                    operation=self._call(waits_in),
+                    waits_for=peer,
+                    at=_at(rank, waits_in),
+                    missing=_at(rank, self._issued[step.missing]),
+                )
+            )
             lines.append(f"rank {rank} waits in {self._call(waits_in)} for rank {peer}")
             lines += _stack(waits_in.document)
             held = None if step.held_at is None else self._issued[step.held_at]
@@ -143,6 +163,7 @@ class _Words:
             ranks=(rank,),
             title=f"rank {rank} waits for itself: each of these waits for the next, the last for the first",
             lines=tuple(lines),
+            operations=tuple(_at(rank, self._issued[number]) for number in circle),
         )
 
     def _lifted(self, circle: tuple[CircleStep, ...]) -> list[tuple[int, CircleStep]]:
@@ -197,6 +218,10 @@ class _Words:
                 name = "" if document.name is None else f' "{document.name}"'
                 return f"the synchronization{name} with {what}"
         return "a launch or a batch"
+
+
+def _at(rank: int, issued: IssuedOperation) -> OperationPlace:
+    return OperationPlace(rank=rank, thread=issued.thread, number=issued.place)
 
 
 def _meeting(meeting: EnqueuedMeeting, number: int | None) -> str:

@@ -23,6 +23,8 @@ class IssuedOperation:
 
     Attributes
     ----------
+    place
+        Number of the operation in its thread's list, from 0.
     document
         None for what a document does not name: the end of a batch, a launch that waits for room.
     number
@@ -31,6 +33,7 @@ class IssuedOperation:
 
     rank_class: int
     thread: str
+    place: int
     document: EnqueuedMeeting | EnqueuedWait | Synchronization | None
     number: int | None = None
 

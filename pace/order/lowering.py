@@ -46,10 +46,11 @@ class _RankLowering:
         self._foreign_waits: list[tuple[int, EnqueuedWait]] = []
         self._users: defaultdict[Hashable, set[str]] = defaultdict(set)
         self._readers: list[tuple[str, Hashable]] = []
+        self._place = 0
 
     def lower(self, threads: tuple[HostThread, ...]) -> None:
         for thread in threads:
-            for operation in thread.operations:
+            for self._place, operation in enumerate(thread.operations):
                 match operation:
                     case EnqueuedCollective() | EnqueuedTransfer():
                         self._meet(thread.name, operation)
@@ -84,7 +85,13 @@ class _RankLowering:
         return self._all.number("queue", self._class, *key)
 
     def _issued(self, thread: str, document: object, number: int | None = None) -> IssuedOperation:
-        return IssuedOperation(rank_class=self._class, thread=thread, document=document, number=number)  # type: ignore[arg-type]  # one of the documents
+        return IssuedOperation(
+            rank_class=self._class,
+            thread=thread,
+            place=self._place,
+            document=document,  # type: ignore[arg-type]  # one of the documents
+            number=number,
+        )
 
     def _meet(self, thread: str, meeting: EnqueuedMeeting, *, is_batched: bool = False) -> int:
         everyone = self._all

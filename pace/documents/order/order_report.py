@@ -11,12 +11,30 @@ FindingKind = Literal["circle", "kind", "dtype", "size", "count", "order"]
 StreamRule = Literal["side-by-side", "launch-order"]
 
 
+class OperationPlace(Document):
+    """Where an operation stands in the job program: its number in a thread of a rank, from 0."""
+
+    rank: Index
+    thread: Name
+    number: Index
+
+
 class CircleWait(Document):
-    """A rank of a circle: in which operation it waits, and for whom."""
+    """A rank of a circle: in which operation it waits, and for whom.
+
+    Attributes
+    ----------
+    at
+        Where that operation stands.
+    missing
+        Where the operation stands that the rank before in the circle waits for, and that has not started.
+    """
 
     rank: Index
     operation: str
     waits_for: Index
+    at: Annotated[OperationPlace | None, Field(exclude_if=lambda place: place is None)] = None
+    missing: Annotated[OperationPlace | None, Field(exclude_if=lambda place: place is None)] = None
 
 
 class OrderFinding(Document):
@@ -37,6 +55,8 @@ class OrderFinding(Document):
     waits
         In a circle of several ranks: one wait for each, where each waits for the next and the last for the
         first.
+    operations
+        Where the operations of other findings stand.
     """
 
     kind: FindingKind
@@ -44,6 +64,7 @@ class OrderFinding(Document):
     title: str
     lines: tuple[str, ...]
     waits: Annotated[tuple[CircleWait, ...], Field(exclude_if=lambda waits: not waits)] = ()
+    operations: Annotated[tuple[OperationPlace, ...], Field(exclude_if=lambda places: not places)] = ()
 
 
 class OrderReport(Document):

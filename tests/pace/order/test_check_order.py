@@ -51,8 +51,15 @@ def test_two_groups_in_two_orders_and_synchronizations() -> None:
     replicate = call("replicate", name="sum", wait="stream")
     programs = ([0], [shard, ITEM, replicate]), ([1], [replicate, ITEM, shard])
     groups = {"shard": [[0, 1]], "replicate": [[1, 0]]}
-    kind, ranks, words = only_finding(check_order(job(groups, *programs)))
+    report = check_order(job(groups, *programs))
+    kind, ranks, words = only_finding(report)
     assert (kind, set(ranks)) == ("circle", {0, 1})
+    for wait, following in zip(report.findings[0].waits, report.findings[0].waits[::-1], strict=True):
+        assert wait.at is not None
+        assert following.missing is not None
+        assert (wait.at.rank, wait.at.number) == (wait.rank, 0)
+        # It waits for the same call of the other rank, which comes behind the call in which that one waits.
+        assert (following.missing.rank, following.missing.number) == (wait.waits_for, 2)
     assert (
         'rank 0 waits in all-to-all "dispatch" (number 1 of group "shard", 4 bytes, float32) for rank 1'
         in words
