@@ -13,6 +13,7 @@ from pace.client.documents import Problem
 from pace.documents.base import explain
 from pace.errors import (
     InvalidFabric,
+    InvalidGraph,
     InvalidJobProgram,
     InvalidOptions,
     InvalidProfile,
@@ -70,6 +71,9 @@ _HTTP = _Kind(name="http", status=0, meaning="Another error of HTTP, with its ow
 _KINDS: dict[type[Exception], _Kind] = {
     InvalidProfile: _Kind(
         name="invalid-profile", status=422, title="Invalid profile", meaning="The profile is not valid"
+    ),
+    InvalidGraph: _Kind(
+        name="invalid-graph", status=422, title="Invalid graph", meaning="The graph is not valid"
     ),
     InvalidSteps: _Kind(
         name="invalid-steps", status=422, title="Invalid steps", meaning="The steps document is not valid"

@@ -12,6 +12,7 @@ from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.api.questions.registry import KINDS
 from pace.client.documents import Problem, ReportRequest, SimulationRequest
 from pace.client.fabric_documents import TransferPlanRequest
+from pace.client.graph_documents import GraphWindowRequest
 from pace.client.key_documents import KeyRequest
 from pace.client.page_documents import WindowRequest
 from pace.documents.profile import Profile
@@ -29,6 +30,8 @@ TAGS: list[dict[str, str]] = [
     },
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
     {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
+    {"name": "Graphs", "description": "Plan graphs of sharded training within a memory budget."},
+    {"name": "Sync plans", "description": "Plan how new weights go to rollout engines."},
     {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
     {"name": "Simulations", "description": "Simulate one iteration under several policies."},
     {"name": "Transfer plans", "description": "Plan transfers of updates over unequal links."},
@@ -46,6 +49,9 @@ KIND_TAGS = {
     "prediction": "Predictions",
     "fabric-run": "Fabric runs",
     "order": "Order checks",
+    "graph": "Graphs",
+    "graph-grid": "Graphs",
+    "sync": "Sync plans",
 }
 # Success answers of a real service, by operation, status and media type; `tests/api/test_openapi.py` writes
 # it.
@@ -151,6 +157,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
         SimulationRequest,
         TransferPlanRequest,
         WindowRequest,
+        GraphWindowRequest,
         Profile,
         Problem,
     )

@@ -201,6 +201,12 @@ class Kind:
         """The other fields of the resource, and where each is stored."""
         return tuple(self.stored_fields(self.resource)[:-1])
 
+    @cached_property
+    def input_name(self) -> str:
+        """What its input is: the profile, the steps, the graph. A request's field has this name."""
+        (name,) = (field for field, stored in self.head if stored == "input_sha256")
+        return name.removesuffix("_sha256")
+
     def stored_fields(self, document: type[Document]) -> list[tuple[str, str]]:
         """Return the fields of a document, and where each is stored."""
         return [(name, self.columns.get(name, name)) for name in document.model_fields]

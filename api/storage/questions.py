@@ -228,23 +228,21 @@ class QuestionStore:
     def get_documents(
         self, tenant: str, kind: Kind, question_id: str
     ) -> tuple[StoredDocument, StoredDocument] | None:
-        """Return a question's compressed profile and its answer, or None without an answer."""
-        question = (
-            select(
-                ProfileRecord.document,
-                ProfileRecord.object_key,
-                SolutionRecord.document.label("answer"),
-                SolutionRecord.object_key.label("answer_key"),
-            )
-            .select_from(QuestionRecord)
-            .join(SolutionRecord, ANSWERED)
-            .join(
+        """Return a question's compressed input and its answer, or None without an answer."""
+        held: Any = QuestionRecord
+        question = select(
+            SolutionRecord.document.label("answer"), SolutionRecord.object_key.label("answer_key")
+        ).select_from(QuestionRecord)
+        question = question.join(SolutionRecord, ANSWERED)
+        if kind.about_profile:
+            held = ProfileRecord
+            question = question.join(
                 ProfileRecord,
                 (ProfileRecord.tenant == QuestionRecord.tenant)
                 & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
             )
-            .where(*_MINE, QuestionRecord.kind == kind.name)
-        )
+        question = question.add_columns(held.document, held.object_key)
+        question = question.where(*_MINE, QuestionRecord.kind == kind.name)
         with self.database.read() as connection:
             row = connection.execute(question, {"tenant": tenant, "id": question_id}).first()
         if row is None:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from pace.api.errors import NotInstalled
 from pace.api.previous_release import current_schedule
 from pace.client.documents import PolicyResult, SimulationRequest, SimulationResult
-from pace.client.page_documents import WindowGroup, WindowRequest, WindowResult, WindowRow
+from pace.client.graph_documents import GraphWindowRequest, GraphWindowResult
+from pace.client.page_documents import (
+    WindowGroup,
+    WindowMemory,
+    WindowRequest,
+    WindowResult,
+    WindowRow,
+)
+from pace.documents.graph.collective_graph import parse_graph
 from pace.documents.profile import parse_profile
 from pace.documents.schedule import parse_schedule
 
@@ -80,9 +88,40 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     return result.model_dump_json().encode()
 
 
-def _window_row(window: "Window") -> WindowRow:
-    moved = window.transfers
+def graph_windows(graph_document: bytes, schedule_document: bytes, request: GraphWindowRequest) -> bytes:
+    """Return the JSON of a GraphWindowResult."""
+    from pace.simulation import make_policy
+    from pace.simulation.graph.run import run_graph_policy, run_schedule
+    from pace.view.graph_window import lay_out_graph
+
+    policies = {name: make_policy(name, "graph") for name in request.policies}
+    graph, schedule = parse_graph(zlib.decompress(graph_document)), parse_schedule(schedule_document)
+    budget = schedule.graph_plan.budget_bytes
+    runs = {"schedule": run_schedule(graph, schedule)}
+    runs |= {name: run_graph_policy(graph, policy) for name, policy in policies.items()}
+    shown = [lay_out_graph(graph, run, name, budget, by_bucket=True) for name, run in runs.items()]
+    result = GraphWindowResult(
+        graph_sha256=graph.sha256,
+        name=graph.name,
+        compute_s=schedule.predicted.compute_s,
+        num_nodes=len(graph.nodes),
+        num_collectives=sum(node.collective is not None for node in graph.nodes),
+        rows=tuple(_window_row(window, own_ops=True) for window in shown),
+    )
+    return result.model_dump_json().encode()
+
+
+def _window_row(window: "Window", *, own_ops: bool = False) -> WindowRow:
+    moved, memory = window.transfers, window.memory
     return WindowRow(
+        op_phases=window.op_phases if own_ops else (),
+        memory=None
+        if memory is None
+        else WindowMemory(
+            starts_s=tuple(memory.starts_s.round(_DIGITS).tolist()),
+            in_use_bytes=tuple(memory.in_use_bytes.tolist()),
+            budget_bytes=memory.budget_bytes,
+        ),
         name=window.name,
         iteration_s=window.iteration_s,
         barrier=window.barrier,

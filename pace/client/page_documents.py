@@ -96,6 +96,18 @@ class WindowGroup(Document):
     critical: bool = False
 
 
+class WindowMemory(Document):
+    """Memory in use: from each moment on, so many bytes; `budget_bytes` is null without a budget."""
+
+    starts_s: tuple[float, ...]
+    in_use_bytes: tuple[int, ...]
+    budget_bytes: int | None
+
+
+def _is_empty(value: object) -> bool:
+    return not value
+
+
 class WindowRow(Document):
     """One window, laid out in time: arrays over the profile's ops, and arrays over transfers.
 
@@ -113,6 +125,10 @@ class WindowRow(Document):
         For every transfer.
     barrier
         Whether forward ops wait for all gradients.
+    op_phases
+        For every op, where a row has ops of its own: "compute", or "copy" into and out of buckets.
+    memory
+        Memory in use over time, for graphs.
     """
 
     name: str
@@ -129,6 +145,8 @@ class WindowRow(Document):
     transfer_bytes: tuple[int, ...]
     transfer_starts_s: tuple[float, ...]
     transfer_ends_s: tuple[float, ...]
+    op_phases: Annotated[tuple[Literal["compute", "copy"], ...], Field(exclude_if=_is_empty)] = ()
+    memory: Annotated[WindowMemory | None, Field(exclude_if=_is_empty)] = None
 
 
 class WindowResult(Document):

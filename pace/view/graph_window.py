@@ -1,6 +1,7 @@
 """A graph's run laid out in time: compute and copies, each wire, and the memory in use."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,26 +15,51 @@ LABELS = {"all-gather": "ag", "reduce-scatter": "rs", "all-reduce": "ar", "all-t
 
 
 def lay_out_graph(
-    graph: CollectiveGraph, run: GraphSimulation, name: str, budget_bytes: int | None = None
+    graph: CollectiveGraph,
+    run: GraphSimulation,
+    name: str,
+    budget_bytes: int | None = None,
+    *,
+    by_bucket: bool = False,
 ) -> Window:
-    """Lay out what a plan of a graph does; collectives of one kind have one color."""
+    """Lay out what a plan of a graph does.
+
+    Collectives of one kind are one cargo, so that they have one color, or each bucket is, with what is in it.
+    """
     kinds = list(dict.fromkeys(node.collective.op for node in graph.nodes if node.collective is not None))
     starts, ends, phases = _compute(run)
+    transfers, buckets = _transfers(graph, run, kinds)
+    cargo = [
+        Cargo(name=kind, gradients=(), size_bytes=0, label=LABELS[kind], delivers=False) for kind in kinds
+    ]
+    if by_bucket:
+        transfers = [replace(transfer, cargo=number) for number, transfer in enumerate(transfers)]
+        cargo = [
+            _bucket_cargo(graph, bucket, transfer.size_bytes)
+            for bucket, transfer in zip(buckets, transfers, strict=True)
+        ]
     return Window(
         name=name,
         iteration_s=run.iteration_s,
         barrier=False,
         links=tuple(f"wire {wire}" for wire in graph.wires),
-        cargo=tuple(
-            Cargo(name=kind, gradients=(), size_bytes=0, label=LABELS[kind], delivers=False) for kind in kinds
-        ),
-        transfers=tuple(_transfers(graph, run, kinds)),
+        cargo=tuple(cargo),
+        transfers=tuple(transfers),
         times=OpTimes(starts_s=np.array(starts), ends_s=np.array(ends)),
         lanes=("compute",),
         op_lanes=(0,) * len(starts),
         op_phases=tuple(phases),
         begins_with="the start of the graph",
         memory=_memory(run, budget_bytes),
+    )
+
+
+def _bucket_cargo(graph: CollectiveGraph, bucket: Sequence[int], size_bytes: int) -> Cargo:
+    first = graph.nodes[bucket[0]].collective
+    assert first is not None
+    names = tuple(graph.nodes[member].name for member in bucket)
+    return Cargo(
+        name=first.op, gradients=names, size_bytes=size_bytes, label=LABELS[first.op], delivers=False
     )
 
 
@@ -73,16 +99,21 @@ def _compute(run: GraphSimulation) -> tuple[list[float], list[float], list[Phase
     return starts, ends, phases
 
 
-def _transfers(graph: CollectiveGraph, run: GraphSimulation, kinds: Sequence[str]) -> list[WindowTransfer]:
+def _transfers(
+    graph: CollectiveGraph, run: GraphSimulation, kinds: Sequence[str]
+) -> tuple[list[WindowTransfer], list[tuple[int, ...]]]:
+    """Return each bucket or single collective as a transfer, and what is in it."""
     bucket_of = {member: bucket for bucket in run.plan.buckets for member in bucket}
     issued: set[int] = set()
-    transfers = []
+    transfers: list[WindowTransfer] = []
+    buckets: list[tuple[int, ...]] = []
     for node in run.plan.order.tolist():
         call = graph.nodes[node].collective
         if call is None or node in issued:
             continue
         bucket = bucket_of.get(node, (node,))
         issued.update(bucket)
+        buckets.append(bucket)
         transfers.append(
             WindowTransfer(
                 link=int(run.program.wire[node]),
@@ -92,7 +123,7 @@ def _transfers(graph: CollectiveGraph, run: GraphSimulation, kinds: Sequence[str
                 end_s=float(run.timeline.end[node]),
             )
         )
-    return transfers
+    return transfers, buckets
 
 
 def _memory(run: GraphSimulation, budget_bytes: int | None) -> MemoryOverTime:

@@ -41,9 +41,13 @@ class GraphGrid:
             for value in values:
                 if not 0 < value < 1e6:
                     raise InvalidOptions(f"{name} {value:g}: expected more than 0 and less than a million")
-        cells = len(self.bandwidth_factor) * max(1, len(self.memory_gb)) * len(self.policies)
-        if cells > MOST_CELLS:
-            raise InvalidOptions(f"{cells:,} cells are more than {MOST_CELLS:,}: give fewer values")
+        if self.num_cells > MOST_CELLS:
+            raise InvalidOptions(f"{self.num_cells:,} cells are more than {MOST_CELLS:,}: give fewer values")
+
+    @property
+    def num_cells(self) -> int:
+        """Number of points times policies."""
+        return len(self.bandwidth_factor) * max(1, len(self.memory_gb)) * len(self.policies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

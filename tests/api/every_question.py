@@ -6,10 +6,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from pace.api.questions.registry import answer_question
-from pace.api.workers.drawings import simulation, windows
+from pace.api.questions.registry import KINDS, answer_question
+from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest
+from pace.client.graph_documents import GraphWindowRequest
 from pace.client.page_documents import WindowRequest
 from pace.documents.options import Options
 from pace.documents.profile import parse_profile
@@ -67,6 +68,19 @@ def ask_everything() -> None:
         answer_question("prediction", _packed(asked_steps), json.dumps(points))
     scenario = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}
     answer_question("fabric-run", _packed(scenario), json.dumps(list(FABRIC_POLICIES)))
+    example: dict[str, Any] = KINDS["graph"].example["graph"]
+    graph = _packed(example)
+    planned = answer_question("graph", graph, json.dumps({"memory_bytes": 10**9}))
+    policies = ("as-traced", "fsdp2", "inductor", "zero-3", "blocks")
+    graph_windows(graph, planned, GraphWindowRequest(schedule_id="0" * 32, policies=policies))
+    grid = {"bandwidth_factor": [1.0, 2.0], "memory_gb": [1e-3, 1.0], "policies": [*policies, "pace"]}
+    answer_question("graph-grid", graph, json.dumps(grid))
+    program = _packed(KINDS["order"].example["program"])
+    for streams in ("side-by-side", "launch-order"):
+        answer_question("order", program, json.dumps({"streams": streams, "launch_slots": 2}))
+    sync: dict[str, Any] = KINDS["sync"].example["sync"]
+    for changed in ({}, {"fan_out": "direct"}, {"credit_bytes": 5_000_000}):
+        answer_question("sync", _packed(sync | changed), "{}")
     plan = {name: json.loads((_EXAMPLES / f"{name}.json").read_text()) for name in ("network", "batch")}
     for late in ("hold", "drop", "pace"):
         plan_of(json.dumps(plan | {"options": {"late": late}}).encode(), False, 2**20)

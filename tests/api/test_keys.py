@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pace.api.questions.registry import KINDS
 from pace.cli import app
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
-from tests.api.test_predictions import OPTIONS, STEPS
 
 _KEYS = "import sys; from pace.cli.keys import app; app()"
 
@@ -130,33 +130,31 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     path = mine.headers["location"]
     question = {"profile_id": mine.json()["profile_sha256"], "grid": {"bandwidth_gbps": [1, 10]}}
     what_if_path = one.post("/v1/what-if", json=question).headers["location"]
-    prediction_path = one.post("/v1/predictions", json={"steps": STEPS, "options": OPTIONS}).headers[
-        "location"
-    ]
-    run = {"scenario": {"machines": 2, "duration_s": 2}, "policies": ["ring"]}
-    run_path = one.post("/v1/fabric-runs", json=run).headers["location"]
     headroom_path = one.post("/v1/headroom", json={"profile_id": mine.json()["profile_sha256"]}).headers[
         "location"
     ]
-    check = {"program": {"groups": [], "programs": [{"ranks": [0], "threads": []}]}}
-    check_path = one.post("/v1/order-checks", json=check).headers["location"]
+    # Kinds that bring documents of their own.
+    own = [kind for kind in KINDS.values() if not kind.about_profile]
+    own_paths = {
+        kind.name: one.post(kind.path, json={**kind.example}).raise_for_status().headers["location"]
+        for kind in own
+    }
     walled = [
         headroom_path,
-        check_path,
         *(path, f"{path}/timeline", f"{path}/chart", profile_path, newest),
-        *(task, f"{task}/events", what_if_path, run_path, prediction_path),
+        *(task, f"{task}/events", what_if_path),
+        *own_paths.values(),
+        *(f"{own_paths[kind.name]}/{kind.input_name}" for kind in own),
     ]
     lists = [
         "/v1/schedules",
         "/v1/profiles",
         "/v1/reports",
         "/v1/what-if",
-        "/v1/fabric-runs",
-        "/v1/predictions",
         "/v1/headroom",
-        "/v1/order-checks",
         "/v1/tasks",
         "/v1/jobs",
+        *(kind.path for kind in own),
     ]
 
     document = one.get("/openapi.json").json()
@@ -169,14 +167,14 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
         "/v1/tasks/{task_id}/events",
         "/v1/what-if/{question_id}",
         "/v1/simulations",
-        "/v1/fabric-runs/{question_id}",
-        "/v1/predictions/{question_id}",
         "/v1/headroom/{question_id}",
-        "/v1/order-checks/{question_id}",
+        *(f"{kind.path}/{{question_id}}" for kind in own),
+        *(f"{kind.path}/{{question_id}}/{kind.input_name}" for kind in own),
         "/v1/transfer-plans",  # stores nothing: there is nothing of a tenant to be seen
         "/v1/imports",  # stores a profile: see above
         # Tried below.
         "/v1/simulations/windows",
+        "/v1/simulations/graph-windows",
         "/v1/usage",
         "/v1/keys",
         "/v1/keys/{key_id}",
@@ -187,7 +185,7 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     for path in walled:
         assert one.get(path).status_code == 200, path
         assert other.get(path).status_code == 404, path
-        if path in (mine.headers["location"], profile_path, task, what_if_path, run_path):
+        if path in (mine.headers["location"], profile_path, task, what_if_path, *own_paths.values()):
             assert other.delete(path).status_code == 404, path
     for path in lists:
         assert one.get(path).json()["items"], path
@@ -201,6 +199,9 @@ def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> No
     laid_out = by_id | {"schedule_id": mine.json()["id"], "policies": ["fifo"]}
     assert one.post("/v1/simulations/windows", json=laid_out).status_code == 200
     assert other.post("/v1/simulations/windows", json=laid_out).status_code == 422
+    graph_row = {"schedule_id": own_paths["graph"].rpartition("/")[2]}
+    assert one.post("/v1/simulations/graph-windows", json=graph_row).status_code == 200
+    assert other.post("/v1/simulations/graph-windows", json=graph_row).status_code == 404
     assert one.get("/v1/usage").json() != other.get("/v1/usage").json()
     # Its own copy: solved for the other tenant as well, under another id.
     theirs = other.post("/v1/schedules", json={"profile": profile, "job": "train"})

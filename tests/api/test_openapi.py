@@ -148,6 +148,8 @@ def ask_everything(caller: Caller, operations: Operations) -> Iterator[tuple[str
         about[name] = made[1].json()
         for accept in ("application/json", *(["text/csv"] if kind.csv else [])):
             yield ask(f"get_{name}", question_id=about[name]["id"], headers={"Accept": accept})
+        if brought := next(iter(operations.keys() & {f"get_{name}_{field}" for field in kind.example}), ""):
+            yield ask(brought, question_id=about[name]["id"])
     one = about["schedule"]
     yield ask("find_schedules")
     yield ask("find_schedules", job=one["job"], fingerprint=one["fingerprint"])
@@ -156,6 +158,8 @@ def ask_everything(caller: Caller, operations: Operations) -> Iterator[tuple[str
     for name in ("create_simulation", "create_windows"):
         asked = {"profile_id": profile["id"], "policies": ["ddp", "pace"]}
         yield ask(name, body=asked)
+    asked = {"schedule_id": about["graph"]["id"], "policies": ["as-traced"]}
+    yield ask("create_graph_windows", body=asked)
     yield ask("create_transfer_plan")
     reported = operations["create_report"][2]["requestBody"]["content"]["application/json"]["example"]
     yield ask("create_report", body=reported | {"job": one["job"], "fingerprint": one["fingerprint"]})

@@ -33,6 +33,8 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
         assert answer.json()["report"] == json.loads(expected.model_dump_json())
         assert service.http.post("/v1/order-checks", json=question).content == answer.content
         assert service.http.get(answer.headers["location"]).content == answer.content
+        brought = service.http.get(f"{answer.headers['location']}/program").content
+        assert parse_job_program(brought) == parse_job_program(json.dumps(job))
     assert service.events("order-answered", 2) == 2
     listed = service.http.get("/v1/order-checks").json()["items"]
     assert [item["name"] for item in listed] == ["sums", "sums"]

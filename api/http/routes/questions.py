@@ -1,5 +1,7 @@
 """Routes of all kinds of questions: to ask, to get an answer, to list them and to delete one."""
 
+import asyncio
+import zlib
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -34,7 +36,7 @@ async def create_question(
     # Bodies that are read once may be sent by several.
     question = replace(question, asked_by=principal.key_id or principal.subject)
     submitted = await service.submit(tenant, question)
-    asked = {_word(kind): submitted.result_id, _input_word(kind): question.input_sha256}
+    asked = {_word(kind): submitted.result_id, kind.input_name: question.input_sha256}
     audit(f"{kind.name}-requested", principal, **asked)
     created = {"Location": f"{kind.path}/{submitted.result_id}"}
     if submitted.result is not None:
@@ -77,6 +79,15 @@ async def get_csv(
     return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, _VARIES)
 
 
+async def get_input(kind: Kind, service: Service, principal: Principal, question_id: str) -> PreparedAnswer:
+    """Return the document that a question is about."""
+    found = await service.in_database(service.questions.get_documents, principal.tenant, kind, question_id)
+    if found is None:
+        raise not_found(kind, question_id)
+    held = await service.documents.whole(found[0])
+    return PreparedAnswer.of(await asyncio.to_thread(zlib.decompress, held.document))
+
+
 def not_found(kind: Kind, question_id: str) -> NotFound:
     """Return the error for an identifier that does not exist."""
     return NotFound(f'there is no {kind.noun} "{question_id}"')
@@ -84,12 +95,6 @@ def not_found(kind: Kind, question_id: str) -> NotFound:
 
 def _word(kind: Kind) -> str:
     return kind.name.replace("-", "_")
-
-
-def _input_word(kind: Kind) -> str:
-    # The profile, the steps, the scenario.
-    names = [name for name, stored in kind.head if stored == "input_sha256"]
-    return names[0].removesuffix("_sha256")
 
 
 _VARIES = {"Vary": "Accept"}
@@ -133,6 +138,11 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
         if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
             return await get_csv(kind, request, service, principal, question_id)
         return await get_question(kind, request, answers, principal, question_id, _VARIES)
+
+    async def get_brought(
+        request: Request, service: RunningService, principal: Reader, question_id: QuestionId
+    ) -> Response:
+        return (await get_input(kind, service, principal, question_id)).response_to(request)
 
     async def delete(
         service: RunningService, answers: KnownAnswers, principal: Admin, question_id: QuestionId
@@ -188,6 +198,26 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
             **problems(401, 403, 404, 422, 429, 500, 503),
         },
     )
+    if not kind.about_profile:
+        brought = kind.input_name
+        document = kind.request.model_fields[brought].annotation.__name__  # type: ignore[union-attr]  # a class
+        router.add_api_route(
+            f"{one}/{brought}",
+            get_brought,
+            methods=["GET"],
+            tags=tags,
+            name=f"get_{name}_{brought}",
+            summary=f"Get the {brought} of a {kind.noun}",
+            description=f"Return the {brought} that a stored {kind.noun} is about.",
+            response_class=Response,
+            responses={
+                200: {
+                    "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{document}"}}},
+                    "description": f"The {brought}",
+                },
+                **problems(401, 403, 404, 422, 429, 500, 503),
+            },
+        )
     router.add_api_route(
         one,
         delete,

@@ -8,11 +8,13 @@ from pace.api.http.answers import PreparedAnswer
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
+from pace.api.http.routes.questions import not_found
 from pace.api.http.security import Submitter
 from pace.api.questions.kind import SCHEDULE
 from pace.api.questions.registry import KINDS
-from pace.api.workers.drawings import simulation, windows
+from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.client.documents import SimulationRequest, SimulationResult
+from pace.client.graph_documents import GraphWindowRequest, GraphWindowResult
 from pace.client.page_documents import WindowRequest, WindowResult
 
 router = APIRouter(prefix="/v1/simulations", tags=["Simulations"])
@@ -61,4 +63,27 @@ async def create_windows(request: Request, service: RunningService, principal: S
         schedule = found.document
     return PreparedAnswer.of(
         await service.compute(windows, profile.document, schedule, asked, tenant=tenant)
+    ).response()
+
+
+@router.post(
+    "/graph-windows",
+    summary="Get the times of a graph's ops and collectives",
+    response_model=GraphWindowResult,
+    responses=problems(401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
+    openapi_extra=json_body(GraphWindowRequest, {"schedule_id": "0" * 32, "policies": ["as-traced"]}),
+)
+async def create_graph_windows(request: Request, service: RunningService, principal: Submitter) -> Response:
+    """Return when ops, copies and collectives of a graph run, and the memory in use. Nothing is stored.
+
+    Rows are those of a stored schedule and of policies.
+    """
+    asked, tenant = await receive_small(request, GraphWindowRequest), principal.tenant
+    kind = KINDS["graph"]
+    found = await service.in_database(service.questions.get_documents, tenant, kind, asked.schedule_id)
+    if found is None:
+        raise not_found(kind, asked.schedule_id)
+    graph, schedule = [(await service.documents.whole(each)).document for each in found]
+    return PreparedAnswer.of(
+        await service.compute(graph_windows, graph, schedule, asked, tenant=tenant)
     ).response()
