@@ -4,7 +4,7 @@ import { adjust } from "./address.js";
 import { Gantt } from "./gantt.js";
 import { groupKind } from "./gantt-chart.js";
 import { bytes, percent, seconds } from "./numbers.js";
-import { DropFile, Empty, Field, ProblemNote, Progress, Table, save } from "./parts.js";
+import { DropFile, Empty, Field, ProblemNote, Progress, Table, readJson, save } from "./parts.js";
 import { ask } from "./service.js";
 
 const KEPT = "pace.fabric";
@@ -25,9 +25,9 @@ export function Fabric({ values }) {
   };
   const take = (part) => async (file) => {
     try {
-      keep({ [part]: JSON.parse(await file.text()) });
-    } catch {
-      setState({ error: Object.assign(new Error(`${file.name} is not JSON`), { title: "Invalid file" }) });
+      keep({ [part]: await readJson(file) });
+    } catch (error) {
+      setState({ error });
     }
   };
   const example = async () => {

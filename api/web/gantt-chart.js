@@ -1,7 +1,7 @@
 // A Gantt chart in SVG for many thousands of items: what is narrower than a few pixels is drawn together.
 import { seconds } from "./numbers.js";
 
-export const KINDS = { backward: 0, forward: 1, collective: 2, ready: 3, carried: 4, tail: 5, group: 6 };
+export const KINDS = { backward: 0, compute: 0, forward: 1, collective: 2, copy: 2, ready: 3, carried: 4, tail: 5, group: 6 };
 const NUM_COLORS = 8;
 const NUM_KINDS = KINDS.group + NUM_COLORS;
 export const groupKind = (number) => KINDS.group + (number % NUM_COLORS);
@@ -11,6 +11,7 @@ const WIDE = 4;
 
 // Heights grow with the page's letters, so that large screens have a large chart.
 let [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [];
+const AREA_LANES = 3;
 function fit() {
   const unit = Math.max(parseFloat(getComputedStyle(document.documentElement).fontSize) / 15, 0.9);
   [LANE, LANE_GAP, TITLE, AXIS, BAND_GAP, LETTER, BASE] = [20, 7, 24, 26, 12, 6.7, 4].map((size) => size * unit);
@@ -42,7 +43,9 @@ function niceStep(span, most) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
 }
 
-// Draws; knows nothing of Preact. `bands` are [{title, marks, lanes: [{label, starts, ends, kinds, critical, carried, text, describe}]}].
+// Draws; knows nothing of Preact. `bands` are [{title, marks, arrows, lanes}]. A lane is {label, starts, ends, kinds, critical,
+// carried, text, describe}, or has {values, least, most, limit, note, floor} in place of kinds: an area as high as its values.
+// An arrow goes {from: [lane, item], to: [lane, item]}.
 export class GanttChart {
   constructor(svg, { onSelect, onView }) {
     this.svg = svg;
@@ -55,8 +58,9 @@ export class GanttChart {
   }
 
   // `first` is the end of the view at first, if that is not the whole.
-  show(bands, end, view, first = end) {
+  show(bands, end, view, first = end, counted = false) {
     this.bands = bands;
+    this.counted = counted;
     this.end = end || 1;
     this.first = first || this.end;
     this.selected = null;
@@ -92,19 +96,22 @@ export class GanttChart {
       y += TITLE;
       for (const lane of band.lanes) {
         const group = element("g", {}, this.svg);
+        const height = lane.values ? AREA_LANES * LANE : LANE;
         const label = element("text", { class: "lane-label", x: 0, y: y + LANE / 2 + BASE }, group);
         const room = Math.floor((this.gutter - 8) / LETTER);
         label.textContent = lane.label.length > room ? `${lane.label.slice(0, room - 1)}…` : lane.label;
         if (lane.label.length > room) element("title", {}, label).textContent = lane.label;
         const inside = element("g", { "clip-path": "url(#gantt-clip)" }, group);
-        element("rect", { class: "lane-floor", x: this.gutter, y, width: Math.max(this.width - this.gutter, 1), height: LANE }, inside);
+        element("rect", { class: "lane-floor", x: this.gutter, y, width: Math.max(this.width - this.gutter, 1), height }, inside);
         const paths = Array.from({ length: NUM_KINDS }, (_, kind) => element("path", { class: `k${kind}` }, inside));
         const critical = element("path", { class: "critical" }, inside);
         const alike = element("path", { class: "alike" }, inside);
         const words = element("g", { class: "words" }, inside);
-        this.drawn.push({ lane, band, y, paths, critical, alike, words });
-        y += LANE + LANE_GAP;
+        this.drawn.push({ lane, band, y, height, paths, critical, alike, words });
+        // Arrows need room between lanes.
+        y += height + (band.arrows?.length ? LANE : LANE_GAP);
       }
+      band.arrowsGroup = element("g", { "clip-path": "url(#gantt-clip)" }, this.svg);
       band.marksGroup = element("g", { "clip-path": "url(#gantt-clip)" }, this.svg);
       band.titleY = top + TITLE * 0.66;
       band.extent = [top + TITLE - 3, y - LANE_GAP + 3];
@@ -161,10 +168,16 @@ export class GanttChart {
   }
 
   draw() {
-    for (const drawn of this.drawn) this.drawLane(drawn);
+    for (const drawn of this.drawn) {
+      if (drawn.lane.values) this.drawArea(drawn);
+      else this.drawLane(drawn);
+    }
     this.drawAlike();
     this.drawAxis();
-    for (const band of this.bands) this.drawMarks(band);
+    for (const band of this.bands) {
+      this.drawMarks(band);
+      this.drawArrows(band);
+    }
     this.drawChosen();
   }
 
@@ -220,17 +233,63 @@ export class GanttChart {
     critical.setAttribute("d", marked.join(""));
   }
 
+  // Values over time as an area; of those that fall on one pixel, the highest.
+  drawArea({ lane, y, height, paths, critical, words }) {
+    const { starts, ends, values, least, most, limit } = lane;
+    const [from, to] = this.view;
+    const level = (value) => y + height * (1 - (value - least) / (most - least || 1));
+    const shape = [];
+    let column = -1;
+    let highest = 0;
+    words.replaceChildren();
+    for (let item = firstAfter(ends, from); item < starts.length && starts[item] < to; item += 1) {
+      const left = Math.round(Math.max(this.x(starts[item]), this.gutter));
+      if (left > column) {
+        shape.push(column < 0 ? `M${left} ${y + height}` : `V${level(highest).toFixed(1)}H${left}`);
+        column = left;
+        highest = values[item];
+      } else highest = Math.max(highest, values[item]);
+    }
+    if (column >= 0) shape.push(`V${level(highest).toFixed(1)}H${Math.min(this.x(ends[ends.length - 1]), this.width).toFixed(1)}V${y + height}z`);
+    paths[KINDS.backward].setAttribute("d", shape.join(""));
+    critical.setAttribute("d", limit == null ? "" : `M${this.gutter} ${(level(limit) - 1).toFixed(1)}H${this.width}v2H${this.gutter}z`);
+    const write = (text, at) => { element("text", { x: this.gutter + 4, y: at, class: "w0" }, words).textContent = text; };
+    write(lane.note, y + LANE / 2 + BASE);
+    if (least > 0) write(lane.floor, y + height - BASE);
+  }
+
+  // Who waits for whom: from item to item, with a head.
+  drawArrows({ arrows = [], lanes, arrowsGroup }) {
+    arrowsGroup.replaceChildren();
+    const place = ([lane, item]) => {
+      const { y } = this.drawn.find((each) => each.lane === lanes[lane]);
+      return [this.x((lanes[lane].starts[item] + lanes[lane].ends[item]) / 2), y];
+    };
+    for (const { from, to } of arrows) {
+      const [x1, y1] = place(from);
+      const [x2, y2] = place(to);
+      const down = y2 > y1 ? 1 : -1;
+      const start = y1 + (down > 0 ? LANE : 0);
+      const tip = y2 + (down > 0 ? 0 : LANE);
+      const head = 0.35 * LANE;
+      const middle = (start + tip) / 2;
+      element("path", { class: "arrow", d: `M${x1} ${start}C${x1} ${middle} ${x2} ${middle} ${x2} ${tip - down * head}` }, arrowsGroup);
+      element("path", { class: "arrow-head", d: `M${x2} ${tip}l${-head * 0.7} ${-down * head}h${head * 1.4}z` }, arrowsGroup);
+    }
+  }
+
   drawAxis() {
     this.axis.replaceChildren();
     const [from, to] = this.view;
-    const step = niceStep(to - from, Math.max(2, (this.width - this.gutter) / (13 * LETTER)));
-    const unit = this.end < 1e-3 ? [1e6, "µs"] : this.end < 2 ? [1e3, "ms"] : [1, "s"];
+    const rough = niceStep(to - from, Math.max(2, (this.width - this.gutter) / (13 * LETTER)));
+    const step = this.counted ? Math.max(rough, 1) : rough;
+    const unit = this.counted ? [1, ""] : this.end < 1e-3 ? [1e6, "µs"] : this.end < 2 ? [1e3, "ms"] : [1, "s"];
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const x = this.x(at);
       if (x < this.gutter - 1) continue;
       element("line", { x1: x, x2: x, y1: AXIS - 6, y2: this.height }, this.axis);
       const places = Math.max(0, -Math.floor(Math.log10(step * unit[0]) + 1e-9));
-      const text = `${(at * unit[0]).toFixed(Math.min(places, 6))} ${unit[1]}`;
+      const text = `${(at * unit[0]).toFixed(Math.min(places, 6))} ${unit[1]}`.trim();
       const last = x > this.width - 40;
       element("text", { x, y: AXIS * 0.57, "text-anchor": last ? "end" : x < this.gutter + 20 ? "start" : "middle" }, this.axis).textContent = text;
     }
@@ -259,6 +318,7 @@ export class GanttChart {
     this.cursor.setAttribute("x", left - 1);
     this.cursor.setAttribute("y", drawn.y - 2);
     this.cursor.setAttribute("width", right >= left ? right - left + 2 : 0);
+    this.cursor.setAttribute("height", drawn.height + 4);
   }
 
   // Transfers of any row that carry a gradient of the chosen one have an edge.
@@ -283,7 +343,7 @@ export class GanttChart {
 
   // What lies under a point; an item that is too narrow to hit is found within three pixels.
   find(x, y) {
-    const drawn = this.drawn.find((each) => y >= each.y - 2 && y <= each.y + LANE + 3);
+    const drawn = this.drawn.find((each) => y >= each.y - 2 && y <= each.y + each.height + 3);
     if (!drawn || x < this.gutter) return null;
     const at = this.at(x);
     const near = (3 / (this.width - this.gutter)) * (this.view[1] - this.view[0]);

@@ -25,7 +25,8 @@ export function Legend({ phases, measured = false }) {
   </ul>`;
 }
 
-export function Gantt({ label, bands, end, first, view, onView, chartRef }) {
+// `counted`: the axis has numbers of items in place of times.
+export function Gantt({ label, bands, end, first, view, onView, chartRef, counted }) {
   const svg = useRef(null);
   const frame = useRef(null);
   const chart = useRef(null);
@@ -46,7 +47,7 @@ export function Gantt({ label, bands, end, first, view, onView, chartRef }) {
   useEffect(() => { chart.current.chosen = undefined; }, [view?.[0], view?.[1]]);
   useEffect(() => {
     setTip(null);
-    chart.current.show(bands, end, view, first);
+    chart.current.show(bands, end, view, first, counted);
   }, [bands, end]);
 
   // Not through Preact: the browser must know at once that a wheel over the chart may be refused.
@@ -111,7 +112,7 @@ export function Gantt({ label, bands, end, first, view, onView, chartRef }) {
       <button type="button" onClick=${() => chart.current.zoom(1 / 0.6)} aria-label="Zoom out">−</button>
       <button type="button" onClick=${() => chart.current.pan(-0.4)} aria-label="Pan left">←</button>
       <button type="button" onClick=${() => chart.current.pan(0.4)} aria-label="Pan right">→</button>
-      <button type="button" onClick=${() => chart.current.whole()}>Whole window</button>
+      <button type="button" onClick=${() => chart.current.whole()}>${counted ? "Everything" : "Whole window"}</button>
       <span class="faint wide-only">Drag to pan, Ctrl and wheel to zoom; with the keyboard: arrows, + and −, [ and ] for single items</span>
     </div>
     <div class="gantt-frame" ref=${frame} tabindex="0" role="application" aria-roledescription="timeline" aria-label=${label}

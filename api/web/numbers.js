@@ -25,6 +25,9 @@ export function bytes(value) {
   return `${power ? value.toFixed(digits(value)) : value} ${units[power]}`;
 }
 
+// Of memory, as budgets are given: 10^9 bytes.
+export const gigabytes = (value) => (value == null ? "–" : value >= 1e7 ? `${(value / 1e9).toFixed(2)} GB` : `${compact(value / 1e9)} GB`);
+
 export function percent(share, signed = false) {
   if (share == null) return "–";
   const text = (share * 100).toFixed(Math.abs(share) < 0.1 ? 2 : 1);

@@ -5,15 +5,17 @@ import { Compare } from "./compare.js";
 import { Fabric } from "./fabric.js";
 import { Jobs } from "./jobs.js";
 import { Keys } from "./keys.js";
+import { Order } from "./order.js";
 import { Field, ProblemNote } from "./parts.js";
 import { Result } from "./result.js";
 import { Servers } from "./servers.js";
 import { getJson, getKey, onReachable, setKey } from "./service.js";
 import { Start } from "./start.js";
+import { Weights } from "./weights.js";
 import { WhatIf } from "./what-if.js";
 
-const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
-const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
+const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, order: Order, weights: Weights, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
+const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", order: "Order", weights: "Weights", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
 
 function Page() {
   const { tab, values } = useAddress();
@@ -49,6 +51,8 @@ function Page() {
     // Someone who hears the page must learn that it changed; at the first time it begins at its top.
     if (!first.current) main.current?.focus({ preventScroll: true });
     first.current = false;
+    // On a phone the tabs scroll sideways.
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     scrollTo(0, 0);
   }, [tab]);
   const enter = (key) => {
@@ -58,7 +62,7 @@ function Page() {
     setRound((number) => number + 1);
   };
   const View = VIEWS[tab];
-  const carried = Object.fromEntries(["profile", "clip"].filter((name) => values[name] !== undefined && ["result", "what-if"].includes(tab)).map((name) => [name, values[name]]));
+  const carried = Object.fromEntries(["profile", "clip", "graph"].filter((name) => values[name] !== undefined && ["result", "what-if"].includes(tab)).map((name) => [name, values[name]]));
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current?.focus(); }}>To the content</a>
     <header>

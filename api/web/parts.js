@@ -153,6 +153,30 @@ export function DropFile({ id, label, hint, onFile, busy, several = false }) {
   </div>`;
 }
 
+const contentOf = (file) => (/\.gz$/i.test(file.name) ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream());
+
+// The first kilobytes of a file, which tell what it is; traces are too large to be read for that.
+export async function beginning(file) {
+  const reader = contentOf(file).getReader();
+  try {
+    const { value } = await reader.read();
+    return new TextDecoder().decode(value?.subarray(0, 4096));
+  } catch {
+    return "";
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// What a file of JSON holds, compressed by gzip or not.
+export async function readJson(file) {
+  try {
+    return JSON.parse(await new Response(contentOf(file)).text());
+  } catch {
+    throw Object.assign(new Error(`${file.name} is not JSON`), { title: "Invalid file" });
+  }
+}
+
 export function save(name, content, type = "application/json") {
   const blob = content instanceof Blob ? content : new Blob([content], { type });
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });

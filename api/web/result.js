@@ -2,10 +2,12 @@
 import { html, useMemo, useRef } from "./elements.js";
 import { adjust, linkTo, useTitle } from "./address.js";
 import { Gantt, Legend, useView } from "./gantt.js";
+import { GraphResult } from "./graph-result.js";
 import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
 import { count, milliseconds, percent, seconds } from "./numbers.js";
 import { Empty, ProblemNote, Progress, Table, Waiting, Warnings, save } from "./parts.js";
+import { Pointing } from "./pointing.js";
 import { checkId, getJson, postJson, postTask, profileWith, resourcePath } from "./service.js";
 import { TakeAlong } from "./take-along.js";
 import { certificateParts, certified, policyName, whyParts, windowBands } from "./windows.js";
@@ -17,6 +19,7 @@ const CHIEF = ["schedule", "ddp"];
 const MOST_SHOWN = 1.5;
 
 export function Result({ values }) {
+  if (values.graph) return html`<${GraphResult} key=${values.graph} values=${values} />`;
   if (!values.profile && !values.schedule) {
     return html`<${Empty} title="No profile is chosen"><p>Choose one under <a href=${linkTo("start")}>Start</a>, or a schedule of a job under <a href=${linkTo("jobs")}>Jobs</a>.</p><//>`;
   }
@@ -71,13 +74,6 @@ function OtherBound({ schedule }) {
   if (Math.abs(certified(schedule).sum - lower) < 1e-6 * lower) return null;
   return html`<p class="faint">The bound of ${milliseconds(lower)} is another one. The certificate holds for the groups of this schedule, in any order; the bound holds for all ways to group gradients.
     Other groups can save at most ${milliseconds(iteration - lower)}.</p>`;
-}
-
-// A number that marks its part of the certificate in the chart while it is pointed at.
-function Pointing({ part, text, chart }) {
-  const show = () => chart.current?.point("certificate", part);
-  const hide = () => chart.current?.select(null);
-  return html`<button type="button" class="in-text" title="Marked in the chart" onMouseEnter=${show} onFocus=${show} onMouseLeave=${hide} onBlur=${hide}>${text}</button>`;
 }
 
 function Headline({ resource, result, clipped, values, chart }) {

@@ -4,7 +4,7 @@ import { adjust, goTo, linkTo } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded } from "./loading.js";
 import { compact, moment, percent, seconds } from "./numbers.js";
-import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, Waiting, csv, save } from "./parts.js";
+import { DropFile, Empty, Entry, Field, ProblemNote, Progress, Table, Waiting, csv, readJson, save } from "./parts.js";
 import { getJson, postTask, resourcePath } from "./service.js";
 
 // What was dropped last: the service keeps predictions, not the steps for others to be asked of.
@@ -33,9 +33,9 @@ export function Servers({ values }) {
   };
   const take = async (file) => {
     try {
-      steps = JSON.parse(await file.text());
-    } catch {
-      setState({ error: Object.assign(new Error(`${file.name} is not JSON`), { title: "Invalid file" }) });
+      steps = await readJson(file);
+    } catch (error) {
+      setState({ error });
       return;
     }
     await run(steps);

@@ -3,7 +3,7 @@
 import { archive } from "./archive.js";
 
 const KEY = "pace.key";
-const ID_DIGITS = { schedule: 32, prediction: 32, profile: 64 };
+const ID_DIGITS = { profile: 64 };
 const listeners = new Set();
 let reachable = true;
 let watching = false;
@@ -28,9 +28,9 @@ export class Unreachable extends Error {
 
 // An id comes from the address, where anything may stand: in a path it could lead to another resource.
 export function checkId(kind, id) {
-  if (new RegExp(`^[0-9a-f]{${ID_DIGITS[kind]}}$`).test(id)) return id;
+  if (new RegExp(`^[0-9a-f]{${ID_DIGITS[kind] || 32}}$`).test(id)) return id;
   const shown = id.length > 80 ? `${id.slice(0, 80)}…` : id;
-  throw new Problem({ title: "Not found", detail: `There is no ${kind} “${shown}”. The link is incomplete or was changed.` }, 404);
+  throw new Problem({ title: "Not found", detail: `There is no ${kind.replace("-", " ")} “${shown}”. The link is incomplete or was changed.` }, 404);
 }
 
 export const resourcePath = (kind, id) => `v1/${kind}s/${checkId(kind, id)}`;

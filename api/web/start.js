@@ -5,13 +5,15 @@ import { Drift } from "./job.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { count, milliseconds, moment } from "./numbers.js";
 import { usePages } from "./pages.js";
-import { DropFile, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./parts.js";
-import { getJson, importFiles } from "./service.js";
+import { DropFile, Empty, Entry, Field, ProblemNote, Table, Waiting, beginning, readJson } from "./parts.js";
+import { getJson, importFiles, postTask } from "./service.js";
 
+const GRAPH = "fsdp.json";
 const EXAMPLES = [
   { file: "resnet50.json", name: "ResNet-50", about: "157 gradients on 8 workers" },
   { file: "vgg16.json", name: "VGG-16", about: "32 gradients, most bytes in two of them" },
   { file: "transformer.json", name: "Transformer", about: "164 gradients, 1,018 operators" },
+  { file: GRAPH, name: "Sharded Transformer", about: "8 blocks under FSDP, 48 collectives" },
 ];
 const FORMATS = [
   ["auto", "Told from the file"], ["profile", "Profile (JSON)"], ["kineto", "Kineto trace (PyTorch profiler)"],
@@ -23,10 +25,18 @@ const FORMATS = [
 const KINDS = [
   ["PyTorch trace", html`What <code>torch.profiler</code> exports (Kineto). Drop the files of all ranks together.`],
   ["PACE profile", html`What <code>pace import</code> or a job that profiles itself writes (JSON).`],
+  ["Graph of FSDP", html`Each graph that <code>CollectivePlanner</code> planned (<code>graph.to_json()</code>), or what <code>pace import node-list</code> writes.`],
   ["Chakra trace", "An execution trace of MLCommons Chakra."],
   ["Layer table", html`CSV with <code>name, forward_ms, backward_ms, parameter_bytes</code>, or PipeDream's.`],
   ["Horovod timeline", html`What <code>HOROVOD_TIMELINE</code> writes.`],
 ];
+
+// The graph of sharded training that a file holds, or null: all else is read by the service.
+async function graphIn(file) {
+  if (!/\.json(\.gz)?$/i.test(file.name) || !/"exchange"\s*:\s*"graph"/.test(await beginning(file))) return null;
+  const document = await readJson(file);
+  return document.nodes ? document : null;
+}
 
 export function Start() {
   const [values, setValues] = useState({ format: "auto", workers: "", bandwidth_gbps: "", latency_s: "" });
@@ -35,6 +45,12 @@ export function Start() {
   const take = async (files, given) => {
     setState({ busy: files.length > 1 ? `${files.length} files` : files[0].name });
     try {
+      const graph = files.length === 1 && given.format === "auto" ? await graphIn(files[0]) : null;
+      if (graph) {
+        setState({ busy: `and planning ${files[0].name}` });
+        goTo("result", { graph: (await postTask("v1/graph-schedules", { graph })).id });
+        return;
+      }
       const made = await importFiles(files, given);
       sessionStorage.setItem(`pace.warnings.${made.id}`, JSON.stringify(made.warnings));
       goTo("result", { profile: made.id });
@@ -46,7 +62,7 @@ export function Start() {
     setState({ busy: file });
     try {
       const content = await (await fetch(`web/examples/${file}`)).blob();
-      await take([new File([content], file)], { format: "profile" });
+      await take([new File([content], file)], { format: file === GRAPH ? "auto" : "profile" });
     } catch (error) {
       setState({ error });
     }
@@ -82,6 +98,7 @@ export function Start() {
       <p class="faint">Computed from layer shapes, not measured.</p>
     </section>
     <${RecentJobs} />
+    <${StoredGraphs} />
     <${Stored} />
   </div>`;
 }
@@ -97,6 +114,22 @@ function RecentJobs() {
       ${row.measured_iteration_s && html`<span>measured ${milliseconds(row.measured_iteration_s)}, <${Drift} row=${row} /> against predicted</span>`}</a></li>`)}</ul>
   </section>`;
 }
+
+function StoredGraphs() {
+  const { items, pager } = usePages("v1/graph-schedules", { limit: 10 }, "graphs");
+  if (!items.length && !pager) return null;
+  return html`<section class="card whole" aria-labelledby="graphs-title">
+    <h2 id="graphs-title">Planned graphs</h2>
+    <${Table} caption="Planned graphs" rows=${items} rowKey=${({ id }) => id} columns=${GRAPH_COLUMNS} onOrder=${() => {}} />
+    ${pager}
+  </section>`;
+}
+
+const GRAPH_COLUMNS = [
+  { name: "name", title: "Name", show: ({ id, name }) => html`<a class="name" href=${linkTo("result", { graph: id })}>${name}</a>` },
+  { name: "when", moment: true, title: "Planned", show: (row) => moment(row.created_at) },
+  { name: "what-if", title: "", show: ({ id, name }) => html`<a aria-label=${`What if: ${name}`} href=${linkTo("what-if", { graph: id })}>What if…</a>` },
+];
 
 function Stored() {
   const [contains, setContains] = useState("");

@@ -2,6 +2,7 @@
 import { html, useMemo } from "./elements.js";
 import { adjust, linkTo, useTitle } from "./address.js";
 import { Curves } from "./curves.js";
+import { GraphWhatIf } from "./graph-what-if.js";
 import { useLoaded, useSettled } from "./loading.js";
 import { compact, percent, seconds } from "./numbers.js";
 import { Empty, Entry, Field, ProblemNote, Progress, Table, Waiting, csv, save } from "./parts.js";
@@ -41,6 +42,7 @@ function sweep(axis, from, to) {
 const number = (text, otherwise) => (text !== undefined && text !== "" && Number(text) > 0 ? Number(text) : otherwise);
 
 export function WhatIf({ values }) {
+  if (values.graph) return html`<${GraphWhatIf} key=${values.graph} values=${values} />`;
   if (!values.profile) {
     return html`<${Empty} title="No profile is chosen"><p>Choose one under <a href=${linkTo("start")}>Start</a>.</p><//>`;
   }

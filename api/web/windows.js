@@ -1,10 +1,11 @@
 // Bands of the Gantt chart from windows that the service laid out in time.
 import { KINDS, groupKind } from "./gantt-chart.js";
-import { bytes, percent, seconds } from "./numbers.js";
+import { bytes, gigabytes, percent, seconds } from "./numbers.js";
 
 export const POLICY_NAMES = {
   schedule: "PACE, this schedule", ddp: "PyTorch DDP", "ddp-best": "DDP, best buckets", fifo: "FIFO", horovod: "Horovod",
   bytescheduler: "ByteScheduler", p3: "P3", tao: "TicTac", "mg-wfbp": "MG-WFBP", dear: "DeAR", paper: "PACE, the paper's fusion",
+  "as-traced": "As traced", fsdp2: "FSDP2", inductor: "Inductor's pass", "zero-3": "DeepSpeed ZeRO-3", blocks: "Transformer blocks",
   pace: "PACE", "zero-1": "ZeRO-1", "zero-redundancy": "ZeRO", sharded: "PACE, sharded",
 };
 export const policyName = (name) => POLICY_NAMES[name] || name;
@@ -30,9 +31,10 @@ export function windowBands(result, certificate) {
   });
 }
 
-// The lanes of one window: ops, transfers, and the certificate's parts if there are any.
+// The lanes of one window: ops, transfers, memory where it is known, and the certificate's parts if there are any.
 export function band(result, row, kinds, certificate = []) {
-  return { lanes: [...opLanes(result, row), ...linkLanes(row, kinds), ...(certificate.length ? [certificateLane(certificate)] : [])], marks: [] };
+  const memory = row.memory ? [memoryLane(row, result.rows)] : [];
+  return { lanes: [...opLanes(result, row), ...linkLanes(row, kinds), ...memory, ...(certificate.length ? [certificateLane(certificate)] : [])], marks: [] };
 }
 
 function lane(label, order, starts, ends, kindOf, more) {
@@ -42,17 +44,21 @@ function lane(label, order, starts, ends, kindOf, more) {
   };
 }
 
+const OP_NAMES = { compute: "compute", copy: "copies into and out of buckets" };
+
 function opLanes(result, row) {
+  const phases = row.op_phases || result.op_phases;
+  const name = (at) => (row.op_phases ? OP_NAMES[phases[at]] : result.op_names[at]);
   return row.lanes.map((label, number) => {
     const order = [];
     for (let at = 0; at < row.op_lanes.length; at += 1) {
       if (row.op_lanes[at] === number && row.op_ends_s[at] > row.op_starts_s[at]) order.push(at);
     }
     order.sort((a, b) => row.op_starts_s[a] - row.op_starts_s[b]);
-    return lane(label, order, row.op_starts_s, row.op_ends_s, (at) => KINDS[result.op_phases[at]], {
-      text: (item) => result.op_names[order[item]],
+    return lane(label, order, row.op_starts_s, row.op_ends_s, (at) => KINDS[phases[at]], {
+      text: (item) => name(order[item]),
       describe: (item) => [
-        result.op_names[order[item]],
+        name(order[item]),
         `${seconds(row.op_starts_s[order[item]])} to ${seconds(row.op_ends_s[order[item]])}`,
         `takes ${seconds(row.op_ends_s[order[item]] - row.op_starts_s[order[item]])}`,
       ],
@@ -61,6 +67,7 @@ function opLanes(result, row) {
 }
 
 function linkLanes(row, kinds) {
+  const what = row.op_phases ? "collective" : "gradient";
   return row.links.map((label, number) => {
     const order = [];
     for (let at = 0; at < row.transfer_links.length; at += 1) if (row.transfer_links[at] === number) order.push(at);
@@ -77,12 +84,29 @@ function linkLanes(row, kinds) {
           name,
           `${seconds(row.transfer_starts_s[at])} to ${seconds(row.transfer_ends_s[at])}, takes ${seconds(row.transfer_ends_s[at] - row.transfer_starts_s[at])}`,
           row.transfer_bytes[at] === whole ? bytes(whole) : `${bytes(row.transfer_bytes[at])} of ${bytes(whole)}`,
-          gradients.length > 1 ? `${gradients.length} gradients: ${gradients[0]} …` : gradients[0] === name ? "one gradient" : gradients[0] || "",
+          gradients.length > 1 ? `${gradients.length} ${what}s: ${gradients[0]} …` : gradients[0] === name ? `one ${what}` : gradients[0] || "",
           ...(critical ? ["part of the certificate"] : []),
         ];
       },
     });
   });
+}
+
+// Memory in use; all rows have one scale, without most of what is always in use, which would hide the rest.
+function memoryLane({ memory, iteration_s: iteration }, rows) {
+  const { starts_s: starts, in_use_bytes: values, budget_bytes: limit } = memory;
+  const among = (choose, of) => rows.reduce((found, row) => row.memory.in_use_bytes.reduce((one, other) => choose(one, other), found), of);
+  const highest = among(Math.max, limit || 0);
+  const lowest = among(Math.min, Infinity);
+  const room = (highest - lowest) * 0.3 || 0.1 * highest || 1;
+  const least = lowest > 0.5 * highest ? lowest - room : 0;
+  const last = Math.max(iteration, starts[starts.length - 1]);
+  const peak = values.reduce((one, other) => Math.max(one, other), 0);
+  return {
+    label: "memory", starts: Float64Array.from(starts), ends: Float64Array.from(starts, (_, at) => starts[at + 1] ?? last), values, least, most: highest + room, limit,
+    note: `${gigabytes(peak)} at most${limit == null ? "" : `, budget ${gigabytes(limit)}`}`, floor: `from ${gigabytes(least)}`,
+    describe: (item) => [gigabytes(values[item]), `from ${seconds(starts[item])}`, ...(limit == null ? [] : [values[item] > limit ? `${gigabytes(values[item] - limit)} over the budget` : `${gigabytes(limit - values[item])} below the budget`])],
+  };
 }
 
 // The numbers that add up to the bound, one behind the other.

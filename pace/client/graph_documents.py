@@ -14,7 +14,9 @@ from pace.documents.schedule import Schedule, Sha256
 from pace.whatif.graphs import GraphGrid, GraphWhatIf
 
 MemoryBudget = Annotated[int, Field(gt=0, lt=2**63)]
-Factor = Annotated[float, Field(gt=0, lt=1e6)]
+# A bandwidth at which no cost overflows.
+Factor = Annotated[float, Field(ge=1e-6, lt=1e6)]
+Gigabytes = Annotated[float, Field(gt=0, lt=1e6)]
 
 
 class GraphScheduleRequest(Document):
@@ -79,7 +81,7 @@ class GraphGridDocument(Document):
     """Axes of a graph's what-if. See ``pace.whatif.graphs.GraphGrid``."""
 
     bandwidth_factor: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=200)] = (1.0,)
-    memory_gb: Annotated[tuple[Factor, ...], Field(max_length=200)] = ()
+    memory_gb: Annotated[tuple[Gigabytes, ...], Field(max_length=200)] = ()
     policies: Annotated[tuple[PolicyName, ...], Field(min_length=1, max_length=8)] = (
         "fsdp2",
         "inductor",

@@ -9,6 +9,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Browser, expect
 
+from pace.api.questions.registry import KINDS
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
@@ -126,6 +127,10 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
     other = service.post_schedule(layered_profile(6), job=LONG_NAME).json()
     for measured_s in (0.02, 0.03):
         service.http.post("/v1/reports", json=report(made, measured_s))
+    graph, check, plan = (
+        service.http.post(KINDS[name].path, json=dict(KINDS[name].example)).json()
+        for name in ("graph", "order", "sync")
+    )
     job = urllib.parse.quote(LONG_NAME)
     views = {
         "start": "table",
@@ -134,6 +139,12 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         "result": ".empty",
         "compare": ".empty",
         f"compare?a={made['id']}&b={other['id']}": ".gantt path[d^=M]",
+        f"result?graph={graph['id']}": ".gantt path[d^=M]",
+        f"what-if?graph={graph['id']}&policies=pace": "canvas",
+        "order": ".empty",
+        f"order?check={check['id']}": ".gantt path[d^=M]",
+        "weights": ".empty",
+        f"weights?plan={plan['id']}": ".gantt path[d^=M]",
         "servers": ".empty",
         "fabric?example=1": ".gantt path[d^=M]",
         "jobs": "table",

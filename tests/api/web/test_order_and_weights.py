@@ -1,0 +1,103 @@
+"""Order checks and sync plans on the page: who waits for whom, and buckets on their way."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+from playwright.sync_api import expect
+
+from tests.api.web.chromium import Visitor
+from tests.api.web.visits import ON_SQLITE, choose, drawn
+
+pytestmark = ON_SQLITE
+
+ANSWER = "Order of collectives"
+
+
+def job(sizes: tuple[int, int]) -> dict[str, Any]:
+    """Return a job of two ranks that sum so many bytes."""
+    return {
+        "name": "sums",
+        "groups": [{"name": "world", "communicators": [[0, 1]]}],
+        "programs": [
+            {
+                "ranks": [rank],
+                "threads": [
+                    {
+                        "operations": [
+                            {"op": "all-reduce", "group": "world", "size_bytes": size, "name": "sum"}
+                        ]
+                    }
+                ],
+            }
+            for rank, size in enumerate(sizes)
+        ],
+    }
+
+
+def test_ranks_that_wait_for_one_another_are_drawn(visitor: Visitor) -> None:
+    """A lane for each, an arrow from each to what the next has not started; a link shows the same."""
+    page = visitor.go("order")
+    expect(page.get_by_text("Nothing is checked yet")).to_be_visible()
+    page.get_by_role("button", name="Use the example").click()
+    drawn(page)
+    answer = page.get_by_role("region", name=ANSWER)
+    expect(answer).to_contain_text("can hang")
+    for _ in range(2):
+        assert sorted(page.locator(".gantt .lane-label").all_text_contents()) == [
+            f"rank {n}" for n in range(4)
+        ]
+        expect(page.locator(".gantt path.arrow")).to_have_count(4)
+        expect(page.locator(".gantt path.critical[d^=M]")).to_have_count(4)
+        expect(answer.locator("pre").first).to_contain_text("rank 1 waits in all-reduce")
+        page.reload()
+        drawn(page)
+    page.get_by_role("application").focus()
+    for _ in range(4):
+        page.keyboard.press("]")
+    expect(page.locator(".gantt [role=status]")).to_contain_text("waits here")
+
+
+def test_a_mismatch_and_a_proof_are_shown(visitor: Visitor) -> None:
+    """From a file and from pasted text; what is no JSON, or no job program, is refused in a line."""
+    page = visitor.go("order")
+    answer = page.get_by_role("region", name=ANSWER)
+    choose(page, "Drop a job program", ("job.json", json.dumps(job((4, 8))).encode()))
+    expect(answer).to_contain_text("different sizes")
+    expect(page.locator(".gantt path.critical[d^=M]")).to_have_count(2)
+    paste = page.get_by_label("Or paste one")
+    visitor.tolerated = lambda fault: "422" in fault
+    for text, words in (("{", "not JSON"), ('{"groups": []}', "programs")):
+        paste.fill(text)
+        page.get_by_role("button", name="Check", exact=True).click()
+        expect(page.get_by_role("alert")).to_contain_text(words)
+    paste.fill(json.dumps(job((4, 4))))
+    page.get_by_role("button", name="Check", exact=True).click()
+    expect(answer).to_contain_text("sums cannot hang")
+    page.get_by_label("Streams of a device").select_option("launch-order")
+    expect(answer).to_contain_text("in the order in which they are enqueued")
+
+
+def test_buckets_are_drawn_on_the_link_and_at_receivers(visitor: Visitor) -> None:
+    """With the bound and other rules; a plan in place of its problem is refused with what to do."""
+    page = visitor.go("weights")
+    page.get_by_role("button", name="Use the example").click()
+    drawn(page)
+    expect(page).to_have_url(re.compile("plan=[0-9a-f]{32}"))
+    assert page.locator(".gantt .lane-label").all_text_contents() == [
+        "link",
+        *(f"engine {n}" for n in range(4)),
+    ]
+    rules = page.get_by_role("region", name="Rules").locator("tbody tr")
+    expect(rules).to_have_count(9)
+    expect(rules.first).to_contain_text("PACE")
+    page.get_by_role("application").focus()
+    page.keyboard.press("]")
+    expect(page.locator(".gantt path.alike[d^=M]")).to_have_count(5)
+    plan = {"buckets": [], "problem_sha256": "0" * 64}
+    choose(page, "Drop a weight-sync document", ("plan.json", json.dumps(plan).encode()))
+    expect(page.get_by_role("alert")).to_contain_text("Drop the weight-sync document")
