@@ -16,6 +16,7 @@ from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.errors import InvalidOptions
 from pace.gc_pause import paused_gc
+from pace.gzipped import GzipFault, GzipTooLarge, gunzipped
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -119,16 +120,12 @@ def canonical_json(document: BaseModel, *, exclude_none: bool = False) -> str:
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
     """Undo gzip; raises InvalidRequest, and ContentTooLarge beyond `max_bytes`."""
-    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        content = decompressor.decompress(body, max_bytes + 1)
-    except zlib.error:
-        raise InvalidRequest("the body is not gzip, as Content-Encoding says") from None
-    if len(content) > max_bytes:
-        raise ContentTooLarge(f"the body is larger than {max_bytes} bytes once decompressed")
-    if not decompressor.eof or decompressor.unused_data:
-        raise InvalidRequest("the body is not one whole gzip stream")
-    return content
+        return gunzipped(body, max_bytes)
+    except GzipTooLarge as fault:
+        raise ContentTooLarge(f"the body is {fault}") from None
+    except GzipFault as fault:
+        raise InvalidRequest(f"the body is not gzip, as Content-Encoding says: {fault}") from None
 
 
 def _explain(body: bytes, error: ValidationError, parts: Mapping[str, Callable[[str], object]]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pace.documents.base import explain
+from pace.documents.base import explain, read_file
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.errors import InvalidOptions
 from pace.terminal.console import NETWORK
@@ -44,7 +44,7 @@ def given_cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float
         )
     if path is not None:
         adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)
-        content = path.read_bytes()
+        content = read_file(path, InvalidOptions)
         if b'"ops"' in content and b'"gradients"' in content:
             raise InvalidOptions(
                 f"--cost {path}: expected a cost as `pace fit -o` writes it, not a profile. "

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pace.documents.base import explain, faults
+from pace.documents.base import explain, faults, read_file
 from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import load_steps
@@ -215,7 +215,7 @@ def _options(given: dict[str, Any]) -> PredictionOptions:
 def _fleet(path: Path | None) -> Fleet:
     if path is None:
         return Fleet()
-    document = path.read_bytes()
+    document = read_file(path, InvalidOptions)
     try:
         return Fleet.model_validate_json(document)
     except ValidationError as error:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pace.errors import PaceError
+from pace.gzipped import GZIP_MAGIC, GzipFault, GzipTooLarge, gunzipped
 
 MOST_FAULTS = 20
 MOST_SHOWN = 200
+# A small file that is gzipped must not fill the memory. A file that is not may have any size.
+MOST_UNPACKED_BYTES = 2 * 2**30
 # So many unknown fields are no misspellings.
 ANOTHER_KIND = 3
 
@@ -102,17 +105,26 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
 
 def load(parse_it: Callable[[bytes], Kind], path: str | Path, error: type[PaceError]) -> Kind:
     """Read a document from a JSON file by its parser; an error of ours names the file. Raises OSError."""
+    document = read_file(path, error)
     try:
-        return parse_it(read_file(path, error))
+        return parse_it(document)
     except error as fault:
         raise error(f"{path}: {fault}") from None
 
 
 def read_file(path: str | Path, error: type[PaceError]) -> bytes:
-    """Return a file's bytes; raises OSError, and an error of ours for what is no path."""
+    """Return what a file holds, gzipped or not; raises OSError, and an error of ours for what is no path."""
     if not isinstance(path, str | Path):
         raise error(f"the path of a file is needed (got {_short(path)})")
-    return Path(path).read_bytes()
+    content = Path(path).read_bytes()
+    if not content.startswith(GZIP_MAGIC):
+        return content
+    try:
+        return gunzipped(content, MOST_UNPACKED_BYTES)
+    except GzipTooLarge as fault:
+        raise error(f"{path}: the file is {fault}; if it is what you want, unpack it first") from None
+    except GzipFault as fault:
+        raise error(f"{path}: {fault}") from None
 
 
 class Faults(Protocol):

@@ -4,7 +4,6 @@ import io
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import IO
 from pace.api.errors import ContentTooLarge, InvalidFile, InvalidRequest
 from pace.errors import PaceError
 from pace.formats.recognize import SNIFFED_BYTES
+from pace.gzipped import GZIP_MAGIC, GzipFault, GzipTooLarge, gunzipped
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _TAR_MAGIC_AT = 257
 _PIECE_BYTES = 1 << 20
 # More files than any job has ranks; what they may hold in all is bounded in bytes.
@@ -80,7 +79,7 @@ def unpack(
         If an archive is damaged, empty, protected by a password or of too many files.
     """
     if gzipped:
-        content = _gunzipped(content, _Room(max_bytes))
+        content = _gunzipped(content, max_bytes)
     content = _plain(content, max_bytes)
     members = _members(content)
     if members is None:
@@ -98,30 +97,19 @@ def unpack(
 
 def _plain(content: bytes, max_bytes: int) -> bytes:
     for _ in range(_DEEPEST_GZIP):
-        if not content.startswith(_GZIP_MAGIC):
+        if not content.startswith(GZIP_MAGIC):
             break
-        content = _gunzipped(content, _Room(max_bytes))
+        content = _gunzipped(content, max_bytes)
     return content
 
 
-def _gunzipped(content: bytes, room: _Room) -> bytes:
-    """Undo gzip, of however many members."""
-    pieces: list[bytes] = []
-    left = content
+def _gunzipped(content: bytes, max_bytes: int) -> bytes:
     try:
-        while left:
-            member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            while not member.eof:
-                piece = member.decompress(left, _PIECE_BYTES)
-                left = member.unconsumed_tail
-                room.take(len(piece))
-                if not piece and not left and not member.eof:
-                    raise InvalidRequest("the file's gzip stream is cut off")
-                pieces.append(piece)
-            left = member.unused_data.lstrip(b"\0")  # writers may fill up their last block
-    except zlib.error:
-        raise InvalidRequest("the file is damaged, or not gzip as it claims") from None
-    return b"".join(pieces)
+        return gunzipped(content, max_bytes)
+    except GzipTooLarge as fault:
+        raise ContentTooLarge(f"the file is {fault}") from None
+    except GzipFault as fault:
+        raise InvalidRequest(f"the file cannot be unpacked: {fault}") from None
 
 
 def _unarchived(

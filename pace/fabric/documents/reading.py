@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from pace.documents.base import Document, faults
+from pace.documents.base import Document, faults, read_file
 from pace.errors import InvalidFabric
 from pace.fabric.documents.batch import UpdateBatch
 from pace.fabric.documents.network import FabricNetwork
@@ -24,8 +24,9 @@ def parse_document(kind: type[AnyDocument], document: bytes | str) -> AnyDocumen
 
 def load_document(kind: type[AnyDocument], path: str | Path) -> AnyDocument:
     """Read a document of one kind from a file; raises InvalidFabric and OSError."""
+    document = read_file(path, InvalidFabric)
     try:
-        return parse_document(kind, Path(path).read_bytes())
+        return parse_document(kind, document)
     except InvalidFabric as error:
         raise InvalidFabric(f"{path}: {error}") from None
 
