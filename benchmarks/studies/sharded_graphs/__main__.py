@@ -1,4 +1,8 @@
-"""Planned graphs of sharded training: time, bound, memory and rivals of a folder of node lists."""
+"""Planned graphs of sharded training: time, bound, memory and rivals of a folder of node lists.
+
+Every plan is checked, and every graph is proved to be free of hangs before and after planning. The study ends
+with an error otherwise.
+"""
 
 import argparse
 import json
@@ -12,9 +16,13 @@ from benchmarks.studies.sharded_graphs.torch_memory import torch_peak_bytes
 from pace.checker import check
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
+from pace.documents.order.order_report import StreamRule
+from pace.documents.schedule import Schedule
 from pace.errors import PaceError
 from pace.formats.node_list import read_node_list, read_times
 from pace.formats.reading import stream_json
+from pace.order.check_order import check_order
+from pace.order.inputs.plans import program_of_plans
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.optimize import warm_up
@@ -93,6 +101,7 @@ def _row(path: Path, graph: CollectiveGraph, options: argparse.Namespace) -> dic
     violations = check(graph, schedule)
     if violations:
         raise PaceError(f"{path}: the checker refuses the plan: {violations[0]}")
+    _prove_order(path, graph, schedule)
     copies = 2 * sum(
         call.input_bytes + call.output_bytes
         for group in schedule.groups
@@ -122,6 +131,18 @@ def _row(path: Path, graph: CollectiveGraph, options: argparse.Namespace) -> dic
         row["as_traced_torch_peak_bytes"] = torch_peak_bytes(rows, _plan(rows, graph, order, ()))
         row["policies"] = _compared(rows, graph, as_it_is.peak_bytes)
     return row
+
+
+def _prove_order(path: Path, graph: CollectiveGraph, schedule: Schedule) -> None:
+    """Raise an error if the ranks of a graph could wait for one another, as it is or as it is planned."""
+    streams: StreamRule
+    for when, plans in (("before planning", []), ("after planning", [schedule])):
+        program = program_of_plans(plans, [graph])
+        for streams in ("side-by-side", "launch-order"):
+            report = check_order(program, streams=streams)
+            if not report.cannot_hang:
+                title = report.findings[0].title
+                raise PaceError(f"{path}: it can hang {when} with streams {streams}: {title}")
 
 
 def _compared(

@@ -102,6 +102,8 @@ def read_fx_graphs(paths: Sequence[str | Path], *, groups: GivenGroups | None = 
         If the graphs do not say which ranks are in a group.
     """
     files = {rank: _read(path) for rank, path in enumerate(in_order_of_ranks(paths))}
+    if not any(thread.operations for file in files.values() for thread in file.threads):
+        raise FormatError(paths[0], "no graph calls a collective (torch.ops._c10d_functional)")
     return job_of("the compiled graphs", files, groups or {})
 
 
@@ -117,20 +119,40 @@ def _read(path: Path) -> RankFile:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
         raise FormatError(path, f"this is no readable FX graph: {fault}") from None
+    forward = _forward(path, tree)
+    reader = _Reader(path)
+    for argument in forward.args.args:
+        if isinstance(argument.annotation, ast.Constant):
+            reader.forms[argument.arg] = str(argument.annotation.value)
+    lines = source.splitlines()
+    for statement in _statements(forward.body):
+        _take(reader, statement, lines)
+    return RankFile(
+        threads=(HostThread(operations=tuple(reader.operations)),), group_sizes=dict(reader.sizes)
+    )
+
+
+def _forward(path: Path, tree: ast.Module) -> ast.FunctionDef:
+    """Return the forward of the graph; others are those of functions that it passes to operators."""
     forwards = [
         each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name == "forward"
     ]
     if not forwards:
         raise FormatError(path, "this is no readable FX graph: it has no forward")
-    reader = _Reader(path)
-    for argument in forwards[0].args.args:
-        if isinstance(argument.annotation, ast.Constant):
-            reader.forms[argument.arg] = str(argument.annotation.value)
-    lines = source.splitlines()
-    for statement in _statements(forwards[0].body):
-        _take(reader, statement, lines)
-    return RankFile(
-        threads=(HostThread(operations=tuple(reader.operations)),), group_sizes=dict(reader.sizes)
+    calling = [each for each in forwards if _calls_collectives(each)]
+    if len(calling) > 1:
+        lines = ", ".join(str(each.lineno) for each in calling)
+        raise FormatError(
+            path, f"forwards on lines {lines} call collectives: their order is not known. Give one at a time"
+        )
+    return calling[0] if calling else max(forwards, key=lambda each: len(each.body))
+
+
+def _calls_collectives(forward: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(statement.value, ast.Call)
+        and re.match(r"torch\.ops\._?c10d_functional\.", ast.unparse(statement.value.func))
+        for statement in _statements(forward.body)
     )
 
 

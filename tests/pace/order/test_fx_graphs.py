@@ -104,6 +104,16 @@ def test_graphs_of_too_few_ranks(tmp_path: Path) -> None:
         check_order([file, file])
 
 
+def test_forwards_of_other_functions_are_passed_over(tmp_path: Path) -> None:
+    """Files that reproduce a graph have the functions that it passes to operators before it."""
+    graph, file = written(tmp_path, 0, _sharded), tmp_path / "repro.py"
+    before = (
+        "import torch\nclass Inner(torch.nn.Module):\n    def forward(self, *args):\n        return args\n"
+    )
+    file.write_text(before + graph.read_text())
+    assert read_fx_graphs([file]).programs[0].threads == read_fx_graphs([graph]).programs[0].threads
+
+
 def test_what_is_no_graph(tmp_path: Path) -> None:
     """Named in one line, and never run."""
     file = tmp_path / "graph.py"
@@ -113,6 +123,15 @@ def test_what_is_no_graph(tmp_path: Path) -> None:
         (
             "import torch\ndef forward(self, x):\n    a = torch.ops._c10d_functional.all_reduce.default(x)",
             "of no group",
+        ),
+        (
+            "import torch\nclass A:\n    def forward(self, x):\n        return x",
+            "no graph calls a collective",
+        ),
+        (
+            "import torch\n" + "class A:\n    def forward(self, x):\n"
+            "        a = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '0')\n" * 2,
+            "forwards on lines 3, 6 call collectives",
         ),
     ):
         file.write_text(text)
