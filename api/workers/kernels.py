@@ -10,6 +10,8 @@ from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
 
 _LINK = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
+# Of fewer, a bound would be computed with a library that most services do not need.
+_NUM_UPDATES = 50
 _PLAN: dict[str, Any] = {
     "network": {
         "hosts": [{"name": name, **_LINK} for name in ("a", "b", "c", "server", "replica")],
@@ -19,13 +21,13 @@ _PLAN: dict[str, Any] = {
     },
     "batch": {
         "version": 1,
-        "delay_bound": 9,
+        "delay_bound": 2 * _NUM_UPDATES,
         "momentum": 0.9,
         "history_norm": 1.0,
         "divergence": {"kind": "norm", "max": 20},
         "updates": [
-            {"id": name, "host": name, "size_bytes": 1000, "version": 0, "norm": 1.0}
-            for name in ("a", "b", "c")
+            {"id": f"u{number}", "host": "abc"[number % 3], "size_bytes": 1000, "version": 0, "norm": 1.0}
+            for number in range(_NUM_UPDATES)
         ],
     },
 }

@@ -9,13 +9,15 @@ import contextlib
 import multiprocessing
 import resource
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import structlog
@@ -27,7 +29,7 @@ from pace.api.workers.worker_process import work
 log = structlog.get_logger(__name__)
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["__main__", "pace.api.workers.preloaded"])
+_FORKS.set_forkserver_preload(["pace.api.workers.preloaded"])
 _START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -244,7 +246,7 @@ class _Worker:
                 daemon=True,
             )
             try:
-                with _READS_STATUS:
+                with _READS_STATUS, _without_main_module():
                     process.start()
             except (EOFError, OSError) as error:
                 # The server that forks was killed; the next start begins another, once its end is known.
@@ -354,6 +356,17 @@ class _Worker:
             self._connection.close()
         self._process = self._connection = None
         self._ready = False
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep a process that starts from importing this program: it needs nothing of the command line."""
+    ours = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = ours
 
 
 def _exitcode(process: ForkServerProcess) -> int | None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 
+import pace.api.workers.worker_process  # noqa: F401 - loaded, not used
 from pace.api.workers.kernels import load_kernels
 
 # A worker that cannot go without it tries again and tells its pool what went wrong.

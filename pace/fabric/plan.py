@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,13 +21,15 @@ from pace.fabric.documents.transfer_plan import (
 from pace.fabric.problem import FabricProblem, problem_of, updates_of
 from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts, in_order_of_arrival
 from pace.fabric.solver.capacity import Capacities, Reservation
-from pace.fabric.solver.exact import ExactOrder, solve_exactly
 from pace.fabric.solver.lower_bounds import machine_bound, time_indexed_bound
 from pace.fabric.solver.ordering import Drop, Ordering, order_updates
 from pace.fabric.solver.replication import LeadLimit, Replication, replicate
 from pace.fabric.solver.search import search_order
 from pace.fabric.solver.updates import Updates
 from pace.version import __version__
+
+if TYPE_CHECKING:
+    from pace.fabric.solver.exact import ExactOrder
 
 # Above this many updates the linear program would take longer than the plan.
 _MOST_IN_PROGRAM = 40
@@ -90,6 +93,8 @@ def _ordered(problem: FabricProblem, options: TransferOptions) -> Ordering:
 def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering, Aggregation]:
     if options.rule != "strict" or options.late not in ("drop", "pace"):
         raise InvalidOptions('order "exact" goes with rule "strict" and late "drop" or "pace"')
+    from pace.fabric.solver.exact import solve_exactly  # its libraries are large
+
     try:
         exact = solve_exactly(problem.updates, problem.capacities)
     except ValueError as error:
@@ -115,7 +120,7 @@ def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering
     return ordering, _directly(problem, exact)
 
 
-def _directly(problem: FabricProblem, exact: ExactOrder) -> Aggregation:
+def _directly(problem: FabricProblem, exact: "ExactOrder") -> Aggregation:
     left = problem.capacities.copy()
     booked = []
     for g, pieces, end in zip(exact.commits, exact.pieces, exact.commit_s.tolist(), strict=True):

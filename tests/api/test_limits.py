@@ -115,6 +115,17 @@ def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
         pool.close()
 
 
+def test_a_worker_has_loaded_what_it_needs_and_no_more() -> None:
+    """Not the program that started the service, and no library that few requests need: memory is shared."""
+    pool = WorkerPool("the test", 1, 2**32)
+    try:
+        loaded = set(pool.call(WorkerCall(eval, ("list(__import__('sys').modules)",), 60.0, None)))
+    finally:
+        pool.close()
+    assert {"numba", "pace.planning.optimize", "pace.fabric.plan", "structlog"} <= loaded
+    assert loaded.isdisjoint({"pytest", "pace.cli", "scipy.optimize", "pulp"})
+
+
 def test_only_the_first_process_is_started_before_it_is_needed() -> None:
     """A fresh service is small; calls at the same time each get a process, which then stays."""
     pool = WorkerPool("the test", 3, 2**32)

@@ -1,8 +1,6 @@
 """Lower bounds on the sum of the kept updates' commit times, over all orders of direct transfers."""
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from pace.fabric.solver.capacity import Capacities
 from pace.fabric.solver.updates import Updates
@@ -48,6 +46,9 @@ def time_indexed_bound(
     horizon_s
         A moment at which some order has sent everything; by such an exchange the optimum needs no more.
     """
+    from scipy.optimize import linprog  # only small batches need the large library
+    from scipy.sparse import csr_array
+
     n = len(updates)
     edges = np.linspace(0.0, horizon_s, num_slots + 1)
     alone = np.array([updates.finish(g, capacities) for g in range(n)])
