@@ -1,8 +1,9 @@
-"""One address for a service that is started again on other ports: what a visitor's browser keeps asking."""
+"""One address for a server that starts again on other ports, over a network that can be cut or stalled."""
 
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,8 @@ class Forwarder:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._flows = threading.Event()
+        self._flows.set()
         self._thread = threading.Thread(target=self._accept, name="forwarder", daemon=True)
 
     def __enter__(self) -> Self:
@@ -28,15 +31,43 @@ class Forwarder:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
-        with self._lock:
-            left = list(self._open)
-        for connection in left:
-            _end(connection)
+        self._end_all()
+
+    @property
+    def own_port(self) -> int:
+        """The port on which it listens."""
+        port: int = self._socket.getsockname()[1]
+        return port
 
     @property
     def url(self) -> str:
         """The address."""
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        return f"http://127.0.0.1:{self.own_port}"
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """End all connections, and refuse others until the end."""
+        port, self.port = self.port, None
+        self._end_all()
+        try:
+            yield
+        finally:
+            self.port = port
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Carry nothing until the end; connections stay open."""
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._flows.set()
+
+    def _end_all(self) -> None:
+        with self._lock:
+            left = list(self._open)
+        for connection in left:
+            _end(connection)
 
     def _accept(self) -> None:
         while True:
@@ -59,6 +90,7 @@ class Forwarder:
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self._flows.wait()
                 target.sendall(data)
         for each in (source, target):
             _end(each)

@@ -4,10 +4,11 @@
 
 Clients (``soak_clients.py``) post profiles and what-ifs, read, repeat, cancel, delete what others
 share with them, send nonsense and vanish. On PostgreSQL the service has two processes, and every request
-goes to either. Meanwhile worker processes and the service's are killed with -9 or stopped, PostgreSQL is
-restarted, the disk under SQLite filled. At the end: nothing that was accepted is lost, every answer is the
-library's own, and the service's memory has not grown by more than 10 % in the second half, in which it is
-not killed. Exit status 1 otherwise.
+goes to either. Meanwhile, in random order, worker processes, the process that forks them and the service's
+are killed with -9, a service is stopped, PostgreSQL is restarted, the network before it is cut or stalled,
+the disk under SQLite is filled. At the end: nothing that was accepted is lost, every answer is the library's
+own, every service is ready without anybody's help, and its memory has not grown by more than 10 % in the
+second half, in which it is not killed. Exit status 1 otherwise.
 
 Filling the disk mounts a small file system, which takes root; without, that fault is left out and said so.
 ``test_soak.py`` runs a short form.
@@ -15,22 +16,23 @@ Filling the disk mounts a small file system, which takes root; without, that fau
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
-import signal
+import random
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.harness.conditions import write_json
+from tests.api.forwarder import Forwarder
 from tests.api.postgresql import PostgresqlServer, find_postgresql
 from tests.api.process import ServiceProcess
 from tests.load.soak_clients import Load
@@ -38,14 +40,27 @@ from tests.load.soak_clients import Load
 MOST_GROWTH = 0.10
 DISK_BYTES = 64 * 2**20
 FAULT_S = 2.0
+LONGEST_PAUSE_S = 30.0
+READY_TIMEOUT_S = 120.0
 
 
 def kill_workers(service: ServiceProcess) -> None:
     """Kill -9 every process that works for the service."""
+    for worker in service.workers():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def kill_fork_server(service: ServiceProcess) -> None:
+    """Kill -9 the process from which workers are forked, and then a worker, so that another is needed."""
+    workers = service.workers()
     for child in psutil.Process(service.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if "spawn_main" in " ".join(child.cmdline()):
-                os.kill(child.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.children():
+                child.kill()
+    for worker in workers[:1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
 
 
 def kill_service(service: ServiceProcess) -> None:
@@ -58,6 +73,12 @@ def replace_service(service: ServiceProcess) -> None:
     """Stop the service as an orchestrator would, and start it again."""
     service.stop()
     service.start()
+
+
+def lose_network(network: Forwarder, chance: random.Random) -> None:
+    """Cut all connections to the database for a while, or let nothing through them."""
+    with chance.choice([network.cut, network.stalled])():
+        time.sleep(FAULT_S)
 
 
 def restart(server: PostgresqlServer) -> None:
@@ -107,8 +128,24 @@ def growth(sizes: list[int]) -> float:
     return statistics.median(sizes[2 * third :]) / statistics.median(sizes[third : 2 * third]) - 1
 
 
-def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -> dict[str, Any]:
+def await_ready(services: Sequence[ServiceProcess], load: Load) -> None:
+    """Wait until every service says that it is ready, by itself and without a request that does work."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    for service in services:
+        status = 0
+        while status != 200 and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                status = service.http.get("/readyz").status_code
+            time.sleep(0.1)
+        if status != 200:
+            load.faults.append(f"{service.url} was not ready {READY_TIMEOUT_S:g} s after the last fault")
+
+
+def soak(
+    folder: Path, database: str, seconds: float, *, num_clients: int = 3, seed: int = 0
+) -> dict[str, Any]:
     """Run everything; ``faults`` of the result is empty if all went well."""
+    chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         disk = None
         if database == "postgresql":
@@ -116,7 +153,9 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             if programs is None:
                 raise SystemExit("PostgreSQL is not installed (Debian: apt-get install postgresql)")
             server = stack.enter_context(PostgresqlServer(programs))
-            url = server.create_database("soak")
+            network = stack.enter_context(Forwarder())
+            network.port = server.port
+            url = server.create_database("soak").replace(f":{server.port}/", f":{network.own_port}/")
         else:
             disk = stack.enter_context(small_disk(folder))
             url = f"sqlite:///{(disk or folder) / 'pace.db'}"
@@ -133,21 +172,25 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
             stack.enter_context(ServiceProcess(folder, url, **settings)) for _ in range(num_processes)
         ]
         load = Load(services)
-        gentle: list[Callable[[], None]] = [partial(kill_workers, service) for service in services]
+        gentle: list[Callable[[], None]] = [
+            lambda: kill_workers(chance.choice(services)),
+            lambda: kill_fork_server(chance.choice(services)),
+        ]
         if database == "postgresql":
-            gentle.append(lambda: restart(server))
+            gentle += [lambda: restart(server), lambda: lose_network(network, chance)]
         elif disk is not None:
             gentle.append(lambda: fill_disk(disk, load))
         rough: list[Callable[[], None]] = [*gentle]
-        rough += [partial(kill_service, services[0]), partial(replace_service, services[-1])]
+        rough += [lambda: kill_service(chance.choice(services)), partial(replace_service, services[-1])]
         load.start(num_clients)
         sizes: list[list[int]] = [[] for _ in services]
         num_faults = 0
         try:
             for faults, until in ((rough, time.monotonic() + seconds / 2), (gentle, 0.0)):
                 until = until or time.monotonic() + seconds / 2
-                for inject in itertools.cycle(faults):
-                    pause_until = min(until, time.monotonic() + max(seconds / 20, 2.0))
+                for inject in _in_random_rounds(faults, chance):
+                    pause_s = min(max(seconds / 20, 2.0), LONGEST_PAUSE_S)
+                    pause_until = min(until, time.monotonic() + pause_s)
                     while time.monotonic() < pause_until:
                         if faults is gentle:
                             for held, service in zip(sizes, services, strict=True):
@@ -161,6 +204,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
                     num_faults += 1
         finally:
             load.stop()
+        await_ready(services, load)
         load.check()
         grown = max(growth(held) if len(held) >= 30 else 0.0 for held in sizes)
         if grown > MOST_GROWTH:
@@ -168,6 +212,7 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
         return {
             "database": database,
             "seconds": seconds,
+            "seed": seed,
             "disk_was_filled": disk is not None,
             "faults_injected": num_faults,
             "service_processes": len(services),
@@ -180,16 +225,27 @@ def soak(folder: Path, database: str, seconds: float, *, num_clients: int = 3) -
         }
 
 
+def _in_random_rounds(
+    faults: Sequence[Callable[[], None]], chance: random.Random
+) -> Iterator[Callable[[], None]]:
+    """Yield every fault once, in any order, again and again."""
+    while True:
+        yield from chance.sample(faults, len(faults))
+
+
 def main() -> None:
     """Soak and print what happened."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the faults and their order")
     parser.add_argument("--json", type=Path, help="write the result here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        result = soak(Path(name), given.database, 60 * given.minutes, num_clients=given.clients)
+        result = soak(
+            Path(name), given.database, 60 * given.minutes, num_clients=given.clients, seed=given.seed
+        )
     print(json.dumps(result, indent=2))
     write_json(given.json, result)
     if result["faults"]:

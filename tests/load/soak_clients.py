@@ -27,6 +27,7 @@ GRID: dict[str, Any] = {"bandwidth_gbps": [1.0, 10.0], "policies": ["ddp", "pace
 LONG_GRID = {"bandwidth_gbps": [1 + step / 10 for step in range(4000)]}
 NUM_SHARED = 3
 MOST_WAIT_S = 30.0
+ANSWERED_TIMEOUT_S = 600.0
 
 
 def profile_of(number: int) -> dict[str, Any]:
@@ -120,22 +121,14 @@ class Load:
             self._submit(kind, number, "wait=5")
 
     def _cancel(self, chance: random.Random) -> None:
+        # It must not stay: it would keep the only process for what-ifs busy for minutes. Where no answer
+        # came, it may have been accepted; asked for again, it is the same task.
         body = {"profile": profile_of(chance.randrange(1000)), "grid": LONG_GRID}
-        answer = self._ask("POST", "/v1/what-if", json=body, headers={"Prefer": "respond-async"})
-        while answer.status_code == 202 or answer.status_code in REFUSALS:
-            path = answer.headers.get("location")
-            if path is None:
-                return
-            # It must not stay: it would keep the only process for what-ifs busy for minutes.
-            try:
-                ended = self._ask("DELETE", path)
-            except (httpx.TransportError, OSError):
-                ended = httpx.Response(503)
-            if ended.status_code not in REFUSALS:
-                if ended.status_code != 200:
-                    self.faults.append(f"cancelling was answered {ended.status_code} {ended.text}")
-                return
-            time.sleep(0.1)
+        answer = self._insist(
+            "POST", "/v1/what-if", {201, 202}, json=body, headers={"Prefer": "respond-async"}
+        )
+        if answer.status_code == 202:
+            self._insist("DELETE", answer.headers["location"], {200})
 
     def _nonsense(self, chance: random.Random) -> None:
         body = json.dumps({"profile": profile_of(0)})[: chance.randrange(1000)]
@@ -202,6 +195,7 @@ class Load:
 
     def check(self) -> None:
         """Read everything that was accepted and compare it with what the library computes."""
+        deadline = time.monotonic() + ANSWERED_TIMEOUT_S
         for turn, ((kind, number), location) in enumerate(self.accepted.items()):
             http = self.services[turn % len(self.services)].http
             path = location
@@ -210,6 +204,11 @@ class Load:
                 if task["state"] in ("failed", "cancelled"):
                     self.faults.append(f"lost: {task}")
                     break
+                if task["location"] is None and time.monotonic() > deadline:
+                    self.faults.append(f"not answered {ANSWERED_TIMEOUT_S:g} s after the end: {task}")
+                    return
+                if task["location"] is None:
+                    time.sleep(0.1)
                 path = task["location"] or path
             else:
                 found = http.get(path).raise_for_status().json()
