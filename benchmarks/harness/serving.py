@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,15 @@ uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([
 
 
 @contextlib.contextmanager
-def service(folder: Path, **settings: object) -> Iterator[str]:
-    """Run the service on a free port with these settings and yield its address; its log is service.log."""
+def service(
+    folder: Path, *, variables: Mapping[str, object] | None = None, **settings: object
+) -> Iterator[str]:
+    """Run the service on a free port with these settings and yield its address; its log is service.log.
+
+    `variables` are environment variables of other programs.
+    """
     environment = {f"PACE_{name.upper()}": str(value) for name, value in settings.items()}
+    environment |= {name: str(value) for name, value in (variables or {}).items()}
     environment |= {"PACE_DATABASE_URL": f"sqlite:///{folder / 'pace.db'}"}
     command = ["-m", "pace.api.serve", "--port", "0"]
     with _running(command, folder / "service.log", environment) as url:

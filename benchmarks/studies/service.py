@@ -1,8 +1,10 @@
 """Speed of the service, compared with a bare Starlette route that returns the same bytes.
 
-    .venv/bin/python -m benchmarks service [--json OUT] [--seconds S] [--rounds N]
+    .venv/bin/python -m benchmarks service [reads|posts|storm|large|start ...] [--json OUT]
 
-Needs ``wrk``. Everything runs on loopback on one machine, server and client together; the two servers
+``reads`` (GET of a stored schedule, by ``wrk``) takes about 100 s on an idle machine, ``posts`` (POST of 164
+gradients beyond the solve) 15 s, ``start`` (time to the first answer, and memory while idle) 60 s, the others
+15 s each. Everything runs on loopback on one machine, server and client together; the service and Starlette
 are measured in turns, in the same run, each with one process and the same log level.
 """
 
@@ -13,10 +15,12 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -29,11 +33,21 @@ from pace.models import build
 JSON = {"Content-Type": "application/json"}
 CONNECTIONS = 16
 STORM = 1000
-ANSWER = """
+STORED_ANSWER = """
 body = open({path!r}, "rb").read()
 async def answer(request):
     return Response(body, media_type="application/json")
 """
+
+PARSED_ANSWER = """
+async def answer(request):
+    json.loads(await request.body())
+    return Response(b"{}", 201, media_type="application/json")
+"""
+NUM_GRADIENTS = 164
+NUM_POSTS = 30
+NUM_FIRST_POSTS = 3
+IDLE_S = 5.0
 
 
 def wrk(url: str, seconds: int, delay_ms: float = 0.0) -> tuple[float, float]:
@@ -62,7 +76,7 @@ def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -
     path = posted.headers["location"]
     stored = folder / "body.json"
     stored.write_bytes(posted.content)
-    with starlette(folder, ANSWER.format(path=str(stored))) as bare_url:
+    with starlette(folder, STORED_ANSWER.format(path=str(stored))) as bare_url:
         full = [(wrk(url + path, seconds)[0], wrk(bare_url + path, seconds)[0]) for _ in range(rounds)]
         half_rate = statistics.median(ours for ours, _ in full) / 2
         delay_ms = 1000 * CONNECTIONS / half_rate
@@ -82,25 +96,43 @@ def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -
     }
 
 
-def overhead(folder: Path, url: str, count: int, profile: Profile) -> dict[str, Any]:
-    """POST of profiles that were never seen: time beyond the solve."""
-    totals = []
-    with httpx.Client(base_url=url, timeout=120, trust_env=False) as http:
-        for number in range(count):
-            changed = profile.replace(name=f"{profile.name} {number}").model_dump_json()
-            body = f'{{"profile": {changed}}}'
-            before = time.perf_counter()
-            http.post("/v1/schedules", content=body, headers=JSON).raise_for_status()
-            totals.append(time.perf_counter() - before)
-    solves = [entry["solve_s"] for entry in events(folder) if entry.get("event") == "solved"][-count:]
+def posts(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
+    """POST of profiles that were never seen, beyond the solve and beside Starlette, which parses the same."""
+    document = _with_gradients(profile.model_dump(mode="json"), NUM_GRADIENTS)
+    with (
+        starlette(folder, PARSED_ANSWER) as bare_url,
+        httpx.Client(headers=JSON, timeout=120, trust_env=False) as http,
+    ):
+        times: dict[str, list[float]] = {url: [], bare_url: []}
+        for number in range(NUM_POSTS + NUM_FIRST_POSTS):
+            body = json.dumps({"profile": document | {"name": f"new {number}"}}).encode()
+            for each, taken in times.items():
+                before = time.perf_counter()
+                http.post(f"{each}/v1/schedules", content=body).raise_for_status()
+                taken.append(time.perf_counter() - before)
+    totals, bare = (taken[NUM_FIRST_POSTS:] for taken in times.values())
+    solves = [entry["solve_s"] for entry in events(folder) if entry.get("event") == "solved"][-NUM_POSTS:]
     beyond = [total - solve for total, solve in zip(totals, solves, strict=True)]
     return {
-        "gradients": len(profile.gradients),
-        "posts": count,
+        "gradients": NUM_GRADIENTS,
+        "body_bytes": len(body),
+        "posts": NUM_POSTS,
         "median_s": statistics.median(totals),
         "median_solve_s": statistics.median(solves),
-        "median_overhead_s": statistics.median(beyond),
+        "median_beyond_solve_s": statistics.median(beyond),
+        "bare_median_s": statistics.median(bare),
+        "ratio_beyond_solve": statistics.median(
+            mine / theirs for mine, theirs in zip(beyond, bare, strict=True)
+        ),
     }
+
+
+def _with_gradients(profile: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a profile with so many gradients: those that are missing are small, of the first's producer."""
+    gradients = list(profile["gradients"])
+    while len(gradients) < count:
+        gradients.append(gradients[0] | {"name": f"more {len(gradients)}", "size_bytes": 4096})
+    return profile | {"gradients": gradients[:count]}
 
 
 def storm(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
@@ -177,24 +209,70 @@ def large(url: str) -> dict[str, Any]:
     }
 
 
+def start(folder: Path, profile: Profile) -> dict[str, Any]:
+    """Start the service with nothing compiled, and again; measure memory of the second before its answer."""
+    caches = {"NUMBA_CACHE_DIR": folder / "numba", "PYTHONPYCACHEPREFIX": folder / "bytecode"}
+    found: dict[str, Any] = {}
+    for state in ("cold", "warm"):
+        own = folder / state
+        own.mkdir()
+        before = time.perf_counter()
+        with service(own, variables=caches) as url:
+            body = {"profile": profile.model_dump(mode="json")}
+            httpx.post(f"{url}/v1/schedules", json=body, timeout=300, trust_env=False).raise_for_status()
+            found[f"{state}_first_answer_s"] = time.perf_counter() - before
+    idle = folder / "idle"
+    idle.mkdir()
+    with service(idle, variables=caches) as url:
+        while httpx.get(f"{url}/readyz", timeout=300, trust_env=False).status_code != 200:
+            time.sleep(0.1)
+        time.sleep(IDLE_S)
+        (serving,) = psutil.Process().children()
+        sizes = shared_out_memory(serving)
+    return {**found, "idle_memory_mib": sum(sizes) / 2**20, "idle_processes": len(sizes)}
+
+
+def shared_out_memory(first: psutil.Process) -> list[int]:
+    """Return the bytes of a process and of all under it; pages that several have are shared out (PSS)."""
+    sizes = []
+    for process in (first, *first.children(recursive=True)):
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+        assert found is not None
+        sizes.append(1024 * int(found[1]))
+    return sizes
+
+
+PARTS = ("reads", "posts", "storm", "large", "start")
+
+
 def main() -> None:
-    """Run everything and print a table."""
+    """Run some parts, or all, and print a table."""
     parser = study_parser(__doc__, writes_json=True)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=int, default=5, help="length of one measurement of reads")
     parser.add_argument(
         "--rounds", type=int, default=5, help="measurements of reads, of which the median counts"
     )
     given = parser.parse_args()
+    parts = given.parts or PARTS
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"no part {', '.join(unknown)}: expected some of {', '.join(PARTS)}")
     profile = build("resnet50", device_tflops=10.0, batch=32, workers=8)
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with service(folder, rate_limit="", solver_processes=1) as url:
-            results = {
-                "reads": reads(folder, url, given.seconds, given.rounds, profile),
-                "overhead": overhead(folder, url, 30, profile),
-                "storm": storm(folder, url, profile),
-                "large": large(url),
-            }
+        if set(parts) - {"start"}:
+            with service(folder, rate_limit="", solver_processes=1) as url:
+                measured: dict[str, Callable[[], dict[str, Any]]] = {
+                    "reads": lambda: reads(folder, url, given.seconds, given.rounds, profile),
+                    "posts": lambda: posts(folder, url, profile),
+                    "storm": lambda: storm(folder, url, profile),
+                    "large": lambda: large(url),
+                }
+                results |= {part: measure() for part, measure in measured.items() if part in parts}
+        if "start" in parts:
+            results["start"] = start(folder, profile)
     table = Table("measured", "value", title="service")
     for part, numbers in results.items():
         for key, value in numbers.items():
