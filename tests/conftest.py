@@ -64,6 +64,17 @@ _LONGEST_FIRST = {name: place for place, name in enumerate(_LONGEST)}
 _RERUNS = 2
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Without workers (``-n0``), keep the plugin for reruns from serving them in a thread.
+
+    The test bed cannot fork a process that has one.
+    """
+    reruns = config.pluginmanager.get_plugin("rerunfailures")
+    if reruns is not None and not config.getoption("tx", None):
+        reruns.ServerStatusDB.run_server = lambda _: None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the files that take longest first, and have tests that race with the machine tried again.
