@@ -1,0 +1,1 @@
+"""Compiled training with sharded parameters over shaped links."""

@@ -1,0 +1,171 @@
+"""A compiled sharded model over shaped links: no pass, Inductor's own overlap pass, and PACE's plans.
+
+sudo .venv/bin/python -m benchmarks compiled_sharding --ranks 2 --mbit 500
+
+Needs root, iproute2 and a C++ compiler. Every rank is on a host of its own and computes on one core. Forward
+and backward pass are timed; contenders take turns. Inductor's pass gets the times that PACE measured.
+"""
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.network.errors import RankFailed, TestbedUnavailable, WrongRate
+from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.network.processes import Ranks, ranks
+from benchmarks.harness.network.rates import verify_rates
+from benchmarks.studies.compiled_sharding.rank import Costs, start
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
+from pace.documents.schedule import Schedule, parse_schedule
+from pace.simulation import simulate
+
+CONTENDERS = ("pace", "none", "inductor")
+POLICIES = {"none": "as-traced", "inductor": "inductor"}
+COMPILE_S = 900.0
+PORT = 29600
+
+
+def main() -> int:
+    """Compile every contender, let them take turns, and print a table."""
+    arguments = _arguments()
+    try:
+        with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.ranks) as made, ExitStack() as stack:
+            verify_rates(made)
+            found = _measure(list(made), arguments, stack)
+    except (TestbedUnavailable, WrongRate, RankFailed) as error:
+        print(f"compiled_sharding: {error}", file=sys.stderr)
+        return 3
+    _print(found)
+    write_json(arguments.json, found)
+    return 0
+
+
+def _arguments() -> Any:
+    parser = study_parser(__doc__, writes_json=True)
+    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="one on each host (default: 2)")
+    parser.add_argument("--mbit", type=float, default=500.0, help="of every link (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=8, help="transformer blocks (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=384, help="of the model (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, default=4, help="in a rank's batch (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=128, help="of a sequence (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of each contender (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="measured in each turn (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, Any]:
+    """Return the seconds of each contender's steps, predictions, and whether weights are equal."""
+    cache = stack.enter_context(tempfile.TemporaryDirectory())
+    shape = (arguments.sequences, arguments.tokens)
+    running: dict[str, Ranks] = {}
+    plans: list[tuple[CollectiveGraph, Schedule]] = []
+    costs: Costs = {}
+    for number, name in enumerate(CONTENDERS):
+        running[name] = stack.enter_context(
+            ranks(
+                name,
+                made,
+                start,
+                *(made, PORT + number, name, arguments.blocks, arguments.width, shape, costs),
+                environment={"TORCHINDUCTOR_CACHE_DIR": f"{cache}/{number}"},
+                undisturbed=False,
+            )
+        )
+        _tell(f"compiling for {name}")
+        running[name].ask("train", 2, timeout_s=COMPILE_S)
+        if name == "pace":
+            documents = running[name].ask("documents")[0]
+            plans = [(parse_graph(graph), parse_schedule(schedule)) for graph, schedule in documents]
+            costs = _costs(plans)
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for turn in range(arguments.rounds):
+        for place in range(len(CONTENDERS)):
+            name = CONTENDERS[(turn + place) % len(CONTENDERS)]
+            steps = running[name].ask("train", 1 + arguments.steps, timeout_s=COMPILE_S)
+            seconds[name] += [max(step) for step in zip(*steps, strict=True)][1:]
+        _tell(f"turn {turn + 1} of {arguments.rounds}")
+    weights = {name: each.ask("weights") for name, each in running.items()}
+    return {
+        "options": {name: value for name, value in vars(arguments).items() if name != "json"},
+        "model_bytes": sum(shard.nbytes for each in weights["none"] for shard in each),
+        "seconds": seconds,
+        "predicted_s": _predicted(plans),
+        "compute_s": sum(schedule.predicted.compute_s for _, schedule in plans),
+        "bound_s": sum(schedule.predicted.lower_bound_s or 0.0 for _, schedule in plans),
+        "communication_s": sum(_communication_s(graph) for graph, _ in plans),
+        "weight_difference": {name: _difference(each, weights["none"]) for name, each in weights.items()},
+    }
+
+
+def _costs(plans: list[tuple[CollectiveGraph, Schedule]]) -> Costs:
+    """Return what collectives cost, as measured for the graph that has most of them."""
+    return {
+        each.op: each.cost
+        for graph, _ in sorted(plans, key=lambda plan: len(plan[0].nodes))
+        for communicator in graph.communicators
+        for each in communicator.costs
+        if isinstance(each.cost, SampledAllReduce)  # as all are that were measured
+    }
+
+
+def _communication_s(graph: CollectiveGraph) -> float:
+    """Return the seconds of a graph's collectives, one by one."""
+    costs = {each.name: (each.ranks, each.costs[0].cost) for each in graph.communicators}
+    total = 0.0
+    for node in graph.nodes:
+        if node.collective is not None:
+            number, cost = costs[node.collective.communicator]
+            total += float(cost.cost(number)(float(node.collective.input_bytes)))
+    return total
+
+
+def _predicted(plans: list[tuple[CollectiveGraph, Schedule]]) -> dict[str, float]:
+    """Return the seconds of the forward and backward pass under each contender."""
+    found = {"pace": sum(schedule.predicted.iteration_s for _, schedule in plans)}
+    for name, policy in POLICIES.items():
+        found[name] = sum(simulate(graph, policy)[policy].iteration_s for graph, _ in plans)
+    return found
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    """Return the largest difference of two weights of the same place."""
+    return max(
+        float(abs(one - other).max())
+        for rank, of_rank in zip(ours, theirs, strict=True)
+        for one, other in zip(rank, of_rank, strict=True)
+    )
+
+
+def _print(found: dict[str, Any]) -> None:
+    seconds, predicted = found["seconds"], found["predicted_s"]
+    whole = median(seconds["none"])
+    best = min(median(each) for name, each in seconds.items() if name != "pace")
+    print(
+        f"{found['model_bytes'] / 1e6:.0f} MB of parameters; compute {found['compute_s']:.3f} s, "
+        f"collectives {found['communication_s']:.3f} s, bound {found['bound_s']:.3f} s"
+    )
+    print(f"{'':18} {'median s':>9} {'least':>7} {'most':>7} {'of none':>8} {'predicted':>9} {'error':>7}")
+    for name, each in seconds.items():
+        middle = median(each)
+        print(
+            f"{name:18} {middle:9.3f} {min(each):7.3f} {max(each):7.3f} {middle / whole:8.3f} "
+            f"{predicted[name]:9.3f} {predicted[name] / middle - 1:+7.1%}"
+        )
+    print(f"pace takes {median(seconds['pace']) / best:.3f} of the best other")
+    for name, difference in found["weight_difference"].items():
+        if difference:
+            print(f"{name}: weights differ from those of none by up to {difference:.2g}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,108 @@
+"""One rank of a contender: compiles the model as the contender does, and trains when it is asked."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+import torch.utils._runtime_estimation as roofline
+from torch import fx
+from torch._inductor import config
+
+from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.joining import join_torch
+from benchmarks.harness.network.processes import Answer, answering
+from benchmarks.studies.compiled_sharding.model import ShardedTransformer
+from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.graph.nodes import CollectiveOp
+from pace.formats.node_list import COLLECTIVES
+from pace.runtime.inductor import CollectivePlanner
+from pace.runtime.inductor.fx_program import bytes_of, is_collective
+from pace.runtime.inductor.node_times import NodeTimes
+
+FloatArray = npt.NDArray[np.float32]
+Costs = Mapping[CollectiveOp, SampledAllReduce]
+
+
+class CompiledRank:
+    """A model that is compiled with a contender's passes.
+
+    Parameters
+    ----------
+    contender
+        "none", "pace" or "inductor", whose pass gets the times that PACE measured: by itself, it takes every
+        device for NVIDIA's.
+    costs
+        What collectives cost, for "inductor".
+    """
+
+    def __init__(self, contender: str, blocks: int, width: int, batch: tuple[int, int], costs: Costs) -> None:
+        self._planner = CollectivePlanner() if contender == "pace" else None
+        if contender == "inductor":
+            passes = config.aten_distributed_optimizations
+            passes.enable_overlap_scheduling = True
+            passes.collective_bucketing = True
+            passes.compute_estimator = "analytical"  # the other one measures with CUDA's events
+            # Its type has one argument less than the pass gives.
+            passes.custom_runtime_estimation = _estimation(costs)  # type: ignore[assignment]
+            # Torch asks Triton for the rates of a device even where all times are given.
+            vars(roofline).update(get_gpu_dram_gbps=lambda: 10.0, get_device_tflops=lambda _: 0.1)
+        options: dict[str, Any] = {"post_grad_custom_post_pass": self._planner} if self._planner else {}
+        self._model = ShardedTransformer(blocks, width)
+        self._step = torch.compile(self._model, fullgraph=True, options=options)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        self._shape = (*batch, width)
+        self._generator = torch.Generator().manual_seed(dist.get_rank())
+
+    def train(self, steps: int) -> list[float]:
+        """Return the seconds of each forward and backward pass."""
+        seconds = []
+        for _ in range(steps):
+            batch = torch.randn(self._shape, generator=self._generator)
+            self._optimizer.zero_grad()
+            dist.barrier()
+            began = time.perf_counter()
+            self._step(batch).backward()
+            seconds.append(time.perf_counter() - began)
+            self._optimizer.step()
+        return seconds
+
+    def weights(self) -> list[FloatArray]:
+        """Return this rank's shards."""
+        return [each.detach().numpy() for each in self._model.parameters()]
+
+    def documents(self) -> list[tuple[bytes, bytes]]:
+        """Return each graph that was planned, and its plan."""
+        assert self._planner is not None
+        return [(each.graph.to_json(), each.schedule.to_json()) for each in self._planner.planned]
+
+
+def _estimation(costs: Costs) -> Callable[[fx.Node, int | None], float]:
+    """Return the milliseconds of nodes as PACE has them; buckets have other sizes."""
+    times = NodeTimes(torch.device("cpu"), None)
+    curves = {op: cost.cost(dist.get_world_size()) for op, cost in costs.items()}
+
+    def estimated(node: fx.Node, size: int | None) -> float:
+        if is_collective(node):
+            assert isinstance(node.target, torch._ops.OpOverload)
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            own = bytes_of(source.meta["val"]) if size is None else size
+            return float(curves[COLLECTIVES[node.target._opname]](float(max(1, own)))) * 1e3
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+            return 0.0
+        return times.duration_s(node) * 1e3
+
+    return estimated
+
+
+def start(rank: int, on: Sequence[Host], port: int, contender: str, *arguments: Any) -> Answer:
+    """Join the other ranks and be one of the contender's."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    join_torch(rank, on, port)
+    return answering(CompiledRank(contender, *arguments))
