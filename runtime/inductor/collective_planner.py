@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,8 @@ MEMORY_FACTOR = 1.1
 """The default budget, as a multiple of the memory that a graph uses in its own order."""
 
 CollectiveCost = AffineAllReduce | SampledAllReduce
+NodeSeconds = tuple[tuple[float, ...], float]
+"""The seconds of each node, and the bytes that are copied in a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,8 @@ class CollectivePlanner(CustomGraphPass):
         Most memory in use at once on a rank in each graph, inputs included. None: 1.1 times the memory that
         the graph uses in its own order.
     rates
-        The device's rates, from which durations are computed. None: ops are measured on rank 0's device.
+        The device's rates, from which durations are computed. None: ops are measured on all ranks at the
+        same time, and the median counts.
     costs
         What each kind of collective costs, for every process group, by bytes of its input. None: measured in
         each process group.
@@ -191,7 +195,8 @@ class CollectivePlanner(CustomGraphPass):
             kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
             if kept is None:
                 costs = self._measure(program, device)
-                kept = self._ranks.from_first(lambda: self._search(program, costs, device, key), "the plan")
+                seconds = self._node_seconds(program, device)
+                kept = self._ranks.from_first(lambda: self._search(program, costs, seconds, key), "the plan")
             graph, schedule = parse_graph(kept[0]), parse_schedule(kept[1])
             self._found[key] = PlannedGraph(graph=graph, schedule=schedule)
         return self._found[key]
@@ -208,17 +213,33 @@ class CollectivePlanner(CustomGraphPass):
                 raise InvalidOptions(f"costs has no {call.op}, which {program.untimed.name} has: add it")
         return {call: self._costs[call.op] for call in program.calls.values()}
 
-    def _search(
-        self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], device: torch.device, key: str
-    ) -> tuple[bytes, bytes]:
-        start = time.perf_counter()
+    def _node_seconds(self, program: FxProgram, device: torch.device) -> NodeSeconds:
+        """Return the time of each node, and the rate of copies: medians of all ranks.
+
+        All ranks measure at the same time, because they compute at the same time.
+        """
+        own = self._ranks.together(lambda: self._timed(program, device), "measured ops")
+        every = self._ranks.gather(own, "times of ops")
+        return tuple(map(median, zip(*(each[0] for each in every), strict=True))), median(
+            each[1] for each in every
+        )
+
+    def _timed(self, program: FxProgram, device: torch.device) -> NodeSeconds:
         if self._times is None:
             self._times = NodeTimes(device, self._rates)
+        times = self._times
+        return tuple(times.duration_s(node) for node in program.nodes), times.memory_bytes_per_s
+
+    def _search(
+        self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], seconds: NodeSeconds, key: str
+    ) -> tuple[bytes, bytes]:
+        start = time.perf_counter()
+        of_nodes, copy_bytes_per_s = seconds
         graph = program.timed(
-            {node.name: self._times.duration_s(node) for node in program.nodes},
+            {node.name: each for node, each in zip(program.nodes, of_nodes, strict=True)},
             costs,
             wires=tuple(self._wire(group.ranks) for group in program.groups),
-            copy_bytes_per_s=self._times.memory_bytes_per_s,
+            copy_bytes_per_s=copy_bytes_per_s,
         )
         now = ListScheduler(program_of(graph), UNLIMITED).as_it_is()
         budget = self._memory_bytes or int(MEMORY_FACTOR * now.peak_bytes)

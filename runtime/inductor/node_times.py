@@ -7,6 +7,7 @@ random inputs. Inductor fuses other ops, so they are charged the bytes that ente
 import operator
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
         synchronize(device)
         times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return median(times[1:])
 
 
 def _value(argument: Any) -> Any:
