@@ -110,7 +110,7 @@ def node_rows(graph: fx.Graph, durations: Mapping[fx.Node, float]) -> list[dict[
             "op": node.op,
             "name": node.name,
             "target": str(node.target),
-            "deps": [number[each] for each in node.all_input_nodes],
+            "deps": [number[each] for each in _read_by(node)],
             "bytes": _bytes(node.meta.get("val")),
             "kind": kind,
             "dur": durations[node],
@@ -120,6 +120,15 @@ def node_rows(graph: fx.Graph, durations: Mapping[fx.Node, float]) -> list[dict[
             row |= {"group": str(group_name(node)), "in_bytes": _bytes(value), "dtype": str(value.dtype)}
         rows.append(row)
     return rows
+
+
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    """Return what a node reads. The size of a collective's output is known as soon as its input is."""
+    found: list[fx.Node] = []
+    for each in node.all_input_nodes:
+        of_size = str(node.target).startswith("aten.sym_size") and _kind(each) in COLLECTIVES
+        found += each.all_input_nodes if of_size else [each]
+    return list(dict.fromkeys(found))
 
 
 def _kind(node: fx.Node) -> str:
