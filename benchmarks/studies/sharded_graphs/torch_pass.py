@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.conditions import machine, study_parser, write_whole
+from benchmarks.harness.network.enter import die_with_parent
 
 PREFIX = "repro_"
 RECORD = "torch-pass.json"
@@ -70,6 +71,7 @@ def _in_a_process(path: Path, name: str, graphs: Path) -> dict[str, Any]:
 def _run(path: Path, name: str, graphs: Path) -> dict[str, Any]:
     from benchmarks.studies.sharded_graphs.traced import run_pass
 
+    die_with_parent()
     return run_pass(path, name, graphs)
 
 
