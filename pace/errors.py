@@ -17,6 +17,7 @@
     ├── SolverFailed          the oracle gave no answer
     ├── ServiceUnavailable    the scheduling service cannot be reached or failed
     ├── CommunicationFailed   an all-reduce failed or a peer is gone
+    │   └── RoundMissed       a group went on without this member, which may join again
     └── InvalidUse            a call that the runtime cannot carry out in its present state
 """
 
@@ -85,6 +86,10 @@ class ServiceUnavailable(PaceError):
 
 class CommunicationFailed(PaceError):
     """An all-reduce failed, timed out, or a peer is gone."""
+
+
+class RoundMissed(CommunicationFailed):
+    """A group went on without this member; it may join again, and gets the others' state."""
 
 
 class InvalidUse(PaceError, RuntimeError):

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
+from pace.runtime.fabric.formats.number_formats import encode
+from pace.runtime.fabric.formats.update_forms import cut_update, dense_vector, numbers_of
 from pace.runtime.fabric.messages import AdditionOrder
 from pace.runtime.fabric.shards import shard_range, whole_of
 from pace.runtime.fabric.sparse_update import SparseUpdate, add_sparse, join_sparse
+from pace.runtime.fabric.update_records import UpdateForm
 
 # What every host can send, so that receivers see how much a link carries.
 PROBE = "probe"
@@ -17,16 +18,13 @@ PROBE_BYTES = 128 << 10
 
 @dataclass(slots=True)
 class KeptBytes:
-    """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates.
-
-    `sparse` bytes are a `SparseUpdate`, all others are float32.
-    """
+    """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates."""
 
     data: bytearray
     version: int = 0
     owned: bool = False
     copies: int = 1
-    sparse: bool = False
+    form: UpdateForm = "float32"
 
 
 class ByteStore:
@@ -45,32 +43,26 @@ class ByteStore:
         kept, place = self._kept.get(key), whole_of(key)
         if kept is None and place is not None and place[0] in self._kept:
             whole = self._kept[place[0]]
-            if whole.sparse:
-                update = SparseUpdate.from_bytes(whole.data)
-                data = update.cut(*shard_range(update.numbers, *place[1:])).to_bytes()
-                return KeptBytes(data, whole.version, sparse=True)
-            first, last = shard_range(len(whole.data) // 4, *place[1:])
-            kept = KeptBytes(whole.data[4 * first : 4 * last], whole.version)
+            part = shard_range(numbers_of(whole.data, whole.form), *place[1:])
+            kept = KeptBytes(cut_update(whole.data, whole.form, *part), whole.version, form=whole.form)
         return kept
 
     def vector(self, key: str) -> Vector:
         """Return what is kept as `key`, as numbers."""
         kept = self.get(key)
         assert kept is not None
-        if kept.sparse:
-            return SparseUpdate.from_bytes(kept.data).dense()
-        return np.frombuffer(kept.data, dtype=np.float32)
+        return dense_vector(kept.data, kept.form)
 
-    def own(self, key: str, data: bytearray, version: int, *, sparse: bool = False) -> None:
+    def own(self, key: str, data: bytearray, version: int, form: UpdateForm = "float32") -> None:
         """Keep an update of this host until it is removed."""
-        self._kept[key] = KeptBytes(data, version, owned=True, sparse=sparse)
+        self._kept[key] = KeptBytes(data, version, owned=True, form=form)
 
-    def put(self, key: str, data: bytearray, version: int = 0, *, sparse: bool = False) -> None:
+    def put(self, key: str, data: bytearray, version: int = 0, form: UpdateForm = "float32") -> None:
         """Keep what has arrived or was made here."""
         if key in self._kept:
             self._kept[key].copies += 1
         else:
-            self._kept[key] = KeptBytes(data, version, sparse=sparse)
+            self._kept[key] = KeptBytes(data, version, form=form)
 
     def consume(self, key: str) -> None:
         """Use one copy up; this host's updates stay."""
@@ -99,7 +91,8 @@ class ByteStore:
         if not self._add_sparse(order, each):
             parts = [self.vector(part) for part in order.parts]
             if len({len(part) for part in parts}) == 1:
-                self.put(order.key, bytearray(b"".join(add_scaled(parts, f).tobytes() for f in each)))
+                rows = [encode(add_scaled(parts, factors), order.form) for factors in each]
+                self.put(order.key, rows[0] if len(rows) == 1 else rows[0] + rows[1], form=order.form)
             del parts
         for part in order.parts:
             self.consume(part)
@@ -107,12 +100,12 @@ class ByteStore:
     def _add_sparse(self, order: AdditionOrder, each: Sequence[tuple[float, ...]]) -> bool:
         """Keep a sparse sum, if all parts are sparse and their sum is smaller than the whole vector."""
         kept = [self.get(part) for part in order.parts]
-        if not all(part is not None and part.sparse for part in kept):
+        if not all(part is not None and part.form == "sparse" for part in kept):
             return False
         parts = [SparseUpdate.from_bytes(part.data) for part in kept if part is not None]
         sums = [add_sparse(parts, factors) for factors in each]
         data = (sums[0] if len(sums) == 1 else join_sparse(*sums)).to_bytes()
         if len(data) >= 4 * parts[0].numbers * len(each):
             return False
-        self.put(order.key, data, sparse=True)
+        self.put(order.key, data, form="sparse")
         return True

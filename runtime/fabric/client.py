@@ -4,6 +4,7 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +15,12 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.closing import Closing
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
+from pace.runtime.fabric.formats.error_feedback import NarrowUpdate
+from pace.runtime.fabric.formats.update_forms import dense_vector
+from pace.runtime.fabric.membership.group_messages import GroupAnswer, RoundCall, StateCall, StateOrder
 from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
 from pace.runtime.fabric.sparse_update import SparseUpdate
-from pace.runtime.fabric.update_records import HeldUpdate, update_id
+from pace.runtime.fabric.update_records import HeldUpdate, UpdateForm, update_id
 from pace.wire.addresses import ServerAddress
 
 UpdateKind = Literal["gradient", "pseudo-gradient", "delta", "rollouts"]
@@ -98,10 +102,13 @@ class ServedModel:
     weights: Vector
 
 
-class _Answer:
+class DaemonAnswer:
+    """What a call waits for: a tensor, a word on a group, or the reason why there is neither."""
+
     def __init__(self) -> None:
         self.event = threading.Event()
         self.incoming: Incoming | None = None
+        self.group: GroupAnswer | None = None
         self.reason = ""
 
 
@@ -146,8 +153,9 @@ class FabricClient(Closing):
         self._numbers = 0
         self._updates = 0
         self._tickets: dict[str, UpdateTicket] = {}
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, DaemonAnswer] = {}
         self._rounds: dict[str, int] = {}
+        self._states: dict[str, Callable[[StateOrder], None]] = {}
         self._lost: str | None = None
         self._link = connect(
             address, token=token, silence_s=silence_s, within_s=within_s, ssl_context=ssl_context
@@ -156,7 +164,7 @@ class FabricClient(Closing):
 
     def push(
         self,
-        update: NDArray[np.float32] | SparseUpdate,
+        update: NDArray[np.float32] | SparseUpdate | NarrowUpdate,
         version: int,
         *,
         weight: float = 1.0,
@@ -167,8 +175,8 @@ class FabricClient(Closing):
         Parameters
         ----------
         update
-            What is added to the model, already multiplied by the learning rate and its sign. A sparse one is
-            sent, and added on the way, as it is.
+            What is added to the model, already multiplied by the learning rate and its sign. Sparse and
+            narrow ones are sent as they are; `ErrorFeedback` makes them.
         version
             Version of the model that it was computed from.
         weight
@@ -181,7 +189,7 @@ class FabricClient(Closing):
         CommunicationFailed
             When the daemon is gone.
         """
-        held, data = self._held(update, version, weight, kind)
+        held, data = self.hold(update, version, weight, kind)
         ticket = UpdateTicket(held.id, self._timeout_s)
         with self._lock:
             self._check()
@@ -205,14 +213,14 @@ class FabricClient(Closing):
         CommunicationFailed
             When there is none in time, or the daemon is gone.
         """
-        answer, number = self._ask()
+        answer, number = self.ask()
         self._link.send(ModelCall(number=number, at_least=at_least, training=training))
-        incoming = self._wait(answer, number, "a model", timeout_s)
-        return ServedModel(incoming.intro.version, np.frombuffer(incoming.data, dtype=np.float32))
+        incoming = self.wait_for(answer, number, "a model", timeout_s)
+        return ServedModel(incoming.intro.version, dense_vector(incoming.data, incoming.intro.form))
 
     def all_reduce(
         self,
-        update: NDArray[np.float32],
+        update: NDArray[np.float32] | NarrowUpdate,
         *,
         members: int,
         weight: float = 1.0,
@@ -225,6 +233,8 @@ class FabricClient(Closing):
         ----------
         members
             How many take part. Every member calls the same number of times with the same `name`.
+        update
+            If all are in one format of 16 bits, so is the mean; if all are `int8`, it is bfloat16.
 
         Raises
         ------
@@ -235,11 +245,11 @@ class FabricClient(Closing):
         """
         if isinstance(update, SparseUpdate):
             raise InvalidUse("a sparse update in an all-reduce: give update.dense()")
-        held, data = self._held(update, 0, weight, "pseudo-gradient")
+        held, data = self.hold(update, 0, weight, "pseudo-gradient")
         with self._lock:
             self._rounds[name] = self._rounds.get(name, 0) + 1
             round_ = f"{name}:{self._rounds[name]}"
-        answer, number = self._ask()
+        answer, number = self.ask()
         ticket = UpdateTicket(held.id, self._timeout_s)
 
         def finish(end: TicketEnd) -> None:
@@ -251,24 +261,35 @@ class FabricClient(Closing):
             self._tickets[held.id] = ticket
         try:
             self._send(PushCall(number=number, update=held, round=round_, members=members), data)
-            incoming = self._wait(answer, number, f"the mean of round {round_}", timeout_s)
+            incoming = self.wait_for(answer, number, f"the mean of round {round_}", timeout_s)
         finally:
             with self._lock:
                 self._tickets.pop(held.id, None)
-        return np.frombuffer(incoming.data, dtype=np.float32)
+        return dense_vector(incoming.data, incoming.intro.form)
 
     def close(self) -> None:
         """Leave; updates that were handed over are still committed. Idempotent."""
         self._link.finish(within_s=30.0)
         self._end(self._link, "the client was closed")
 
-    def _held(
-        self, update: NDArray[np.float32] | SparseUpdate, version: int, weight: float, kind: UpdateKind
+    def hold(
+        self,
+        update: NDArray[np.float32] | SparseUpdate | NarrowUpdate,
+        version: int,
+        weight: float,
+        kind: UpdateKind,
     ) -> tuple[HeldUpdate, bytes | bytearray]:
-        sparse = isinstance(update, SparseUpdate)
-        row = np.ascontiguousarray(
-            update.values if isinstance(update, SparseUpdate) else update, dtype=np.float32
-        ).reshape(-1)
+        """Return an update as the daemon keeps it, and its bytes; raises InvalidUse when it is none."""
+        form: UpdateForm = "float32"
+        data: bytes | bytearray
+        match update:
+            case SparseUpdate():
+                row, numbers, form, data = update.values, update.numbers, "sparse", update.to_bytes()
+            case NarrowUpdate():
+                row, numbers, form, data = update.dense(), update.numbers, update.form, update.data
+            case _:
+                row = np.ascontiguousarray(update, dtype=np.float32).reshape(-1)
+                numbers, data = row.size, row.tobytes()
         norm = float(np.linalg.norm(row.astype(np.float64)))
         if not row.size or not np.isfinite(norm):
             raise InvalidUse(f"an update of {row.size} numbers and norm {norm}; finite numbers are needed")
@@ -277,16 +298,15 @@ class FabricClient(Closing):
         with self._lock:
             self._updates += 1
             name = update_id(self.worker, self._start, self._updates)
-        data = update.to_bytes() if isinstance(update, SparseUpdate) else row.tobytes()
         held = HeldUpdate(
             id=name,
             version=version,
-            numbers=update.numbers if isinstance(update, SparseUpdate) else row.size,
+            numbers=numbers,
             size_bytes=len(data),
             norm=norm,
             weight=weight,
             kind=kind,
-            sparse=sparse,
+            form=form,
         )
         return held, data
 
@@ -301,14 +321,57 @@ class FabricClient(Closing):
         if self._lost is not None:
             raise CommunicationFailed(f"the daemon is gone: {self._lost}")
 
-    def _ask(self) -> tuple[_Answer, int]:
+    # What groups need besides (pace.runtime.fabric.membership).
+
+    @property
+    def incarnation(self) -> str:
+        """The worker's name, and what tells this start of it from all others."""
+        return f"{self.worker}-{self._start}"
+
+    def tell(self, message: Message, data: bytes | bytearray | None = None, key: str = "") -> None:
+        """Send a message; with data, also a transfer of the message's number."""
+        self._link.send(message)
+        if data is not None:
+            assert isinstance(message, RoundCall | StateCall)
+            intro = TransferIntro(transfer=message.number, key=key, size_bytes=len(data))
+            self._link.send_tensor(intro, memoryview(data))
+
+    def on_state_order(self, group: str, give: Callable[[StateOrder], None] | None) -> None:
+        """Have the reading thread call this when a group's newcomers need a state; None for nothing."""
+        with self._lock:
+            self._states.pop(group, None)
+            if give is not None:
+                self._states[group] = give
+
+    def ask(self) -> tuple[DaemonAnswer, int]:
+        """Return what the next call will wait for, and its number."""
         with self._lock:
             self._check()
             self._numbers += 1
-            answer = self._answers[self._numbers] = _Answer()
+            answer = self._answers[self._numbers] = DaemonAnswer()
             return answer, self._numbers
 
-    def _wait(self, answer: _Answer, number: int, what: str, timeout_s: float | None) -> Incoming:
+    def next_number(self) -> int:
+        """Return a number for a call without an answer."""
+        with self._lock:
+            self._numbers += 1
+            return self._numbers
+
+    def wait_for(self, answer: DaemonAnswer, number: int, what: str, timeout_s: float | None) -> Incoming:
+        """Wait for a tensor.
+
+        Raises
+        ------
+        CommunicationFailed
+            When it does not come in time, or cannot.
+        """
+        self.wait(answer, number, what, timeout_s)
+        if answer.incoming is None:
+            raise CommunicationFailed(f"{what} cannot be had: {answer.reason}")
+        return answer.incoming
+
+    def wait(self, answer: DaemonAnswer, number: int, what: str, timeout_s: float | None) -> None:
+        """Wait for any answer; raises CommunicationFailed when there is none in time."""
         limit = self._timeout_s if timeout_s is None else timeout_s
         try:
             if not answer.event.wait(limit):
@@ -316,15 +379,29 @@ class FabricClient(Closing):
         finally:
             with self._lock:
                 self._answers.pop(number, None)
-        if answer.incoming is None:
-            raise CommunicationFailed(f"{what} cannot be had: {answer.reason}")
-        return answer.incoming
 
     # On the reading thread.
 
     def _hear(self, _link: FabricLink, message: Message) -> None:
-        if not isinstance(message, TicketOrder):
-            return
+        match message:
+            case GroupAnswer():
+                self._answer(message)
+            case StateOrder():
+                with self._lock:
+                    give = self._states.get(message.group)
+                if give is not None:
+                    give(message)
+            case TicketOrder():
+                self._finish(message)
+
+    def _answer(self, message: GroupAnswer) -> None:
+        with self._lock:
+            answer = self._answers.get(message.number)
+        if answer is not None:
+            answer.group, answer.reason = message, message.reason
+            answer.event.set()
+
+    def _finish(self, message: TicketOrder) -> None:
         with self._lock:
             ticket = self._tickets.pop(message.update, None)
         if ticket is not None:

@@ -17,6 +17,8 @@ from pace.runtime.fabric.byte_store import PROBE, ByteStore
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen, own_address_towards
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.local_workers import LocalWorkers
+from pace.runtime.fabric.membership.group_messages import AdmissionOrder, StateOrder
+from pace.runtime.fabric.membership.local_members import LocalMembers
 from pace.runtime.fabric.messages import (
     AdditionOrder,
     AdoptionOrder,
@@ -97,11 +99,12 @@ class HostDaemon(Closing):
             register=self._registration,
             on_registration=self._begin_again,
             obey=self._obey,
-            on_absence=lambda reason: self._workers.fail_all(reason),
+            on_absence=self._do_without,
             patience_s=patience_s,
         )
         self._store = ByteStore()
         self._workers = LocalWorkers(name, self._store, self._scheduler.tell)
+        self._members = LocalMembers(name, self._store, self._scheduler.tell)
         self._peers = PeerLinks(name, self._store, dial, self._scheduler.tell, self._post)
         self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
         self.host, self.port = self._listener.host, self._listener.port
@@ -177,6 +180,12 @@ class HostDaemon(Closing):
         """A scheduler has been told what is here: it orders everything else anew."""
         self._store.keep_only_owned()
         self._workers.repeat()
+        self._members.repeat()
+
+    def _do_without(self, reason: str) -> None:
+        """Let workers know that there is no scheduler."""
+        self._workers.fail_all(reason)
+        self._members.fail_all(reason)
 
     def _obey(self, order: Message) -> None:
         match order:
@@ -197,7 +206,11 @@ class HostDaemon(Closing):
                 self._replica = False
                 self.model.promote()
             case DeliveryOrder():
-                self._workers.deliver(order)
+                self._deliver(order)
+            case AdmissionOrder():
+                self._members.admit(order)
+            case StateOrder():
+                self._members.ask_state(order)
             case ForgetOrder():
                 for key in order.keys:
                     self._store.consume(key)
@@ -221,6 +234,16 @@ class HostDaemon(Closing):
             log.error("pace.fabric_host_refused", host=self.name, reason=order.reason)
             return
         self._workers.fail_round(order)
+        self._members.refuse(order)
+
+    def _deliver(self, order: DeliveryOrder) -> None:
+        kept = self._store.get(order.key)
+        if kept is not None and order.round is not None:
+            self._members.deliver(order.round, order.key, kept)
+        elif order.round is not None:
+            reason = f"{self.name} does not have the mean of round {order.round}"
+            self._members.refuse(RefusalOrder(round=order.round, reason=reason, missed=True))
+        self._workers.deliver(order)
 
     # The model.
 
@@ -244,8 +267,9 @@ class HostDaemon(Closing):
 
     def _take_snapshot(self, order: SnapshotOrder) -> None:
         assert self.model is not None
-        self._store.put(order.key, self.model.snapshot(whole=order.whole), self.model.version)
-        self._scheduler.tell(SnapshotNotice(key=order.key, version=self.model.version))
+        data, form = self.model.snapshot(whole=order.whole)
+        self._store.put(order.key, data, self.model.version, form)
+        self._scheduler.tell(SnapshotNotice(key=order.key, version=self.model.version, size_bytes=len(data)))
 
     def _adopt(self, order: AdoptionOrder) -> None:
         assert self.model is not None
@@ -258,15 +282,20 @@ class HostDaemon(Closing):
 
     def _take_in(self, link: FabricLink) -> None:
         link.start(
-            lambda link, message: self._post(lambda: self._workers.answer(link, message)),
+            lambda link, message: self._post(lambda: self._answer(link, message)),
             lambda link, _reason: self._post(lambda: self._forget_caller(link)),
             lambda link, incoming: self._arrive(link, incoming),
             lambda _link, incoming: self._progress(incoming),
         )
 
+    def _answer(self, link: FabricLink, message: Message) -> None:
+        if not self._members.answer(link, message):
+            self._workers.answer(link, message)
+
     def _forget_caller(self, link: FabricLink) -> None:
         self._callers.discard(link)
         self._workers.forget(link)
+        self._members.forget(link)
         link.close()
 
     def _progress(self, incoming: Incoming) -> None:
@@ -291,10 +320,10 @@ class HostDaemon(Closing):
 
     def _keep(self, link: FabricLink, incoming: Incoming, recent_bytes: int, seconds: float) -> None:
         intro = incoming.intro
-        if self._workers.accept(link, incoming):
+        if self._members.accept(link, incoming) or self._workers.accept(link, incoming):
             return
         if intro.key != PROBE:
-            self._store.put(intro.key, incoming.data, intro.version, sparse=intro.sparse)
+            self._store.put(intro.key, incoming.data, intro.version, intro.form)
         self._scheduler.tell(
             ArrivalNotice(
                 transfer=intro.transfer,

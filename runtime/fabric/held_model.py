@@ -22,11 +22,15 @@ from pace.runtime.fabric.commit_log import (
     apply_step,
     apply_steps,
 )
+from pace.runtime.fabric.formats.number_formats import decode, encode
 from pace.runtime.fabric.messages import CommitOrder
+from pace.runtime.fabric.update_records import NumberFormat
 
 # Ids of commits that a restarted scheduler must know, so that nothing is committed twice.
 _MOST_RECENT = 20_000
 _WHOLE_HEAD = 16
+# NumPy has no bfloat16: this is how ml_dtypes' array of them comes back from a file.
+_BFLOAT16 = np.dtype("V2")
 
 
 class ModelState(NamedTuple):
@@ -114,6 +118,8 @@ class HeldModel:
         Where to keep the commit log; None for nowhere.
     saved
         Where to keep the model. What is there already takes the place of `weights`.
+    serve_as
+        Format of the numbers that workers get. Commits are in float32 whatever it is.
 
     Raises
     ------
@@ -121,7 +127,14 @@ class HeldModel:
         When weights are none, or what was saved does not fit them.
     """
 
-    def __init__(self, weights: Vector, *, log: Path | None = None, saved: SavedModel | None = None) -> None:
+    def __init__(
+        self,
+        weights: Vector,
+        *,
+        log: Path | None = None,
+        saved: SavedModel | None = None,
+        serve_as: NumberFormat = "float32",
+    ) -> None:
         if weights.dtype != np.float32 or weights.ndim != 1 or not len(weights):
             raise InvalidUse(f"a model of {weights.shape} {weights.dtype}; one row of float32 is needed")
         self.weights = weights
@@ -129,7 +142,7 @@ class HeldModel:
         self.version = 0
         self.momentum = 0.0
         self.recent: OrderedDict[str, int] = OrderedDict()
-        self._saved = saved
+        self._saved, self._serve_as = saved, serve_as
         self._is_saved = True
         self._head: Literal["begin", "restore"] = "begin"
         if saved is not None and (found := saved.load(len(weights))) is not None:
@@ -229,12 +242,16 @@ class HeldModel:
         except OSError as error:  # training goes on, and the next commit tries again
             log_event.error("pace.fabric_model_not_saved", file=str(self._saved.file), reason=str(error))
 
-    def snapshot(self, *, whole: bool) -> bytearray:
-        """Return the weights' bytes; with `whole` version, weights and history, for a replica."""
-        if not whole:
-            return bytearray(self.weights.tobytes())
-        head = self.version.to_bytes(_WHOLE_HEAD, "big")
-        return bytearray(head + self.weights.tobytes() + self.history.tobytes())
+    def snapshot(self, *, whole: bool) -> tuple[bytearray, NumberFormat]:
+        """Return the weights' bytes and format; with `whole` version, weights and history, for a replica."""
+        if whole:
+            head = self.version.to_bytes(_WHOLE_HEAD, "big")
+            return bytearray(head + self.weights.tobytes() + self.history.tobytes()), "float32"
+        try:
+            return encode(self.weights, self._serve_as), self._serve_as
+        except InvalidUse as error:  # right and large rather than wrong
+            log_event.warning("pace.fabric_model_not_narrow", version=self.version, reason=str(error))
+            return encode(self.weights, "float32"), "float32"
 
     def adopt(self, snapshot: bytearray) -> None:
         """Replace everything by a whole snapshot."""
@@ -258,7 +275,7 @@ class HeldModel:
 
 
 def load_model(path: Path) -> Vector:
-    """Return the float32 model of a .npy file as one row.
+    """Return the model of a .npy file as one row of float32; numbers of 16 bits keep their values.
 
     Raises
     ------
@@ -271,6 +288,10 @@ def load_model(path: Path) -> Vector:
         raise InvalidUse(
             f"{path}: no model can be read: expected a .npy file with float32 numbers"
         ) from error
-    if loaded.dtype != np.float32 or not loaded.size:
-        raise InvalidUse(f"{path}: {loaded.shape} {loaded.dtype}; float32 numbers are needed")
-    return np.ascontiguousarray(loaded).reshape(-1)
+    if loaded.dtype == _BFLOAT16:
+        loaded = decode(loaded.tobytes(), "bfloat16")
+    if loaded.dtype not in (np.float32, np.float16) or not loaded.size:
+        raise InvalidUse(
+            f"{path}: {loaded.shape} {loaded.dtype}; numbers of float32, float16 or bfloat16 are needed"
+        )
+    return np.ascontiguousarray(loaded, dtype=np.float32).reshape(-1)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pace.errors import InvalidUse
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
+from pace.runtime.fabric.formats.update_forms import misfit
 from pace.runtime.fabric.messages import (
     ComputingNotice,
     DeliveryOrder,
@@ -21,7 +21,6 @@ from pace.runtime.fabric.messages import (
     UpdateNotice,
 )
 from pace.runtime.fabric.shards import whole_of
-from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate
 
 
@@ -79,7 +78,7 @@ class LocalWorkers:
         if reason is not None:
             link.send(TicketOrder(update=update.id, outcome="failed", reason=reason))
             return True
-        self._store.own(f"u/{update.id}", incoming.data, update.version, sparse=update.sparse)
+        self._store.own(f"u/{update.id}", incoming.data, update.version, update.form)
         self._pushes[update.id] = _Push(call, link)
         if call.round is not None:
             self._notify_reduction(call)
@@ -94,15 +93,7 @@ class LocalWorkers:
         """Return why an update cannot be kept; None if it can."""
         if update.id in self.updates or update.id in self._pushes:
             return "an update of this id is here"
-        numbers = len(data) / 4
-        if update.sparse:
-            try:
-                numbers = SparseUpdate.from_bytes(data).numbers
-            except InvalidUse as error:
-                return str(error)
-        if (len(data), numbers) != (update.size_bytes, update.numbers):
-            return f"{len(data):,} bytes came where {update.size_bytes:,} were announced"
-        return None
+        return misfit(update, data)
 
     def forget(self, link: FabricLink) -> None:
         """A worker is gone; what it has pushed stays."""
@@ -193,11 +184,14 @@ class LocalWorkers:
             del self._shards[older]
         if len({each.version for each in found.values()}) > 1:
             log.error("pace.fabric_shard_versions_differ", versions=[each.version for each in found.values()])
-        return KeptBytes(bytearray(b"".join(found[each].data for each in range(shards))), kept.version)
+        whole_data = bytearray(b"".join(found[each].data for each in range(shards)))
+        return KeptBytes(whole_data, kept.version, form=kept.form)
 
     def _hand_over(self, link: FabricLink, number: int, key: str, kept: KeptBytes) -> None:
         size, version = len(kept.data), kept.version
-        intro = TransferIntro(transfer=number, key=key, size_bytes=size, version=version, host=self._name)
+        intro = TransferIntro(
+            transfer=number, key=key, size_bytes=size, version=version, host=self._name, form=kept.form
+        )
         link.send_tensor(intro, memoryview(kept.data))
 
     def end_ticket(self, order: TicketOrder) -> None:

@@ -9,6 +9,17 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pace.documents.base import Document, explain
+from pace.runtime.fabric.membership.group_messages import (
+    AdmissionOrder,
+    GroupAnswer,
+    JoinCall,
+    LeaveCall,
+    MembershipNotice,
+    RoundCall,
+    StateCall,
+    StateNotice,
+    StateOrder,
+)
 from pace.runtime.fabric.update_records import (
     Amount,
     CommitMember,
@@ -16,7 +27,9 @@ from pace.runtime.fabric.update_records import (
     Finite,
     HeldUpdate,
     Momentum,
+    NumberFormat,
     Text,
+    UpdateForm,
 )
 from pace.wire.frames import WireFault
 
@@ -74,12 +87,24 @@ class ComputingNotice(Document):
 
 
 class ReductionNotice(Document):
-    """A worker takes part in a weighted mean of all members."""
+    """A worker takes part in a weighted mean.
+
+    Attributes
+    ----------
+    members
+        How many take part in a round of fixed members.
+    update
+        None if the worker only takes the mean.
+    group, member
+        Group whose round it is, and the worker's name in it; None for a round of fixed members.
+    """
 
     kind: Literal["reduce"] = "reduce"
     round: Text
-    members: Annotated[int, Field(gt=0, lt=1 << 16)]
-    update: HeldUpdate
+    members: Annotated[int, Field(gt=0, lt=1 << 16)] = 1
+    update: HeldUpdate | None = None
+    group: Text | None = None
+    member: Text | None = None
 
 
 class ArrivalNotice(Document):
@@ -124,6 +149,7 @@ class SnapshotNotice(Document):
     kind: Literal["snapshot"] = "snapshot"
     key: Text
     version: Count
+    size_bytes: Count
 
 
 class TransferOrder(Document):
@@ -155,6 +181,8 @@ class AdditionOrder(Document):
     momentum
         With one, two sums are stored, one after the other: what the model moves by, and what the history
         becomes, when the parts are steps of their own with this momentum.
+    form
+        Number format of what is stored.
     """
 
     kind: Literal["add"] = "add"
@@ -162,6 +190,7 @@ class AdditionOrder(Document):
     parts: Annotated[tuple[Text, ...], Field(min_length=1)]
     factors: tuple[Finite, ...]
     momentum: Momentum = 0.0
+    form: NumberFormat = "float32"
 
 
 class CommitOrder(Document):
@@ -269,11 +298,21 @@ class WelcomeOrder(Document):
 
 
 class RefusalOrder(Document):
-    """Why a daemon or a reduction cannot go on."""
+    """Why a daemon or a round cannot go on.
+
+    Attributes
+    ----------
+    member
+        The only member of the round for which it cannot; None for all on the host.
+    missed
+        Whether the member is no longer in its group, and may join it again.
+    """
 
     kind: Literal["refused"] = "refused"
     reason: str
     round: Text | None = None
+    member: Text | None = None
+    missed: bool = False
 
 
 class TransferIntro(Document):
@@ -285,7 +324,7 @@ class TransferIntro(Document):
     size_bytes: Count
     version: Count = 0
     host: Text = "-"
-    sparse: bool = False
+    form: UpdateForm = "float32"
 
 
 class PushCall(Document):
@@ -354,6 +393,28 @@ class RelayAnswer(Document):
     reason: str = ""
 
 
+class BlocksCall(Document):
+    """A sender asks which blocks of weights a host lacks.
+
+    Attributes
+    ----------
+    sha256
+        Hash of every block.
+    """
+
+    kind: Literal["blocks?"] = "blocks?"
+    size_bytes: Count
+    block_bytes: Annotated[int, Field(gt=0, lt=2**53)]
+    sha256: Annotated[tuple[Text, ...], Field(max_length=4096)]
+
+
+class BlocksAnswer(Document):
+    """Numbers of the blocks that a host lacks; None if it does not keep weights in blocks."""
+
+    kind: Literal["blocks"] = "blocks"
+    missing: tuple[Count, ...] | None = None
+
+
 class BucketSeal(Document):
     """The hash of a bucket, which comes before or after its last byte."""
 
@@ -388,6 +449,8 @@ Message = Annotated[
     | ModelWanted
     | ComputingNotice
     | ReductionNotice
+    | MembershipNotice
+    | StateNotice
     | ArrivalNotice
     | FailureNotice
     | CommitNotice
@@ -405,11 +468,20 @@ Message = Annotated[
     | ReleaseOrder
     | WelcomeOrder
     | RefusalOrder
+    | AdmissionOrder
+    | StateOrder
     | TransferIntro
     | PushCall
+    | RoundCall
+    | JoinCall
+    | LeaveCall
+    | StateCall
+    | GroupAnswer
     | ModelCall
     | RelayOrder
     | RelayAnswer
+    | BlocksCall
+    | BlocksAnswer
     | BucketSeal
     | BucketNotice
     | RelayNotice

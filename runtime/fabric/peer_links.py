@@ -75,7 +75,7 @@ class PeerLinks:
             size_bytes=len(kept.data),
             version=kept.version,
             host=self._name,
-            sparse=kept.sparse,
+            form=kept.form,
         )
         peer.link.send_tensor(intro, memoryview(kept.data))
         if order.once:

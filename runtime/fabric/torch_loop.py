@@ -6,6 +6,7 @@ from torch import nn
 from pace.errors import InvalidUse
 from pace.runtime.fabric.client import FabricClient, TicketEnd, UpdateTicket
 from pace.runtime.fabric.commit_log import Vector
+from pace.runtime.fabric.formats.error_feedback import ErrorFeedback, NarrowUpdate
 from pace.runtime.fabric.sparse_update import SparseUpdate
 
 
@@ -52,14 +53,25 @@ class AsynchronousWorker:
         How many updates may wait for their commit; ``push`` waits for the oldest beyond that.
     sparse
         Whether to send only the numbers that have changed: for models that are mostly embeddings.
+    feedback
+        Makes updates smaller, and adds what that leaves out to the next one.
     """
 
     def __init__(
-        self, model: nn.Module, fabric: FabricClient, *, most_under_way: int = 1, sparse: bool = False
+        self,
+        model: nn.Module,
+        fabric: FabricClient,
+        *,
+        most_under_way: int = 1,
+        sparse: bool = False,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
+        if sparse and feedback is not None:
+            raise InvalidUse("sparse and feedback are two ways to make updates small: choose one")
         if most_under_way < 0:
             raise InvalidUse(f"most_under_way is {most_under_way}; at least 0 is needed")
         self._model, self._fabric, self._most, self._sparse = model, fabric, most_under_way, sparse
+        self._feedback = feedback
         self._tickets: list[UpdateTicket] = []
         self._begun: Vector | None = None
         self.version = 0
@@ -78,7 +90,11 @@ class AsynchronousWorker:
         if self._begun is None:
             raise InvalidUse("push before pull: there is nothing to compare with")
         change = row_of(self._model) - self._begun
-        update = SparseUpdate.of_vector(change) if self._sparse and change.any() else change
+        update: Vector | SparseUpdate | NarrowUpdate = change
+        if self._feedback is not None:
+            update = self._feedback.compress(change)
+        elif self._sparse and change.any():
+            update = SparseUpdate.of_vector(change)
         ticket = self._fabric.push(update, self.version, weight=weight, kind="pseudo-gradient")
         self._tickets.append(ticket)
         while len(self._tickets) > self._most:

@@ -11,6 +11,8 @@ Text = Annotated[str, Field(min_length=1, max_length=200)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+NumberFormat = Literal["float32", "float16", "bfloat16", "int8"]
+UpdateForm = Literal["float32", "float16", "bfloat16", "int8", "sparse"]
 
 
 def update_id(worker: str, start: str, number: int) -> str:
@@ -43,8 +45,8 @@ class HeldUpdate(Document):
         Euclidean; of the update as it was pushed.
     weight
         Its share in a weighted mean; in a sum, what it is multiplied by.
-    sparse
-        Whether it is sent as a `SparseUpdate`.
+    form
+        What its bytes are: a row in a number format, or a `SparseUpdate`.
     committed
         Whether its ticket has ended, and it is only kept for the replica.
     """
@@ -56,7 +58,7 @@ class HeldUpdate(Document):
     norm: Amount
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     kind: Literal["gradient", "pseudo-gradient", "delta", "rollouts"] = "gradient"
-    sparse: bool = False
+    form: UpdateForm = "float32"
     committed: bool = False
 
 

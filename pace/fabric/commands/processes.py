@@ -54,7 +54,10 @@ Advertised = Annotated[
 ModelFile = Annotated[
     Path,
     typer.Option(
-        "--model", help="Initial model: a .npy file with a float32 vector.", exists=True, dir_okay=False
+        "--model",
+        help="Initial model: a .npy file of float32, float16 or bfloat16.",
+        exists=True,
+        dir_okay=False,
     ),
 ]
 LogFile = Annotated[
@@ -309,6 +312,13 @@ def serve(
     replica: Annotated[
         bool, typer.Option("--replica", help="Hold the replica of the model instead of the model.")
     ] = False,
+    serve_as: Annotated[
+        str,
+        typer.Option(
+            help="Number format in which workers get the model: float32, float16 or bfloat16. Updates are "
+            "added in float32."
+        ),
+    ] = "float32",
     shard: Annotated[
         str, typer.Option(help="N/M: this server holds part N of M equal parts of the model; N starts at 0.")
     ] = "0/1",
@@ -325,11 +335,18 @@ def serve(
         from pace.runtime.fabric.held_model import HeldModel, SavedModel, load_model
         from pace.runtime.fabric.shards import shard_range
 
+        if serve_as not in ("float32", "float16", "bfloat16"):
+            raise InvalidOptions(f"--serve-as {serve_as!r}: expected float32, float16 or bfloat16")
         number, shards = shard_of(shard)
         weights = load_model(model)
         first, last = shard_range(len(weights), number, shards)
         saved = None if state is None else SavedModel(state, every_s=state_s)
-        held = HeldModel(weights[first:last].copy(), log=log, saved=saved)
+        held = HeldModel(
+            weights[first:last].copy(),
+            log=log,
+            saved=saved,
+            serve_as=serve_as,  # type: ignore[arg-type]  # checked above
+        )
         tls = (tls_cert, tls_key, tls_ca)
         _run_host(
             name,

@@ -1,7 +1,6 @@
 """``pace fabric distribute`` and ``receive``: send one file of weights to many hosts."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -49,10 +48,12 @@ def distribute(
 ) -> None:
     """Send weights to many hosts, which forward them to one another.
 
-    Exits with 1 if a host does not receive them.
+    Blocks that a host has already, from an earlier version or an interrupted run, are not sent again. Exits
+    with 1 if a host does not receive them.
     """
     with reported():
         from pace.runtime.fabric.weight_sync import WeightSender
+        from pace.runtime.fabric.weight_sync.file_delivery import distribute_file
         from pace.wire.addresses import parse_address, read_token
 
         given = [place for place in to.split(",") if place]
@@ -62,8 +63,15 @@ def distribute(
         if not places:
             raise InvalidOptions("--to: expected at least one HOST:PORT")
         token, context = read_token(token_file, TOKEN), trusting_context(tls_ca)
-        with WeightSender(places, token=token, ssl_context=context, direct=direct) as sender:
-            report = sender.distribute(weights.read_bytes(), version, timeout_s=timeout_s)
+        report = distribute_file(
+            places,
+            weights.read_bytes(),
+            version,
+            token=token,
+            ssl_context=context,
+            direct=direct,
+            timeout_s=timeout_s,
+        )
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:
@@ -92,16 +100,24 @@ def receive(
     tls_key: CertificateKey = None,
     tls_ca: Authority = None,
 ) -> None:
-    """Receive weights and forward them to other hosts, until SIGTERM or Ctrl-C."""
+    """Receive weights and forward them to other hosts, until SIGTERM or Ctrl-C.
+
+    What has arrived of weights that are not whole is in OUTPUT.part. A receiver that is started again with
+    the same output goes on from there.
+    """
     with reported():
         from pace.runtime.fabric.weight_sync import WeightReceiver
+        from pace.runtime.fabric.weight_sync.block_file import BlockFile
         from pace.wire.addresses import read_token
 
+        file = BlockFile(output)
         with WeightReceiver(
             place_of(bind, "--bind"),
             token=read_token(token_file, TOKEN),
             serving=serving_context(tls_cert, tls_key),
             trusting=trusting_context(tls_ca),
+            make_taker=file.taker,
+            missing=file.missing,
         ) as receiver:
             stopped = stop_event()
             typer.echo(f"listening on {receiver.address}", err=True)
@@ -112,10 +128,7 @@ def receive(
                     if stopped.is_set():
                         return
                     continue
-                part = output.with_name(f"{output.name}.part")
-                part.write_bytes(arrived.data)
-                os.replace(part, output)
-                typer.echo(f"version {arrived.version}: {len(arrived.data):,} bytes in {output}")
+                typer.echo(f"version {arrived.version}: {arrived.data:,} bytes in {output}")
                 if once:
                     receiver.finish()
                     return

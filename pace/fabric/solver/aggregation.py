@@ -23,18 +23,21 @@ class AggregateSize:
     at_most_bytes
         Sparse updates: as large as all members together, but never above this. None for dense updates, whose
         sum is as large as the largest member.
+    at_least_bytes
+        How large any is at least: numbers of a sum may need more bytes than those of its members.
     vectors
         2 if an aggregate carries what momentum needs to be exact (a sum for the model and one for its
         history), else 1.
     """
 
     at_most_bytes: float | None = None
+    at_least_bytes: float = 0.0
     vectors: int = 1
 
     def of(self, sizes: Sequence[float] | FloatArray) -> float:
         """Return the size of the sum of updates of these sizes."""
         sent = max(sizes) if self.at_most_bytes is None else min(sum(sizes), self.at_most_bytes)
-        return float(sent * (self.vectors if len(sizes) > 1 else 1))
+        return float(max(sent, self.at_least_bytes) * (self.vectors if len(sizes) > 1 else 1))
 
 
 DENSE = AggregateSize()
@@ -155,6 +158,7 @@ def aggregate(
             goal,
             chosen,
             size.at_most_bytes or 0.0,
+            size.at_least_bytes,
             float(size.vectors),
             begin_s,
             group_end,

@@ -20,6 +20,8 @@ def spread(
     size_bytes: int,
     deliver: Callable[[str], None],
     on_failure: Callable[[str], None],
+    *,
+    keep: bool = False,
 ) -> None:
     """Send what `source` keeps as `key` to hosts, each of which may send it on.
 
@@ -29,14 +31,12 @@ def spread(
         Called for every host that has it.
     on_failure
         Called for every host that does not get it.
+    keep
+        Whether `source` and hosts keep it until they are told to forget it; no others send it on then.
     """
-    plan = distribute(
-        view.capacities,
-        view.number[source],
-        [view.number[host] for host in hosts],
-        size_bytes,
-        known.relays(view),
-    )
+    targets = [view.number[host] for host in hosts]
+    relays = [host for host in known.relays(view) if not keep or host in targets]
+    plan = distribute(view.capacities, view.number[source], targets, size_bytes, relays)
     if plan is None:
         for host in hosts:
             on_failure(host)
@@ -48,7 +48,7 @@ def spread(
 
     def used(host: str) -> None:
         uses[host] -= 1
-        if not uses[host]:
+        if not uses[host] and not keep:
             known.tell(host, ForgetOrder(keys=(key,)))
 
     def settle(source: str, target: str, arrived: bool) -> None:

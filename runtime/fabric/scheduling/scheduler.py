@@ -16,6 +16,7 @@ from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import PROBE
 from pace.runtime.fabric.connection import FabricLink, listen
+from pace.runtime.fabric.membership.group_messages import MembershipNotice, StateNotice
 from pace.runtime.fabric.messages import (
     ArrivalNotice,
     CommitNotice,
@@ -39,8 +40,9 @@ from pace.runtime.fabric.scheduling.known_hosts import KnownHost, KnownHosts
 from pace.runtime.fabric.scheduling.link_rates import MeasuredState, NetworkState
 from pace.runtime.fabric.scheduling.model_holders import ModelHolders
 from pace.runtime.fabric.scheduling.model_requests import ModelRequests
-from pace.runtime.fabric.scheduling.reductions import Reductions
 from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed
+from pace.runtime.fabric.scheduling.rounds.groups import Groups
+from pace.runtime.fabric.scheduling.rounds.reductions import Reductions
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.transfer_log import TransferLog
 from pace.runtime.fabric.scheduling.update_tickets import UpdateTickets
@@ -81,6 +83,7 @@ class FabricScheduler(Closing):
         self._admission = Admission(options.delay_bound if options.late == "pace" else None)
         self._models = ModelRequests(self.known, options.tick_s, self._admission)
         self._reductions = Reductions(self.known)
+        self._groups = Groups(self.known)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._links: set[FabricLink] = set()
         self._closed = threading.Event()
@@ -156,8 +159,14 @@ class FabricScheduler(Closing):
                 self._models.want(link.host, message.at_least, training=training, reading=reading)
             case ComputingNotice():
                 self._admission.note(link.host, message.versions, message.delivered)
+            case ReductionNotice() if message.group is not None:
+                self._groups.take_part(link.host, message)
             case ReductionNotice():
                 self._reductions.join(link.host, message)
+            case MembershipNotice():
+                self._groups.hear(link.host, message)
+            case StateNotice():
+                self._groups.give_state(link.host, message)
             case ArrivalNotice():
                 self._arrive(host, message)
             case FailureNotice():
@@ -166,9 +175,9 @@ class FabricScheduler(Closing):
             case CommitNotice():
                 self._committed(link.host, message)
             case SnapshotNotice():
-                size = host.registration.model_bytes
-                if not self._models.taken(link.host, message.key, message.version, size):
-                    self.replica.taken(link.host, message.key, message.version, 2 * size + 16)
+                taken = link.host, message.key, message.version, message.size_bytes
+                if not self._models.taken(*taken):
+                    self.replica.taken(*taken)
             case _:
                 log.warning("pace.fabric_message_ignored", host=link.host, kind=message.kind)
 
@@ -208,6 +217,7 @@ class FabricScheduler(Closing):
         self._tickets.lose(link.host)
         self.known.transfers.lose(link.host)
         self._reductions.lose(link.host)
+        self._groups.lose(link.host)
         self._commits.lose(link.host)
         if host.part == "server":
             self._holders.lose_server()
@@ -258,6 +268,7 @@ class FabricScheduler(Closing):
                 waiting = [update.held.version for update in self._tickets.pending.values()]
                 planned = self._commits.planned_version
                 self._models.plan(servers, self._commits.version, planned, waiting)
+        self._groups.go_on()
         self.known.probe(self.options.probe_s)
         self.known.transfers.pump(self.known.now())
 
@@ -281,6 +292,7 @@ class FabricScheduler(Closing):
             "planned_server_bytes": self._planner.planned_server_bytes,
             "greatest_lead": self.replica.greatest_lead,
             "replica_applied": self.replica.applied,
+            "groups": self._groups.status(),
             "hosts": {
                 name: {
                     "part": host.part,

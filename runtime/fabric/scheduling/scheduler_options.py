@@ -80,7 +80,14 @@ class SchedulerOptions:
         return self.momentum if self.exact_momentum else 0.0
 
     def sum_size(self, updates: Sequence[FabricUpdate], model_bytes: int) -> AggregateSize:
-        """Return how large sums of these are: of sparse ones together, but never more than the model."""
-        sparse = any(update.held.sparse for update in updates)
-        vectors = 2 if self.step_momentum else 1
-        return AggregateSize(at_most_bytes=float(model_bytes) if sparse else None, vectors=vectors)
+        """Return how large sums of these are.
+
+        Those of sparse updates are as large as all together, but never more than the model; those of numbers
+        in fewer bytes than float32 are as large as the model.
+        """
+        forms = {update.held.form for update in updates}
+        return AggregateSize(
+            at_most_bytes=float(model_bytes) if "sparse" in forms else None,
+            at_least_bytes=float(model_bytes) if forms - {"sparse", "float32"} else 0.0,
+            vectors=2 if self.step_momentum else 1,
+        )

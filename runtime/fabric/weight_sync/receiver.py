@@ -15,6 +15,8 @@ from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen
 from pace.runtime.fabric.messages import (
+    BlocksAnswer,
+    BlocksCall,
     BucketNotice,
     BucketSeal,
     Message,
@@ -71,6 +73,8 @@ class WeightReceiver(Closing):
     make_taker
         What becomes of the buckets of an order; an error of ours refuses the order before the first byte.
         By default they are kept as bytes.
+    missing
+        Returns the blocks that this host lacks, where `make_taker` keeps them in a `BlockFile`.
     """
 
     def __init__(
@@ -83,10 +87,11 @@ class WeightReceiver(Closing):
         most_bytes: int = 1 << 40,
         silence_s: float = 20.0,
         make_taker: Callable[[RelayOrder], BucketTaker] = WholeBytes,
+        missing: Callable[[BlocksCall], tuple[int, ...]] | None = None,
     ) -> None:
         self._token, self._trusting = token, trusting
         self._most_bytes, self._silence_s = most_bytes, silence_s
-        self._make_taker = make_taker
+        self._make_taker, self._missing = make_taker, missing
         self._lock = threading.RLock()
         self._relays: dict[str, _Relay] = {}
         self._links: set[FabricLink] = set()
@@ -146,6 +151,9 @@ class WeightReceiver(Closing):
     def _hear(self, link: FabricLink, message: Message) -> None:
         if isinstance(message, RelayOrder):
             self._begin(link, message)
+        elif isinstance(message, BlocksCall):
+            missing = None if self._missing is None else self._missing(message)
+            link.send(BlocksAnswer(missing=missing))
         elif isinstance(message, BucketSeal):
             with self._lock:
                 relay = self._relays.get(message.key)

@@ -24,6 +24,7 @@ from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.scheduling.warm_up import warm_up
 from pace.runtime.fabric.shards import shard_range
 from pace.runtime.fabric.status import ask_status
+from pace.runtime.fabric.update_records import NumberFormat
 from pace.wire.addresses import ServerAddress
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
@@ -191,6 +192,11 @@ class Fabric:
             serving=self.serving,
             trusting=self.trusting,
         )
+
+    def start_server(self, *, serve_as: NumberFormat = "float32") -> None:
+        """Start a server in this process that serves models in a format."""
+        model = HeldModel(self.first.copy(), log=self.folder / "server.log", serve_as=serve_as)
+        self.members["server"] = HostDaemon("server", self.place("scheduler"), model=model, token=TOKEN)
 
     def kill(self, name: str) -> None:
         """Kill a member's process."""

@@ -53,14 +53,14 @@ def test_sums_that_keep_steps_apart_are_sparse_too() -> None:
     random, store = np.random.default_rng(8), ByteStore()
     vectors = [(random.normal(size=200) * (random.random(200) < 0.1)).astype(np.float32) for _ in range(3)]
     for number, vector in enumerate(vectors):
-        store.own(f"u/{number}", SparseUpdate.of_vector(vector).to_bytes(), 0, sparse=True)
+        store.own(f"u/{number}", SparseUpdate.of_vector(vector).to_bytes(), 0, "sparse")
     keys, factors = tuple(f"u/{number}" for number in range(3)), (1.0, 2.0, 0.5)
     store.add(AdditionOrder(key="s", parts=keys, factors=factors, momentum=0.5))
     moved, kept = factors_of_steps(factors, 0.5)
     both = np.concatenate([add_scaled([v.copy() for v in vectors], each) for each in (moved, kept)])
     found = store.get("s")
     assert found is not None
-    assert found.sparse == (len(SparseUpdate.of_vector(both).to_bytes()) < both.nbytes)
+    assert (found.form == "sparse") == (len(SparseUpdate.of_vector(both).to_bytes()) < both.nbytes)
     assert np.array_equal(store.vector("s"), both)
 
 

@@ -21,6 +21,7 @@ def best_split(
     target: int,
     aggregators: IntArray,
     at_most: float,
+    at_least: float,
     vectors: float,
     begin: float,
     group_end: IntArray,
@@ -28,7 +29,8 @@ def best_split(
     """Return the best number of direct updates, -1 where nothing is feasible, -2 for no room.
 
     Writes, for each aggregator in turn, the place in `order` after its last member. An aggregate has the size
-    of its largest member if `at_most` is 0, else that of all members, up to `at_most`.
+    of its largest member if `at_most` is 0, else that of all members, up to `at_most`. It is at
+    least `at_least`.
     """
     n = len(order)
     k = len(aggregators)
@@ -86,7 +88,7 @@ def best_split(
             if complete > best + SAME_MOMENT or complete == np.inf:
                 feasible = False
                 break
-            sent = largest if at_most <= 0.0 else min(together, at_most)
+            sent = max(largest if at_most <= 0.0 else min(together, at_most), at_least)
             if members > 1:
                 sent *= vectors
             e, _ = reserve(my_times, my_rates, my_counts, pieces, middle, target, sent, complete)
