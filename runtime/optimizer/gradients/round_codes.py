@@ -61,7 +61,8 @@ def disagreement(codes: Sequence[RoundCode]) -> str:
         return ""
     return (
         f"rank {others[0]} is in another step than rank 0: one of them called step() more often, or ran"
-        " another backward pass after it read gradients or while the loop keeps them; every rank must do the same"
+        " another backward pass after it read gradients or while the loop keeps them;"
+        " every rank must do the same"
     )
 
 
