@@ -26,7 +26,7 @@ def check_order(
         StreamRule,
         typer.Option(
             help="How a device runs its streams: side-by-side (all at the same time), or launch-order (it "
-            "starts operations as they are enqueued, as with CUDA_DEVICE_MAX_CONNECTIONS=1)."
+            "starts operations as they are enqueued, as CUDA does with a single connection)."
         ),
     ] = "side-by-side",
     launch_slots: Annotated[

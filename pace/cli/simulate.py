@@ -42,7 +42,7 @@ def simulate(
     exchange: Annotated[
         Exchange | None,
         typer.Option(
-            help="Simulate only the policies of this exchange.",
+            help="Simulate only the policies for this way of exchanging gradients or parameters.",
             show_default="allreduce and sharded, on one network; graph for a graph",
         ),
     ] = None,
