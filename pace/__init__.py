@@ -18,7 +18,7 @@ What is exported here is loaded when it is first used. Where the rest is:
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
 - ``pace.checker``: the independent judge of schedules.
 - ``pace.order``: the proof that a job's collectives cannot hang.
-- ``pace.sync``: plans of weight synchronization for reinforcement learning.
+- ``pace.sync``: plans of weight synchronization for reinforcement learning, and of streaming DiLoCo.
 - ``pace.view``: timelines and charts.
 - ``pace.client``, ``pace.api``: the service's client, and the service.
 - ``pace.solver``: the mathematics.
@@ -48,6 +48,7 @@ from pace.version import __version__
 
 if TYPE_CHECKING:
     from pace.checker import check
+    from pace.checker.outer_sync import check_outer
     from pace.checker.weight_sync import check_sync
     from pace.documents.cluster import Cluster, load_cluster
     from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from pace.documents.order.order_report import OrderReport
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+    from pace.documents.sync.outer_plan import OuterPlan, load_outer_plan, parse_outer_plan
+    from pace.documents.sync.outer_sync import OuterSync, load_outer_sync, parse_outer_sync
     from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan, parse_sync_plan
     from pace.documents.sync.weight_sync import WeightSync, load_weight_sync, parse_weight_sync
     from pace.documents.throughput.fleet import Fleet
@@ -73,6 +76,7 @@ if TYPE_CHECKING:
     from pace.order.check_order import check_order
     from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
+    from pace.sync.outer.plan import plan_outer
     from pace.sync.plan import plan_sync
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
@@ -80,10 +84,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "pace.planning.optimize": ("optimize",),
     "pace.checker": ("check",),
+    "pace.checker.outer_sync": ("check_outer",),
     "pace.checker.weight_sync": ("check_sync",),
+    "pace.documents.sync.outer_plan": ("OuterPlan", "load_outer_plan", "parse_outer_plan"),
+    "pace.documents.sync.outer_sync": ("OuterSync", "load_outer_sync", "parse_outer_sync"),
     "pace.documents.sync.sync_plan": ("SyncPlan", "load_sync_plan", "parse_sync_plan"),
     "pace.documents.sync.weight_sync": ("WeightSync", "load_weight_sync", "parse_weight_sync"),
     "pace.sync.plan": ("plan_sync",),
+    "pace.sync.outer.plan": ("plan_outer",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
@@ -132,6 +140,8 @@ __all__ = [
     "Op",
     "Options",
     "OrderReport",
+    "OuterPlan",
+    "OuterSync",
     "PaceError",
     "PredictionOptions",
     "Profile",
@@ -147,11 +157,14 @@ __all__ = [
     "__version__",
     "check",
     "check_order",
+    "check_outer",
     "check_sync",
     "fit_cost",
     "load_cluster",
     "load_graph",
     "load_job_program",
+    "load_outer_plan",
+    "load_outer_sync",
     "load_profile",
     "load_schedule",
     "load_steps",
@@ -161,11 +174,14 @@ __all__ = [
     "optimize",
     "parse_graph",
     "parse_job_program",
+    "parse_outer_plan",
+    "parse_outer_sync",
     "parse_profile",
     "parse_schedule",
     "parse_steps",
     "parse_sync_plan",
     "parse_weight_sync",
+    "plan_outer",
     "plan_sync",
     "predict",
     "read_chakra",

@@ -11,7 +11,7 @@
     ├── InvalidSchedule       a schedule that breaks its own rules or its profile
     ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
     ├── InvalidJobProgram     ranks, groups and collectives that cannot be what a job enqueues
-    ├── InvalidSync           a weight synchronization or its plan that cannot be
+    ├── InvalidSync           a weight synchronization, streaming DiLoCo or a plan of either that cannot be
     ├── InvalidOptions        options that do not exist or do not fit one another
     ├── ScheduleMismatch      a schedule made for another model or world
     ├── SolverFailed          the oracle gave no answer
@@ -65,7 +65,7 @@ class InvalidJobProgram(PaceError, ValueError):
 
 
 class InvalidSync(PaceError, ValueError):
-    """A weight-sync document or plan that cannot be; the message names the tensor, receiver or bucket."""
+    """A weight-sync or outer-sync document or plan that cannot be; the message names what is wrong."""
 
 
 class InvalidOptions(PaceError, ValueError):
