@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from pace.runtime.diloco import OuterStep
 from pace.runtime.fabric.client import FabricClient
-from pace.runtime.fabric.torch_loop import AsynchronousWorker, OuterStep, row_of
+from pace.runtime.fabric.torch_loop import AsynchronousWorker, row_of
 from pace.wire.addresses import parse_address, read_token
 
 LOCAL_STEPS = 5
@@ -26,6 +27,11 @@ def build_model() -> nn.Module:
     """Return the same first model everywhere."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def outer_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return DiLoCo's outer optimizer."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def train_locally(model: nn.Module, generator: torch.Generator) -> float:
@@ -54,8 +60,7 @@ def main() -> None:
     token = read_token(None, "PACE_FABRIC_TOKEN")
     with FabricClient(daemon, worker=f"worker{arguments.rank}", token=token) as fabric:
         if arguments.diloco:
-            outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-            round_ = OuterStep(model, outer, fabric, members=arguments.workers)
+            round_ = OuterStep(model, outer_optimizer, fabric, members=arguments.workers)
             for _ in range(arguments.rounds):
                 loss = train_locally(model, generator)
                 round_.step(weight=float(LOCAL_STEPS))

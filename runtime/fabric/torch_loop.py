@@ -1,4 +1,4 @@
-"""Training loops of torch on a fabric: parameters as one row, pushed as updates or averaged as DiLoCo."""
+"""Training loops of torch on a fabric: parameters as one row, pushed as updates."""
 
 import torch
 from torch import nn
@@ -106,50 +106,3 @@ class AsynchronousWorker:
         while self._tickets:
             self.ends.append(self._tickets.pop(0).wait())
         return self.ends
-
-
-class OuterStep:
-    """DiLoCo's outer step: the weighted mean of all members' pseudo-gradients moves an outer optimizer.
-
-    Every member has the same outer model and optimizer, and gets the same bytes, so that models stay equal.
-
-    Parameters
-    ----------
-    outer
-        Over the model's parameters; SGD with Nesterov momentum in the paper (arXiv 2311.08105).
-    members
-        How many take part in every step.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        outer: torch.optim.Optimizer,
-        fabric: FabricClient,
-        *,
-        members: int,
-        name: str = "outer",
-    ) -> None:
-        self._model, self._outer, self._fabric = model, outer, fabric
-        self._members, self._name = members, name
-        self._begun = row_of(model)
-
-    def step(self, *, weight: float = 1.0) -> None:
-        """End a round of local training: average what it changed, and let the outer optimizer step.
-
-        Parameters
-        ----------
-        weight
-            This member's share, for example the tokens that it has seen.
-        """
-        change = self._begun - row_of(self._model)
-        mean = self._fabric.all_reduce(change, members=self._members, weight=weight, name=self._name)
-        load_row(self._model, self._begun)
-        gradient, position = torch.from_numpy(mean.copy()), 0
-        for parameter in self._model.parameters():
-            part = gradient[position : position + parameter.numel()].view_as(parameter)
-            parameter.grad = part.to(parameter.device, parameter.dtype)
-            position += parameter.numel()
-        self._outer.step()
-        self._outer.zero_grad()
-        self._begun = row_of(self._model)

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
+from pace.runtime.diloco import OuterStep
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import LoggedCommit, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
-from pace.runtime.fabric.torch_loop import AsynchronousWorker, OuterStep, load_row, row_of
+from pace.runtime.fabric.torch_loop import AsynchronousWorker, load_row, row_of
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fabric_training.py"
@@ -41,11 +42,11 @@ def test_outer_steps_are_those_of_one_process(tmp_path: Path) -> None:
     """Three members with weights end with one model: the weighted mean of their changes, with Nesterov."""
     changes, weights = np.random.default_rng(0).normal(size=(2, 3, 10)).astype(np.float32), [1.0, 2.0, 5.0]
 
-    def outer_of(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    def outer_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
     def member(fabric: FabricClient, model: nn.Module, rank: int) -> np.ndarray:
-        step = OuterStep(model, outer_of(model), fabric, members=3)
+        step = OuterStep(model, outer_of, fabric, members=3)
         for change in changes:
             load_row(model, row_of(model) + change[rank])
             step.step(weight=weights[rank])
@@ -63,7 +64,7 @@ def test_outer_steps_are_those_of_one_process(tmp_path: Path) -> None:
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
     alone = build()
-    outer = outer_of(alone)
+    outer = outer_of(list(alone.parameters()))
     for change in changes:
         mean = torch.from_numpy(np.average(change, axis=0, weights=weights).astype(np.float32))
         alone.weight.grad, alone.bias.grad = -mean[:8].view(2, 4), -mean[8:]

@@ -80,7 +80,7 @@ def test_whole_layers_are_optimal_on_one_link() -> None:
                 OuterLink(name=str(n), bytes_per_s=chance.choice((32, 20)), latency_s=chance.choice((0, 0.1)))
                 for n in range(links)
             ),
-            cutting=cutting,  # type: ignore[arg-type]  # one of these words
+            cutting=cutting,
         )
         plan = plan_outer(problem)
         judged = best_period(

@@ -1,0 +1,20 @@
+"""DiLoCo's outer step: fragments of a model averaged over workers, by a plan, while training goes on.
+
+For a model that `torch.distributed` trains, after every step of the inner optimizer::
+
+    from pace.runtime.diloco import GroupMean, OuterStep
+
+    outer = lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+    step = OuterStep(model, outer, GroupMean(), members=4, plan=pace.load_outer_plan("plan.json"))
+    ...
+    step.step()
+
+Without a plan, each call averages the whole model and waits for it.
+"""
+
+from pace.runtime.diloco.group_mean import GroupMean
+from pace.runtime.diloco.outer_step import MeanExchange, OuterStep
+from pace.runtime.diloco.parameter_parts import outer_layers
+from pace.runtime.diloco.torchft_arguments import TorchftArguments, torchft_arguments
+
+__all__ = ["GroupMean", "MeanExchange", "OuterStep", "TorchftArguments", "outer_layers", "torchft_arguments"]
