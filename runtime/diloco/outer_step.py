@@ -41,8 +41,8 @@ class OuterStep(Closing):
 
     Every member has the same outer model and optimizer, and gets the same bytes. A fragment's pseudo-gradient
     is its outer model less the worker's. It is sent by the plan. The mean is applied after the fragment's
-    delay, and `step()` waits there if it has not come. The worker's fragment is then the outer one, mixed with
-    the worker's own if `mix` is not 0 (arXiv 2501.18512, algorithm 2).
+    delay, and `step()` waits there if it has not come. The worker's fragment is then the outer one, mixed
+    with the worker's own if `mix` is not 0 (arXiv 2501.18512, algorithm 2).
 
     Parameters
     ----------
