@@ -1,0 +1,122 @@
+"""Utilization of streaming DiLoCo over shaped links: predicted, and measured with our outer step over Gloo.
+
+python -m benchmarks diloco --workers 2 --mbit 100 --periods 6
+
+Needs root and iproute2. Every host has a link of `--mbit`. Compute is a sleep, so that workers do not share
+the processor. Both plans run on the same hosts: PACE's, and torchft's rule with its best settings. The link's
+rate and latency for the prediction are fitted to two all-reduces that are measured first.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.network.hosts import Host, Link, hosts
+from pace.documents.sync.outer_plan import OuterPlan
+from pace.documents.sync.outer_sync import OuterLayer, OuterLink, OuterSync
+from pace.sync.outer.plan import plan_outer
+
+PROGRAM = [sys.executable, "-m", "benchmarks.studies.diloco.rank"]
+# The first periods begin with idle links.
+WARM = 2
+
+
+def main() -> None:
+    """Measure both plans."""
+    parser = study_parser(__doc__, writes_json=True)
+    parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--mbit", type=float, default=100.0, help="of every link (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=12, help="equal layers (default: %(default)s)")
+    parser.add_argument("--megabytes", type=float, default=2.0, help="of a layer (default: %(default)s)")
+    parser.add_argument("--step-s", type=float, default=0.05, help="of compute (default: %(default)s)")
+    parser.add_argument("--period", type=int, default=40, help="steps of a period (default: %(default)s)")
+    parser.add_argument("--delay", type=int, default=4, help="limit in steps (default: %(default)s)")
+    parser.add_argument(
+        "--periods", type=int, default=6, help="periods, two not counted (default: %(default)s)"
+    )
+    arguments = parser.parse_args()
+    numbers = int(arguments.megabytes * 1e6) // 4
+    found: dict[str, Any] = {}
+    with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.workers) as made:
+        common = (list(made), arguments.layers, numbers, arguments.step_s)
+        small_s, large_s = run("calibrate", *common, 1)
+        share = 2 * (arguments.workers - 1) / arguments.workers
+        per_byte = (large_s - small_s) / (numbers * 4 * (1 - 1 / 8)) / share
+        call_s = max(large_s - numbers * 4 * share * per_byte, 0.0)
+        problem = OuterSync(
+            name="study",
+            layers=tuple(
+                OuterLayer(name=f"layer{number}", size_bytes=numbers * 4)
+                for number in range(arguments.layers)
+            ),
+            workers=arguments.workers,
+            step_s=arguments.step_s,
+            period_steps=arguments.period,
+            max_delay_steps=arguments.delay,
+            links=(
+                OuterLink(
+                    name="wan",
+                    bytes_per_s=1 / per_byte,
+                    latency_s=call_s / (2 * (arguments.workers - 1)),
+                ),
+            ),
+        )
+        print(f"link: {8e-6 / per_byte:.1f} Mbit/s, {call_s * 1e3:.2f} ms a call")
+        for name, torchft in (("pace", False), ("torchft", True)):
+            plan = plan_outer(problem, torchft=torchft)
+            seconds = measured(plan, *common, arguments.periods)
+            compute = arguments.step_s * arguments.period
+            share_of_compute = compute / median(seconds[WARM:])
+            found[name] = {
+                "fragments": len(plan.fragments),
+                "predicted": plan.predicted.utilization,
+                "measured": share_of_compute,
+                "periods_s": seconds,
+            }
+            print(
+                f"{name}: {len(plan.fragments)} fragments, utilization predicted "
+                f"{plan.predicted.utilization:.4f}, measured {share_of_compute:.4f} "
+                f"({share_of_compute / plan.predicted.utilization - 1:+.1%})"
+            )
+    write_json(arguments.json, found)
+
+
+def measured(
+    plan: OuterPlan, made: list[Host], layers: int, numbers: int, step_s: float, periods: int
+) -> list[float]:
+    """Return the seconds of each period of a plan, of the first worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        path.write_bytes(plan.to_json())
+        return run(str(path), made, layers, numbers, step_s, periods)
+
+
+def run(plan: str, made: list[Host], layers: int, numbers: int, step_s: float, periods: int) -> list[float]:
+    """Run all workers; return the numbers that the first one prints."""
+    started = []
+    try:
+        for rank, host in enumerate(made):
+            options = (rank, len(made), made[0].address, plan, layers, numbers, step_s, periods)
+            started.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", host.namespace, *PROGRAM, *map(str, options)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": os.getcwd()},
+                )
+            )
+        said = started[0].communicate()[0]
+        found: list[float] = json.loads(said)
+        return found
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
