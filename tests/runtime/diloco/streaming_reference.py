@@ -20,7 +20,7 @@ class Sent:
     delay_steps: int
 
 
-def build_model(seed: int = 0) -> nn.Module:
+def build_model(seed: int = 0) -> nn.Sequential:
     """Return the same small model everywhere."""
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 1))
     random = torch.Generator().manual_seed(seed)  # torch's own is shared by the members' threads

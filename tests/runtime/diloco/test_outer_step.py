@@ -256,7 +256,8 @@ def test_modules_are_layers() -> None:
         outer_layers(build_model(), ["9"])
     plan = made_plan(layers=tuple(layers))
     model = build_model()
-    first = model[0]  # type: ignore[index]  # a Sequential
+    first = model[0]
+    assert isinstance(first, nn.Linear)
     first.weight = nn.Parameter(first.weight.detach().t().contiguous().t())
     assert not first.weight.is_contiguous()
     with OuterStep(model, outer_optimizer, MeanOfThreads(1).of(0), members=1, plan=plan) as step:
@@ -273,7 +274,6 @@ def test_modules_are_layers() -> None:
 
 def test_torchft_arguments() -> None:
     """A plan in torchft's form becomes its arguments; another one is refused."""
-    fields = {"layers": tuple(outer_layers(build_model(), ["0", "2", "4"])), "cutting": "between-layers"}
     problem = OuterSync(
         name="small",
         workers=2,
@@ -281,7 +281,8 @@ def test_torchft_arguments() -> None:
         period_steps=PERIOD,
         max_delay_steps=3,
         links=(OuterLink(name="wan", bytes_per_s=80.0),),
-        **fields,  # type: ignore[arg-type]
+        layers=tuple(outer_layers(build_model(), ["0", "2", "4"])),
+        cutting="between-layers",
     )
     plan = plan_outer(problem, torchft=True)
     found = torchft_arguments(plan)
