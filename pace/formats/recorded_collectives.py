@@ -214,7 +214,7 @@ def recorded_cost(
         For calls that every rank recorded, how each of them saw it. Its duration is the shortest of any
         rank's, because the last to come waits for nobody, and the sample is the median over a size's
         calls. Without it waiting cannot be told from sending, and the sample is the shortest of a
-        size's calls.
+        size's calls, or less where calls of another size show that this one waited.
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for parts in together:
@@ -229,9 +229,26 @@ def recorded_cost(
     if not by_size:
         return None
     sizes = sorted(by_size)
+    seconds = [float(middle(by_size[size])) for size in sizes]
+    if not together:
+        seconds = _without_waiting(sizes, seconds)
     return SampledAllReduce(
-        samples=tuple((float(size), float(middle(by_size[size]))) for size in sizes),
+        samples=tuple(zip(map(float, sizes), seconds, strict=True)),
         counts=tuple(len(by_size[size]) for size in sizes),
         deviations_s=tuple(statistics.pstdev(by_size[size]) for size in sizes),
         ranks=len(ranks) if together else 1,
     )
+
+
+def _without_waiting(sizes: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    """Return at most what all-reduces took, by size: never more than a larger one, nor more for each byte.
+
+    A latency and a time for each byte allow nothing else. Waiting for late ranks does: it lengthens the
+    first calls of a step.
+    """
+    shorter = list(seconds)
+    for place in range(len(sizes) - 2, -1, -1):
+        shorter[place] = min(shorter[place], shorter[place + 1])
+    for place in range(1, len(sizes)):
+        shorter[place] = min(shorter[place], shorter[place - 1] * sizes[place] / sizes[place - 1])
+    return shorter

@@ -18,6 +18,7 @@ from tests.pace.formats.job_kinds import (
     KINDS,
     REFUSED,
     accumulation_events,
+    ddp_events,
     document_of,
     hook_events,
     hybrid_events,
@@ -118,6 +119,23 @@ def test_late_ranks_are_not_promised_a_gain(tmp_path: Path) -> None:
     assert any("wait for late ranks" in line for line in made.advice)
 
 
+@pytest.mark.parametrize(
+    ("waits", "samples"), [(210, ((840, 90e-6), (1200, 90e-6))), (300, ((840, 70e-6), (1200, 100e-6)))]
+)
+def test_a_call_that_waited_costs_no_more_than_others_show(
+    tmp_path: Path, waits: int, samples: tuple[tuple[float, float], ...]
+) -> None:
+    """Of 70 and 90 us for 840 and 1,200 bytes, one took 1.5 ms: no longer than a larger one, nor per byte."""
+    events = ddp_events()
+    for event in events:
+        if event["name"] == "gloo:all_reduce":
+            own = event["args"]["Input Dims"][0][0]
+            event["dur"] = 1500 if own == waits else 70 if own == 210 else 90
+            event["ts"] += 0 if own == waits else 2000  # apart, so that none shares the network
+    found = _read(tmp_path, events).allreduce.model_dump()["samples"]
+    assert found == tuple((size, pytest.approx(seconds)) for size, seconds in samples)
+
+
 def test_streams_of_a_device_run_side_by_side(tmp_path: Path) -> None:
     """Two communicators: calls from 4,360 to 6,360 and 4,600 to 6,300 us are not queued in the replay."""
     events = kineto_events()
@@ -130,9 +148,9 @@ def test_streams_of_a_device_run_side_by_side(tmp_path: Path) -> None:
     first, second = profile.metadata["replay"]["calls"]
     assert (first["lane"], second["lane"]) == (str(NCCL), str(NCCL + 1))
     assert first["start_s"] < second["start_s"] < first["end_s"]
-    # The time that they shared counts half for each.
+    # The time that they shared counts half for each, and the smaller one takes no longer: 240 + 850 + 60 us.
     (_, one), (_, other) = profile.allreduce.model_dump()["samples"]
-    assert one + other == pytest.approx(2000e-6)
+    assert one == other == pytest.approx(850e-6)
 
 
 def test_one_process_on_a_network_that_is_given(tmp_path: Path) -> None:
