@@ -21,6 +21,7 @@ from benchmarks.harness.network.errors import RankFailed, TestbedUnavailable, Wr
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.network.rates import verify_rates
+from benchmarks.studies.compiled_sharding.model import HEADS
 from benchmarks.studies.compiled_sharding.rank import Costs, start
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
@@ -60,7 +61,13 @@ def _arguments() -> Any:
         "--rounds", type=int, default=5, help="turns of each contender (default: %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=3, help="measured in each turn (default: %(default)s)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.width < 1 or arguments.width % HEADS:
+        parser.error(f"--width {arguments.width}: expected a multiple of {HEADS}")
+    for name in ("blocks", "sequences", "tokens", "rounds", "steps"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} {getattr(arguments, name)}: expected at least 1")
+    return arguments
 
 
 def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, Any]:

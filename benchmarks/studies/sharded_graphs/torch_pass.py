@@ -43,7 +43,7 @@ def main() -> int:
     arguments.graphs.mkdir(parents=True, exist_ok=True)
     record = arguments.graphs / RECORD
     done: dict[str, Any] = json.loads(record.read_text())["graphs"] if record.exists() else {}
-    failed = False
+    failed, header = False, True
     for path in paths:
         name = path.stem.removeprefix(PREFIX)
         if name not in done:
@@ -54,7 +54,8 @@ def main() -> int:
                 failed = True
                 continue
             write_whole(record, json.dumps({"conditions": machine(), "graphs": done}, indent=1) + "\n")
-        _print(name, done[name], header=path == paths[0])
+        _print(name, done[name], header=header)
+        header = False
     return int(failed)
 
 
