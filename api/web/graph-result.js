@@ -52,7 +52,7 @@ export function graphCertificate({ graph: { sets, late, longest_path_s: path }, 
     ].filter(({ name, value }) => name === what || value > 0);
     const at = (name) => parts.findIndex((each) => each.name === name);
     const number = (name) => ({ text: seconds(parts[at(name)].value), part: at(name) });
-    const rest = [["before", " behind the first "], ["after", " and before the last "]].filter(([name]) => at(name) >= 0).flatMap(([name, words]) => [words, number(name)]);
+    const rest = [["before", " after the first "], ["after", ", followed by at least "]].filter(([name]) => at(name) >= 0).flatMap(([name, words]) => [words, number(name)]);
     const says = set.wire === null ? "Compute limits this graph: its ops take " : `Wire ${set.wire} limits this graph: collectives take at least `;
     return { parts, says: [says, number(what), ...rest, "."] };
   }

@@ -8,6 +8,10 @@ import { usePages } from "./pages.js";
 import { Copyable, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./parts.js";
 import { getJson, remove } from "./service.js";
 
+// Where an answer is shown: the tab, and the name of its id in the address.
+const VIEWS = { schedule: ["result", "schedule"], graph: ["result", "graph"], order: ["order", "check"], sync: ["weights", "plan"], prediction: ["servers", "prediction"] };
+const viewOf = ({ kind, location: path }) => linkTo(VIEWS[kind][0], { [VIEWS[kind][1]]: path.split("/").pop() });
+
 const REFRESH_MS = 5000;
 
 export function Jobs({ values, usage }) {
@@ -71,14 +75,13 @@ function Tasks({ mayCancel }) {
     again();
   };
   const columns = [
-    { name: "kind", title: "Work", value: ({ kind }) => kind },
+    { name: "kind", title: "Work", value: ({ kind }) => (kind === "graph-grid" ? "graph what-if" : kind) },
     { name: "state", title: "State", value: ({ state }) => state, show: ({ state, num_done: done, num_total: total, problem }) => html`<span class=${state === "failed" ? "bad-text" : ""}>${state}${state === "running" && total ? ` ${done || 0} of ${total}` : ""}</span>${
       problem && state === "failed" ? html`<span class="faint"> ${problem.detail.slice(0, 120)}</span>` : ""}` },
     { name: "created", moment: true, title: "Accepted", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "seconds", title: "Took", value: (row) => (row.finished_at ? Date.parse(row.finished_at) - Date.parse(row.started_at || row.created_at) : null), show: (row) => (row.finished_at && row.started_at ? `${((Date.parse(row.finished_at) - Date.parse(row.started_at)) / 1000).toFixed(1)} s` : "–"), numeric: true },
     { name: "action", title: "", show: (row) => (mayCancel && LIVE.includes(row.state) ? html`<button type="button" onClick=${() => cancel(row.id)} aria-label=${`Cancel the ${row.kind} of ${moment(row.created_at)}`}>Cancel</button>`
-      : row.state === "done" && row.kind === "schedule" ? html`<a href=${linkTo("result", { schedule: row.location.split("/").pop() })}>Open</a>`
-      : row.state === "done" && row.kind === "prediction" ? html`<a href=${linkTo("servers", { prediction: row.location.split("/").pop() })}>Open</a>` : "") },
+      : row.state === "done" && VIEWS[row.kind] ? html`<a href=${viewOf(row)}>Open</a>` : "") },
   ];
   return html`<section class="card" aria-labelledby="tasks-title">
     <h2 id="tasks-title">Work under way${live ? `: ${live}` : ""}</h2>

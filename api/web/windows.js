@@ -98,7 +98,7 @@ function memoryLane({ memory, iteration_s: iteration }, rows) {
   const among = (choose, of) => rows.reduce((found, row) => row.memory.in_use_bytes.reduce((one, other) => choose(one, other), found), of);
   const highest = among(Math.max, limit || 0);
   const lowest = among(Math.min, Infinity);
-  const room = (highest - lowest) * 0.3 || 0.1 * highest || 1;
+  const room = Math.max(0.3 * (highest - lowest), 0.02 * highest) || 1;
   const least = lowest > 0.5 * highest ? lowest - room : 0;
   const last = Math.max(iteration, starts[starts.length - 1]);
   const peak = values.reduce((one, other) => Math.max(one, other), 0);

@@ -56,6 +56,10 @@ def test_ranks_that_wait_for_one_another_are_drawn(visitor: Visitor) -> None:
         expect(answer.locator("pre").first).to_contain_text("rank 1 waits in all-reduce")
         page.reload()
         drawn(page)
+    page = visitor.go("jobs")
+    page.get_by_role("row", name="order").get_by_role("link", name="Open").first.click()
+    drawn(page)
+    expect(page).to_have_url(re.compile("order.check=[0-9a-f]{32}"))
     page.get_by_role("application").focus()
     for _ in range(4):
         page.keyboard.press("]")
