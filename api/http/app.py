@@ -43,6 +43,7 @@ from pace.api.service import Service
 from pace.api.settings import Settings
 from pace.api.tracing import trace
 from pace.errors import PaceError
+from pace.gc_pause import freeze_what_is_loaded
 from pace.version import __version__
 
 log = structlog.get_logger(__name__)
@@ -62,8 +63,7 @@ def create_app(settings: Settings) -> Application:
         await asyncio.to_thread(app.openapi)
         # These objects stay alive: freezing them keeps the garbage collector from scanning them during
         # requests.
-        gc.collect()
-        gc.freeze()
+        freeze_what_is_loaded()
         # Collect again: the next full collection then starts only after few new objects.
         gc.collect()
         try:

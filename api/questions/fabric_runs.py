@@ -15,7 +15,6 @@ from pace.client.fabric_documents import (
 )
 from pace.fabric.documents.reading import parse_document
 from pace.fabric.documents.scenario import FabricScenario
-from pace.fabric.simulation import simulate_fabric
 
 # A simulated second of 30 workers takes some milliseconds.
 MOST_WORKER_SECONDS = 1_000_000
@@ -40,6 +39,8 @@ def _read(request: FabricRunRequest, limits: ReadLimits) -> Question:
 
 
 def _answer(scenario_document: bytes, options: str, tell: Tell) -> bytes:
+    from pace.fabric.simulation import simulate_fabric  # the serving process only names this function
+
     scenario = parse_document(FabricScenario, zlib.decompress(scenario_document))
     results = []
     for number, policy in enumerate(json.loads(options), start=1):

@@ -8,7 +8,6 @@ from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace.client.order_documents import OrderCheckRequest, OrderCheckResource, OrderCheckSummary
 from pace.documents.order.job_program import parse_job_program
-from pace.order.check_order import check_order
 
 
 def _read(request: OrderCheckRequest, limits: ReadLimits) -> Question:
@@ -25,6 +24,8 @@ def _read(request: OrderCheckRequest, limits: ReadLimits) -> Question:
 
 def _answer(program_document: bytes, options: str, tell: Tell) -> bytes:
     del tell  # it takes a moment
+    from pace.order.check_order import check_order  # the serving process only names this function
+
     program = parse_job_program(zlib.decompress(program_document))
     return check_order(program, **json.loads(options)).model_dump_json().encode()
 

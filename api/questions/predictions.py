@@ -10,7 +10,6 @@ from pace.api.questions.reading import about_document, canonical_json, parser_of
 from pace.client.prediction_documents import PredictionRequest, PredictionResource, PredictionSummary
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import parse_steps
-from pace.throughput import predict
 
 
 def _read(request: PredictionRequest, limits: ReadLimits) -> Question:
@@ -30,6 +29,8 @@ def _read(request: PredictionRequest, limits: ReadLimits) -> Question:
 
 
 def _answer(steps_document: bytes, options: str, tell: Tell) -> bytes:
+    from pace.throughput import predict  # the serving process only names this function
+
     # One thread: predictions share a machine with solves.
     steps = parse_steps(zlib.decompress(steps_document))
     asked = PredictionOptions.model_validate_json(options)
