@@ -48,7 +48,9 @@ from pace.version import __version__
 
 if TYPE_CHECKING:
     from pace.checker import check
+    from pace.checker.deltas import check_deltas
     from pace.checker.outer_sync import check_outer
+    from pace.checker.resharding import check_reshard
     from pace.checker.weight_sync import check_sync
     from pace.documents.cluster import Cluster, load_cluster
     from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
@@ -57,8 +59,18 @@ if TYPE_CHECKING:
     from pace.documents.order.order_report import OrderReport
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
+    from pace.documents.sync.delta_sync import (
+        DeltaPlan,
+        DeltaSync,
+        load_delta_plan,
+        load_delta_sync,
+        parse_delta_plan,
+        parse_delta_sync,
+    )
     from pace.documents.sync.outer_plan import OuterPlan, load_outer_plan, parse_outer_plan
     from pace.documents.sync.outer_sync import OuterSync, load_outer_sync, parse_outer_sync
+    from pace.documents.sync.reshard_plan import ReshardPlan, load_reshard_plan, parse_reshard_plan
+    from pace.documents.sync.resharding import Resharding, load_resharding, parse_resharding
     from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan, parse_sync_plan
     from pace.documents.sync.weight_sync import WeightSync, load_weight_sync, parse_weight_sync
     from pace.documents.throughput.fleet import Fleet
@@ -76,8 +88,10 @@ if TYPE_CHECKING:
     from pace.order.check_order import check_order
     from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
+    from pace.sync.deltas import plan_deltas
     from pace.sync.outer.plan import plan_outer
     from pace.sync.plan import plan_sync
+    from pace.sync.reshard import plan_reshard
     from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
@@ -88,10 +102,24 @@ _HOMES = {
     "pace.checker.weight_sync": ("check_sync",),
     "pace.documents.sync.outer_plan": ("OuterPlan", "load_outer_plan", "parse_outer_plan"),
     "pace.documents.sync.outer_sync": ("OuterSync", "load_outer_sync", "parse_outer_sync"),
+    "pace.checker.deltas": ("check_deltas",),
+    "pace.checker.resharding": ("check_reshard",),
+    "pace.documents.sync.delta_sync": (
+        "DeltaPlan",
+        "DeltaSync",
+        "load_delta_plan",
+        "load_delta_sync",
+        "parse_delta_plan",
+        "parse_delta_sync",
+    ),
+    "pace.documents.sync.reshard_plan": ("ReshardPlan", "load_reshard_plan", "parse_reshard_plan"),
+    "pace.documents.sync.resharding": ("Resharding", "load_resharding", "parse_resharding"),
     "pace.documents.sync.sync_plan": ("SyncPlan", "load_sync_plan", "parse_sync_plan"),
     "pace.documents.sync.weight_sync": ("WeightSync", "load_weight_sync", "parse_weight_sync"),
+    "pace.sync.deltas": ("plan_deltas",),
     "pace.sync.plan": ("plan_sync",),
     "pace.sync.outer.plan": ("plan_outer",),
+    "pace.sync.reshard": ("plan_reshard",),
     "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
@@ -123,6 +151,8 @@ __all__ = [
     "Cluster",
     "CollectiveGraph",
     "CommunicationFailed",
+    "DeltaPlan",
+    "DeltaSync",
     "Fleet",
     "FormatError",
     "Gradient",
@@ -145,6 +175,8 @@ __all__ = [
     "PaceError",
     "PredictionOptions",
     "Profile",
+    "ReshardPlan",
+    "Resharding",
     "Schedule",
     "ScheduleMismatch",
     "ServiceUnavailable",
@@ -156,32 +188,44 @@ __all__ = [
     "WeightSync",
     "__version__",
     "check",
+    "check_deltas",
     "check_order",
     "check_outer",
+    "check_reshard",
     "check_sync",
     "fit_cost",
     "load_cluster",
+    "load_delta_plan",
+    "load_delta_sync",
     "load_graph",
     "load_job_program",
     "load_outer_plan",
     "load_outer_sync",
     "load_profile",
+    "load_reshard_plan",
+    "load_resharding",
     "load_schedule",
     "load_steps",
     "load_sync_plan",
     "load_weight_sync",
     "make_policy",
     "optimize",
+    "parse_delta_plan",
+    "parse_delta_sync",
     "parse_graph",
     "parse_job_program",
     "parse_outer_plan",
     "parse_outer_sync",
     "parse_profile",
+    "parse_reshard_plan",
+    "parse_resharding",
     "parse_schedule",
     "parse_steps",
     "parse_sync_plan",
     "parse_weight_sync",
+    "plan_deltas",
     "plan_outer",
+    "plan_reshard",
     "plan_sync",
     "predict",
     "read_chakra",

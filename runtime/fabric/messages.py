@@ -385,12 +385,19 @@ class RelayOrder(Document):
 
 
 class RelayAnswer(Document):
-    """A host is ready for an order, and what it takes the buckets to be; or why it refuses."""
+    """A host is ready for an order, and what it takes the buckets to be; or why it refuses.
+
+    Attributes
+    ----------
+    wants_whole
+        Whether it would take whole weights instead of a delta.
+    """
 
     kind: Literal["relay-answer"] = "relay-answer"
     key: Text
     layout_sha256: str = ""
     reason: str = ""
+    wants_whole: bool = False
 
 
 class BlocksCall(Document):
@@ -433,10 +440,20 @@ class BucketNotice(Document):
 
 
 class RelayNotice(Document):
-    """Whether a host received weights; if not, the reason."""
+    """Whether a host received weights; if not, the reason. From a sender: why it gave up.
+
+    Attributes
+    ----------
+    given_up
+        Whether another sender failed, of which a part of the same version was due: sending again is in vain.
+    wants_whole
+        Whether it would take whole weights instead of a delta.
+    """
 
     kind: Literal["relayed"] = "relayed"
     key: Text
+    given_up: bool = False
+    wants_whole: bool = False
     received_bytes: Count = 0
     sent_bytes: Count = 0
     seconds: Amount = 0.0

@@ -14,12 +14,25 @@ Each receiver::
     receiver = StateReceiver(("0.0.0.0", 7090), like=engine.state_dict())
     weights = receiver.receive()
     engine.load_state_dict(weights.data, assign=True)
+
+``ShardSender`` is the sender of a trainer whose ranks hold shards (DTensors), with a reshard plan.
 """
 
 from pace.runtime.fabric.weight_sync.receiver import ReceivedWeights
 from pace.runtime.fabric.weight_sync.sender import WeightDelivery
+from pace.runtime.weight_sync.local_shards import shard_boxes, whole_tensors
 from pace.runtime.weight_sync.receiver import StateReceiver
 from pace.runtime.weight_sync.sender import StateSender
+from pace.runtime.weight_sync.shard_sender import ShardSender
 from pace.runtime.weight_sync.state_layout import sync_tensors
 
-__all__ = ["ReceivedWeights", "StateReceiver", "StateSender", "WeightDelivery", "sync_tensors"]
+__all__ = [
+    "ReceivedWeights",
+    "ShardSender",
+    "StateReceiver",
+    "StateSender",
+    "WeightDelivery",
+    "shard_boxes",
+    "sync_tensors",
+    "whole_tensors",
+]

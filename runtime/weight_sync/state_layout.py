@@ -21,11 +21,40 @@ Stretch = tuple[Bytes, Bytes, Annotated[int, Field(gt=0, lt=2**63)]]
 
 
 class StateTensor(Document):
-    """One tensor of the sender's state dict."""
+    """One tensor of the sender's state dict, or a box of one.
+
+    Attributes
+    ----------
+    begin, whole
+        Where the box begins, and the shape of the whole tensor; by default it is the whole tensor.
+    """
 
     name: str
     dtype: str
     shape: tuple[Bytes, ...]
+    begin: tuple[Bytes, ...] | None = None
+    whole: tuple[Bytes, ...] | None = None
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        if (self.begin is None) != (self.whole is None):
+            raise ValueError(f'tensor "{self.name}" has begin or whole, and not both')
+        if self.begin is not None and self.whole is not None:
+            spans = list(zip(self.begin, self.shape, self.whole, strict=False))
+            same = len(self.begin) == len(self.shape) == len(self.whole)
+            if not same or any(begin + length > whole for begin, length, whole in spans):
+                raise ValueError(f'a box of tensor "{self.name}" is not inside it')
+        return self
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Where it begins in the whole tensor."""
+        return (0,) * len(self.shape) if self.begin is None else self.begin
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self.shape if self.whole is None else self.whole
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -44,16 +73,40 @@ class StateTensor(Document):
         return elements * self.torch_dtype.itemsize
 
 
-class StateLayout(Document):
-    """What both ends agree on before the first byte: every byte of every tensor is in one bucket."""
+class DeltaBase(Document):
+    """The version that a delta changes: its number, and the hash of all its blocks."""
 
+    version: Bytes
+    sha256: str
+
+
+class StateLayout(Document):
+    """What both ends agree on before the first byte: every byte of every tensor is in one bucket.
+
+    Attributes
+    ----------
+    plan_sha256, sender
+        Of the reshard plan that this is a part of, and whose part; None for a whole state dict.
+    base
+        Of a delta, whose buckets carry only what changed.
+    version_sha256, block_bytes
+        Hash of all blocks of this version, and their size; None if no delta can follow.
+    """
+
+    plan_sha256: str | None = None
+    sender: str = ""
+    base: DeltaBase | None = None
+    version_sha256: str | None = None
+    block_bytes: Annotated[int, Field(gt=0)] | None = None
     tensors: tuple[StateTensor, ...]
     buckets: tuple[tuple[Stretch, ...], ...]
 
     @model_validator(mode="after")
     def _each_byte_once(self) -> Self:
-        if (twice := repeated(tensor.name for tensor in self.tensors)) is not None:
-            raise ValueError(f'two tensors are named "{twice}"')
+        if (
+            twice := repeated(f"{tensor.name} from {tensor.origin} on" for tensor in self.tensors)
+        ) is not None:
+            raise ValueError(f"tensor {twice} is there twice")
         sent: dict[int, list[tuple[int, int]]] = {}
         for bucket in self.buckets:
             for tensor, offset, size in bucket:
@@ -63,10 +116,10 @@ class StateLayout(Document):
         for number, each in enumerate(self.tensors):
             at = 0
             for offset, size in sorted(sent.get(number, ())):
-                if offset != at:
+                if offset < at or (offset > at and self.base is None):
                     raise ValueError(f'tensor "{each.name}": byte {at} is not sent once')
-                at += size
-            if at != each.size_bytes:
+                at = offset + size
+            if at > each.size_bytes or (at < each.size_bytes and self.base is None):
                 raise ValueError(f'tensor "{each.name}": {at} of {each.size_bytes} bytes are sent')
         return self
 
@@ -78,9 +131,11 @@ class StateLayout(Document):
     @property
     def sha256(self) -> str:
         """SHA-256 of all that is here."""
-        told = hashlib.sha256()
+        told = hashlib.sha256(f"{self.plan_sha256}\0{self.sender}\n".encode())
+        told.update(f"{self.base}\0{self.version_sha256}\0{self.block_bytes}\n".encode())
         for tensor in self.tensors:
-            told.update(f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}\n".encode())
+            told.update(f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}".encode())
+            told.update(f"\0{tensor.origin}\0{tensor.whole_shape}\n".encode())
         names = [tensor.name for tensor in self.tensors]
         buckets = layout_sha256(
             [(names[tensor], offset, size) for tensor, offset, size in bucket] for bucket in self.buckets
@@ -104,7 +159,9 @@ def described(state: Mapping[str, Any]) -> tuple[StateTensor, ...]:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidUse(f'"{name}" is a {type(tensor).__name__}, not a tensor: leave it out')
         if hasattr(tensor, "full_tensor"):
-            raise InvalidUse(f'"{name}" is a DTensor: send tensor.full_tensor()')
+            raise InvalidUse(
+                f'"{name}" is a DTensor: send tensor.full_tensor(), or its shards with a ShardSender'
+            )
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else str(tensor.layout)
             raise InvalidUse(f'"{name}" is {kind}: only dense tensors with data can be sent')
@@ -140,7 +197,7 @@ def lay_out(state: Mapping[str, Any], plan: SyncPlan | None) -> StateLayout:
     """
     tensors = described(state)
     if plan is None:
-        return StateLayout(tensors=tensors, buckets=_filled(tensors))
+        return StateLayout(tensors=tensors, buckets=filled(tensors))
     numbers = {tensor.name: number for number, tensor in enumerate(tensors)}
     planned: dict[str, int] = {}
     for bucket in plan.buckets:
@@ -164,7 +221,10 @@ def lay_out(state: Mapping[str, Any], plan: SyncPlan | None) -> StateLayout:
     )
 
 
-def _filled(tensors: tuple[StateTensor, ...]) -> tuple[tuple[Stretch, ...], ...]:
+def filled(
+    tensors: tuple[StateTensor, ...], bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> tuple[tuple[Stretch, ...], ...]:
+    """Return buckets of one size, in the order of the tensors; the last one may be smaller."""
     buckets: list[list[Stretch]] = []
     room = 0
     for number, tensor in enumerate(tensors):
@@ -172,7 +232,7 @@ def _filled(tensors: tuple[StateTensor, ...]) -> tuple[tuple[Stretch, ...], ...]
         while at < total:
             if not room:
                 buckets.append([])
-                room = DEFAULT_BUCKET_BYTES
+                room = bucket_bytes
             size = min(room, total - at)
             buckets[-1].append((number, at, size))
             at, room = at + size, room - size

@@ -8,28 +8,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.studies.weight_sync import shared_memory
+from benchmarks.studies.weight_sync.states import model_state, same_state
 from pace.documents.sync.sync_plan import load_sync_plan
 from pace.runtime.weight_sync import StateReceiver, StateSender
 
 TOKEN = "study"
 PORT = 7090
 WAIT = timedelta(minutes=30)
-
-
-def model_state(megabytes: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return bfloat16 weights in the shapes of a transformer: matrices of layers, and norms."""
-    random = torch.Generator().manual_seed(seed)
-    layers, width = 24, 1024 if megabytes >= 203 else 128
-    hidden = max((megabytes * 10**6 // 2 // layers - 4 * width * width) // (3 * width), 8)
-    shapes: dict[str, tuple[int, int]] = {}
-    for layer in range(layers):
-        shapes |= {f"layers.{layer}.{name}": (width, width) for name in ("q", "k", "v", "o")}
-        shapes |= {f"layers.{layer}.{name}": (hidden, width) for name in ("up", "gate", "down")}
-        shapes |= {f"layers.{layer}.{name}": (1, width) for name in ("norm1", "norm2")}
-    return {
-        name: torch.randint(-(2**15), 2**15, shape, generator=random, dtype=torch.int16).view(torch.bfloat16)
-        for name, shape in shapes.items()
-    }
 
 
 def receive(megabytes: int, address: str, rounds: int) -> None:
@@ -41,10 +27,7 @@ def receive(megabytes: int, address: str, rounds: int) -> None:
         for number in range(rounds):
             weights = receiver.receive(WAIT.total_seconds()).data
             expected = model_state(megabytes, number)
-            same = all(
-                torch.equal(weights[name].view(torch.int16), tensor.view(torch.int16))
-                for name, tensor in expected.items()
-            )
+            same = same_state(weights, expected)
             del weights, expected
             print("equal" if same else "DIFFERENT", flush=True)
         receiver.finish()
@@ -62,43 +45,70 @@ def send(megabytes: int, plan: Path, rounds: int, addresses: list[str]) -> None:
             print(report.seconds if not report.failed else report.failed, flush=True)
 
 
-def broadcast(megabytes: int, rank: int, size: int, master: str, bucket_bytes: int, rounds: int) -> None:
-    """Be a rank that broadcasts tensors, or buckets of up to so many bytes, and copies them."""
+def broadcast(
+    megabytes: int, rank: int, size: int, master: str, bucket_bytes: int, rounds: int, how: str
+) -> None:
+    """Be a rank that broadcasts: tensor by tensor, buckets of up to so many bytes, or as slime does."""
     dist.init_process_group("gloo", f"tcp://{master}:{PORT}", timeout=WAIT, rank=rank, world_size=size)
-    state = list(model_state(megabytes, rank).values())
+    state = list(model_state(megabytes, rank).items())
     for _ in range(rounds):
         dist.barrier()
         began = time.monotonic()
-        if not bucket_bytes:
-            for tensor in state:
-                dist.broadcast(tensor.view(torch.int16).view(torch.uint8), src=0)
+        if how == "tensors":
+            for _, tensor in state:
+                dist.broadcast(_bytes(tensor), src=0)
         else:
             for bucket in _buckets(state, bucket_bytes):
-                if rank == 0:
-                    flat = torch.cat([each.reshape(-1) for each in bucket])
-                else:
-                    flat = torch.empty(sum(each.numel() for each in bucket), dtype=torch.bfloat16)
-                dist.broadcast(flat.view(torch.uint8), src=0)
-                if rank:
-                    at = 0
-                    for each in bucket:
-                        each.view(-1).copy_(flat[at : at + each.numel()])
-                        at += each.numel()
+                (_slime_bucket if how == "slime" else _flat_bucket)(rank, bucket)
         dist.barrier()
         if rank == 0:
             print(time.monotonic() - began, flush=True)
 
 
-def _buckets(state: list[torch.Tensor], largest: int) -> list[list[torch.Tensor]]:
+def _flat_bucket(rank: int, bucket: list[tuple[str, torch.Tensor]]) -> None:
+    """Copy a bucket into one tensor, broadcast it, and copy it out again."""
+    tensors = [tensor for _, tensor in bucket]
+    if rank == 0:
+        flat = torch.cat([each.reshape(-1) for each in tensors])
+    else:
+        flat = torch.empty(sum(each.numel() for each in tensors), dtype=torch.bfloat16)
+    dist.broadcast(flat.view(torch.uint8), src=0)
+    if rank:
+        at = 0
+        for each in tensors:
+            each.view(-1).copy_(flat[at : at + each.numel()])
+            at += each.numel()
+
+
+def _slime_bucket(rank: int, bucket: list[tuple[str, torch.Tensor]]) -> None:
+    """Do what slime's ``_update_bucket_weights_from_distributed`` does with a bucket.
+
+    Names, types and shapes go to the engines first; then all tensors at the same time, one broadcast each
+    (``update_weights_from_distributed``); then the sender waits until every engine has answered. slime needs
+    Megatron, Ray and GPUs: Ray's calls are a broadcast of objects and a barrier here.
+    """
+    told = [[(name, tensor.dtype, tensor.shape) for name, tensor in bucket] if rank == 0 else None]
+    dist.broadcast_object_list(told, src=0)
+    handles = [dist.broadcast(_bytes(tensor), src=0, async_op=True) for _, tensor in bucket]
+    for handle in handles:
+        handle.wait()
+    dist.barrier()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int16).view(torch.uint8)
+
+
+def _buckets(state: list[tuple[str, torch.Tensor]], largest: int) -> list[list[tuple[str, torch.Tensor]]]:
     """Fill buckets in the order of the list, as verl and slime do."""
-    buckets: list[list[torch.Tensor]] = []
+    buckets: list[list[tuple[str, torch.Tensor]]] = []
     room = 0
-    for tensor in state:
+    for name, tensor in state:
         size = tensor.numel() * tensor.itemsize
         if size > room:
             buckets.append([])
             room = largest
-        buckets[-1].append(tensor)
+        buckets[-1].append((name, tensor))
         room -= size
     return buckets
 
@@ -111,9 +121,13 @@ def main() -> None:
         receive(int(megabytes), rest[0], int(rest[1]))
     elif role == "send":
         send(int(megabytes), Path(rest[0]), int(rest[1]), rest[2:])
+    elif role == "verl-send":
+        shared_memory.send(int(megabytes), rest[0], int(rest[1]), int(rest[2]))
+    elif role == "verl-receive":
+        shared_memory.receive(int(megabytes), rest[0], int(rest[1]))
     else:
         rank, size, master, bucket_bytes, rounds = rest
-        broadcast(int(megabytes), int(rank), int(size), master, int(bucket_bytes), int(rounds))
+        broadcast(int(megabytes), int(rank), int(size), master, int(bucket_bytes), int(rounds), role)
 
 
 if __name__ == "__main__":

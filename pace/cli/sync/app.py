@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pace.cli.sync.reshard_table import describe_reshard
+from pace.cli.sync.sync_table import describe_deltas, describe_sync
+from pace.documents.sync.delta_sync import DeltaPlan, is_delta_sync, load_delta_plan, load_delta_sync
+from pace.documents.sync.reshard_plan import ReshardPlan, load_reshard_plan
+from pace.documents.sync.resharding import is_resharding, load_resharding
 from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan
-from pace.documents.sync.weight_sync import WeightSync, load_weight_sync
+from pace.documents.sync.weight_sync import load_weight_sync
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
@@ -22,12 +28,11 @@ app = CommandLine(
     help="Plan how a trainer sends new weights to rollout engines: buckets, their order, and the pause."
 )
 
-SHOWN_BUCKETS = 12
 SHOWN_POINTS = 400
 SyncArgument = Annotated[
     Path,
     typer.Argument(
-        help="Weight-sync document (JSON): tensors, links, and the receivers' own work.",
+        help="Weight-sync, resharding or delta-sync document (JSON): tensors, links, and who has what.",
         exists=True,
         dir_okay=False,
         readable=True,
@@ -51,58 +56,36 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose buckets and their order for the shortest pause, and print how short any pause can be."""
-    from pace.sync.plan import plan_sync
+    """Choose what is sent, and when, for the shortest pause, and print how short any pause can be.
 
+    For one sender: buckets and their order. For shards of several: who sends which part to whom. For versions
+    of which a part changes: what changed, or whole weights.
+    """
+    from pace.sync.deltas import plan_deltas
+    from pace.sync.plan import plan_sync
+    from pace.sync.reshard import plan_reshard
+
+    made: SyncPlan | ReshardPlan | DeltaPlan
+    describe: Callable[[Console], None]
     with reported():
-        problem = load_weight_sync(document)
-        made = plan_sync(problem)
+        if is_resharding(document):
+            sharded = load_resharding(document)
+            made = streams = plan_reshard(sharded)
+            describe = partial(describe_reshard, sharded, streams)
+        elif is_delta_sync(document):
+            versions = load_delta_sync(document)
+            made = rule = plan_deltas(versions)
+            describe = partial(describe_deltas, versions, rule)
+        else:
+            problem = load_weight_sync(document)
+            made = buckets = plan_sync(problem)
+            describe = partial(describe_sync, problem, buckets)
         if output is not None:
             output.write_bytes(made.to_json())
     if as_json:
         sys.stdout.buffer.write(made.to_json())
     else:
-        _describe(problem, made, make_console())
-
-
-def _describe(problem: WeightSync, made: SyncPlan, console: Console) -> None:
-    print_line = partial(console.print, highlight=False, soft_wrap=True)
-    total = sum(tensor.size_bytes for tensor in problem.tensors)
-    count = len(problem.receivers)
-    print_line(
-        f"[bold]{problem.name}[/bold]: {len(problem.tensors)} tensors, {total / 1e6:,.1f} MB, to "
-        f"{count} receiver{'s' if count != 1 else ''} ({problem.fan_out})"
-    )
-    print_line(
-        f"pause       {made.predicted.pause_s * 1e3:.3f} ms predicted; "
-        f"link {made.predicted.link_s * 1e3:.3f} ms, "
-        f"receiver's work {made.predicted.work_s * 1e3:.3f} ms"
-    )
-    print_line(
-        f"optimality  within {made.predicted.gap * 100:.1f} % of what any buckets in any order can do "
-        f"({made.bound.bound_s * 1e3:.3f} ms)"
-    )
-    print_line(f"method      {made.method}")
-    table = make_table("bucket", "MB", "sent from ms", "to ms", "finished ms", "tensors", left=("tensors",))
-    for number, bucket in enumerate(made.buckets[:SHOWN_BUCKETS], start=1):
-        names = [part.tensor for part in bucket.parts]
-        shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        table.add_row(
-            str(number),
-            f"{bucket.size_bytes / 1e6:,.3f}",
-            f"{bucket.start_s * 1e3:.3f}",
-            f"{bucket.end_s * 1e3:.3f}",
-            f"{max(bucket.finished_s) * 1e3:.3f}",
-            shown,
-        )
-    console.print(table)
-    if len(made.buckets) > SHOWN_BUCKETS:
-        print_line(f"and {len(made.buckets) - SHOWN_BUCKETS} more buckets; --output writes all")
-    print_line("Other rules:")
-    for rival in made.rivals:
-        size = "" if rival.largest_bytes is None else f" of {rival.largest_bytes >> 20} MiB"
-        took = "does not fit the credit" if rival.pause_s is None else f"{rival.pause_s * 1e3:.3f} ms"
-        print_line(f"  {rival.rule}{size}: {took}")
+        describe(make_console())
 
 
 @app.command(epilog="Example: pace sync check sync.json plan.json")
@@ -124,11 +107,20 @@ def check(
 
     Prints every violation, and exits with 1 if there is one.
     """
+    from pace.checker.deltas import check_deltas
+    from pace.checker.resharding import check_reshard
     from pace.checker.weight_sync import check_sync
 
     with reported():
-        problem = load_weight_sync(document)
-        judged(plan_file, lambda: check_sync(problem, load_sync_plan(plan_file)), as_json=as_json)
+        if is_resharding(document):
+            sharded = load_resharding(document)
+            judged(plan_file, lambda: check_reshard(sharded, load_reshard_plan(plan_file)), as_json=as_json)
+        elif is_delta_sync(document):
+            versions = load_delta_sync(document)
+            judged(plan_file, lambda: check_deltas(versions, load_delta_plan(plan_file)), as_json=as_json)
+        else:
+            problem = load_weight_sync(document)
+            judged(plan_file, lambda: check_sync(problem, load_sync_plan(plan_file)), as_json=as_json)
 
 
 @app.command(

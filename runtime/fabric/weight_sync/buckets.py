@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pace.errors import ScheduleMismatch
 from pace.runtime.fabric.messages import RelayOrder
+
+
+class WholeWanted(ScheduleMismatch):
+    """A delta cannot be applied here: whole weights are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,26 @@ class BucketTaker(Protocol):
     def layout_sha256(self) -> str:
         """SHA-256 of the layout, as the receiver understands it."""
 
-    def take(self, bucket: int, data: bytearray) -> None:
-        """Work on a bucket whose hash is right; buckets come in order, in one thread."""
+    @property
+    def sender(self) -> str:
+        """Name of the sender, for messages."""
 
-    def finish(self) -> Any:
-        """Return what the weights have become."""
+    @property
+    def whole(self) -> object | None:
+        """What this distribution is a part of: the same object for all parts of it. None: of nothing."""
+
+    def take(self, bucket: int, data: bytearray, begin: int, end: int) -> None:
+        """Work on bytes of a bucket that have arrived: all of them come in order, in one thread.
+
+        The hash of the bucket is compared after its last byte, so nothing may be given to others before
+        `finish`.
+        """
+
+    def finish(self) -> Any | None:
+        """Return what the weights have become; None while other parts of the whole are missing."""
+
+    def drop(self) -> None:
+        """Forget what was taken: the sender is gone, or begins again."""
 
 
 def whole_hash(sizes: Sequence[int]) -> str:
@@ -66,12 +86,19 @@ class WholeBytes:
 
     def __init__(self, order: RelayOrder) -> None:
         self.layout_sha256 = whole_hash(order.sizes)
+        self.sender = ""
+        self.whole: object | None = None
         self._buckets: list[bytearray] = []
 
-    def take(self, _bucket: int, data: bytearray) -> None:
-        """Put a bucket behind those before it."""
-        self._buckets.append(data)
+    def take(self, _bucket: int, data: bytearray, _begin: int, end: int) -> None:
+        """Put a bucket that is whole behind those before it."""
+        if end == len(data):
+            self._buckets.append(data)
 
     def finish(self) -> bytearray:
         """Return all bytes."""
         return self._buckets[0] if len(self._buckets) == 1 else bytearray().join(self._buckets)
+
+    def drop(self) -> None:
+        """Forget all bytes."""
+        self._buckets = []

@@ -24,11 +24,13 @@ from pace.runtime.fabric.messages import (
     RelayNotice,
     RelayOrder,
 )
-from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes
+from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes, WholeWanted
 from pace.wire.addresses import ServerAddress
 
 # How long, in seconds, the end of a receiver waits for a bucket that is copied and cast.
 _LAST_BUCKET_S = 10.0
+# The worker hashes and copies a bucket in steps of this size, while the rest of it arrives.
+_STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,17 @@ class ReceivedWeights:
 
 
 class _Relay:
-    """State of one distribution at a host: buckets that have arrived, were handed on, and are finished."""
+    """State of one distribution at a host: buckets that arrive, were handed on, and are finished.
+
+    Attributes
+    ----------
+    arrives
+        Buckets of which bytes are here, until the worker has finished them.
+    told_bytes
+        How much of all buckets the worker was told of.
+    bucket, taken_bytes, hashed
+        The worker's own: the bucket that it works on, how far it is, and the hash until there.
+    """
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -55,11 +67,13 @@ class _Relay:
         self.asked: FabricLink | None = None
         self.taker: BucketTaker | None = None
         self.next: FabricLink | None = None
-        self.arrived: dict[int, Incoming] = {}
+        self.arrives: dict[int, Incoming] = {}
         self.seals: dict[int, str] = {}
         self.handed_on: dict[int, int] = {}
         self.received_bytes = 0
-        self.queued = 0  # buckets that the worker has or had
+        self.told_bytes = 0
+        self.bucket = self.taken_bytes = 0
+        self.hashed = hashlib.sha256()
         self.over = False
 
 
@@ -96,7 +110,7 @@ class WeightReceiver(Closing):
         self._relays: dict[str, _Relay] = {}
         self._links: set[FabricLink] = set()
         self._received: queue.SimpleQueue[ReceivedWeights] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[tuple[_Relay, int] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Relay | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._take_all, name="pace.weights", daemon=True)
         self._worker.start()
         self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
@@ -159,35 +173,43 @@ class WeightReceiver(Closing):
                 relay = self._relays.get(message.key)
                 if relay is not None and relay.asked is link:
                     relay.seals[message.bucket] = message.sha256
-                    self._queue_ready(relay)
+                    self._work.put(relay)
+        elif isinstance(message, RelayNotice):
+            with self._lock:
+                relay = self._relays.get(message.key)
+                if relay is not None and relay.asked is link:
+                    self._end(relay, message.reason or "its sender gave up", given_up=True)
 
     def _begin(self, link: FabricLink, order: RelayOrder) -> None:
         """Take an order: say what the buckets are taken to be, or why they are refused."""
         following: FabricLink | None = None
         taker: BucketTaker | None = None
-        reason = ""
+        reason, wants_whole = "", False
+        with self._lock:
+            before = [each for each in self._relays.values() if each.asked is link]
+            for old in before:
+                self._drop(old)  # the sender has given it up
         try:
             if sum(order.sizes) > self._most_bytes:
                 reason = f"weights of {sum(order.sizes):,} bytes; at most {self._most_bytes:,} are allowed"
             else:
                 taker = self._make_taker(order)
         except PaceError as error:
-            reason = str(error)
+            reason, wants_whole = str(error), isinstance(error, WholeWanted)
         if not reason and order.host is not None and order.address is not None:
             following = self._call_next(order.host, order.address, order.port)
         with self._lock:
-            for old in [each for each in self._relays.values() if each.asked is link]:
-                self._drop(old)  # the sender has given it up
             relay = self._relay(order.key)
             relay.order, relay.asked, relay.next, relay.taker = order, link, following, taker
             if following is not None:
                 self._links.add(following)
+            self._end_others(relay, before, reason)
             told = "" if taker is None else taker.layout_sha256
-            link.send(RelayAnswer(key=order.key, layout_sha256=told, reason=reason))
+            link.send(RelayAnswer(key=order.key, layout_sha256=told, reason=reason, wants_whole=wants_whole))
             if reason:
                 self._drop(relay)
             elif not order.sizes:
-                self._work.put((relay, 0))
+                self._work.put(relay)
 
     def _call_next(self, host: str, address: str, port: int) -> FabricLink | None:
         """Connect to the next host; without it, this host has the weights and those behind do not."""
@@ -207,10 +229,25 @@ class WeightReceiver(Closing):
         return link
 
     def _forward(self, _link: FabricLink, incoming: Incoming) -> None:
+        """Hand on what has arrived of a bucket, and let the worker begin with it."""
         with self._lock:
             relay = self._relays.get(incoming.intro.key)
-            if relay is not None:
-                self._hand_on(relay, incoming)
+            if relay is None or relay.order is None:
+                return  # given up
+            bucket = incoming.intro.transfer - 1
+            if bucket not in relay.arrives:
+                sizes = relay.order.sizes
+                if not 0 <= bucket < len(sizes) or sizes[bucket] != len(incoming.data):
+                    self._end(relay, f"bucket {bucket} of {len(incoming.data):,} bytes is not in the order")
+                    return
+                relay.arrives[bucket] = incoming
+            self._hand_on(relay, incoming)
+            here = relay.received_bytes + len(incoming.data) - incoming.missing
+            if not incoming.missing:
+                relay.received_bytes = here
+            if not incoming.missing or here - relay.told_bytes >= _STEP_BYTES:
+                relay.told_bytes = here
+                self._work.put(relay)
 
     def _hand_on(self, relay: _Relay, incoming: Incoming) -> None:
         if relay.next is None:
@@ -224,82 +261,112 @@ class WeightReceiver(Closing):
             relay.next.send_part(transfer, first, memoryview(incoming.data)[first:here])
             relay.handed_on[transfer] = here
 
-    def _arrive(self, _link: FabricLink, incoming: Incoming) -> None:
-        with self._lock:
-            relay = self._relays.get(incoming.intro.key)
-            if relay is None or relay.order is None:
-                return  # given up
-            bucket = incoming.intro.transfer - 1
-            if not 0 <= bucket < len(relay.order.sizes) or relay.order.sizes[bucket] != len(incoming.data):
-                self._end(relay, f"bucket {bucket} of {len(incoming.data):,} bytes is not in the order")
-                return
-            self._hand_on(relay, incoming)
-            relay.received_bytes += len(incoming.data)
-            relay.arrived[bucket] = incoming
-            self._queue_ready(relay)
-
-    def _queue_ready(self, relay: _Relay) -> None:
-        """Give the worker the buckets that are next in order and have both their bytes and their hash."""
-        while relay.queued in relay.arrived and relay.queued in relay.seals:
-            self._work.put((relay, relay.queued))
-            relay.queued += 1
+    def _arrive(self, link: FabricLink, incoming: Incoming) -> None:
+        if not incoming.data:  # it has no blocks
+            self._forward(link, incoming)
 
     def _take_all(self) -> None:
         while (found := self._work.get()) is not None:
-            self._take(*found)
+            while self._take(found):
+                pass
 
-    def _take(self, relay: _Relay, bucket: int) -> None:
-        """Check and work on one bucket, outside the lock: blocks of others arrive meanwhile."""
+    def _take(self, relay: _Relay) -> bool:
+        """Work on what is here of the next bucket, outside the lock: blocks of others arrive meanwhile.
+
+        Returns whether the bucket is finished, and the next one is due.
+        """
+        bucket = relay.bucket
         with self._lock:
             if relay.over or relay.order is None or relay.taker is None:
-                return
+                return False
             order, taker = relay.order, relay.taker
-            incoming = relay.arrived.pop(bucket, None)
+            incoming = relay.arrives.get(bucket)
             seal = relay.seals.get(bucket)
-        reason = ""
-        done: ReceivedWeights | None = None
+            here = 0 if incoming is None else len(incoming.data) - incoming.missing
+        reason, last, wants_whole = "", False, False
+        data: Any = None
         try:
             if incoming is not None:
-                if hashlib.sha256(incoming.data).hexdigest() != seal:
+                if here > relay.taken_bytes:
+                    relay.hashed.update(memoryview(incoming.data)[relay.taken_bytes : here])
+                    taker.take(bucket, incoming.data, relay.taken_bytes, here)
+                    relay.taken_bytes = here
+                if here < len(incoming.data) or seal is None:
+                    return False
+                if relay.hashed.hexdigest() != seal:
                     reason = f"bucket {bucket} has another hash than the sender's"
-                else:
-                    taker.take(bucket, incoming.data)
+            elif order.sizes:
+                return False
             if not reason and bucket + 1 >= len(order.sizes):
-                done = ReceivedWeights(version=order.version, data=taker.finish())
+                last = True
+                data = taker.finish()
+        except WholeWanted as error:
+            reason, wants_whole = str(error), True
         except Exception as error:  # whatever it is, the sender learns of it
             reason = f"bucket {bucket} cannot be taken: {type(error).__name__}: {error}"
+        relay.bucket, relay.taken_bytes, relay.hashed = bucket + 1, 0, hashlib.sha256()
         with self._lock:
+            relay.arrives.pop(bucket, None)
             if self._relays.get(relay.key) is not relay:
-                return  # given up meanwhile
+                return False  # given up meanwhile
             if reason:
-                self._end(relay, reason)
-                return
-            if done is not None:
-                # Before the sender learns of it: whoever stops this host then must find the weights here.
-                self._received.put(done)
-                self._end(relay, "")
-            elif relay.asked is not None:
+                self._end(relay, reason, wants_whole=wants_whole)
+                return False
+            if last:
+                if data is not None:
+                    # Before the sender learns of it: whoever stops this host then must find the weights here.
+                    self._received.put(ReceivedWeights(version=order.version, data=data))
+                    self._end(relay, "")
+                return False  # other parts may be missing
+            if relay.asked is not None:
                 relay.asked.send(BucketNotice(key=relay.key, bucket=bucket))
+        return True
+
+    def _end_others(self, relay: _Relay, before: list[_Relay], reason: str) -> None:
+        """End what can never be whole, because of an order: parts of another version, or of a refused one."""
+        order = relay.order
+        whole = None if relay.taker is None else relay.taker.whole
+        given_up = {id(each.taker.whole) for each in before if each.taker is not None}
+        assert order is not None
+        for other in list(self._relays.values()):
+            if other.taker is None or other.taker.whole is None or other.taker.whole is whole:
+                continue
+            assert other.order is not None
+            if reason and other.order.version == order.version:
+                self._end(other, f"a part of version {order.version} was refused: {reason}", given_up=True)
+            elif whole is not None or id(other.taker.whole) in given_up:
+                said = f"version {other.order.version} was given up: version {order.version} has begun"
+                self._end(other, said, given_up=True)
 
     def _drop(self, relay: _Relay) -> None:
         """Forget a distribution."""
         relay.over = True
         self._relays.pop(relay.key, None)
+        if relay.taker is not None:
+            relay.taker.drop()
         if relay.next is not None:
             threading.Thread(target=self._say_goodbye, args=(relay.next,), daemon=True).start()
 
-    def _end(self, relay: _Relay, reason: str) -> None:
-        self._drop(relay)
-        if relay.asked is not None:
-            relay.asked.send(
-                RelayNotice(
-                    key=relay.key,
-                    received_bytes=relay.received_bytes,
-                    sent_bytes=sum(relay.handed_on.values()),
-                    seconds=time.monotonic() - relay.began,
-                    reason=reason,
+    def _end(self, relay: _Relay, reason: str, *, given_up: bool = False, wants_whole: bool = False) -> None:
+        """End a distribution and all parts of the same whole, and tell their senders."""
+        whole = None if relay.taker is None else relay.taker.whole
+        for each in list(self._relays.values()):
+            part = each.taker is not None and whole is not None and each.taker.whole is whole
+            if each is not relay and not part:
+                continue
+            self._drop(each)
+            if each.asked is not None:
+                each.asked.send(
+                    RelayNotice(
+                        key=each.key,
+                        received_bytes=each.received_bytes,
+                        sent_bytes=sum(each.handed_on.values()),
+                        seconds=time.monotonic() - each.began,
+                        reason=reason,
+                        given_up=given_up or (each is not relay and bool(reason)),
+                        wants_whole=wants_whole,
+                    )
                 )
-            )
 
     def _say_goodbye(self, link: FabricLink) -> None:
         link.finish(within_s=600.0)
@@ -312,6 +379,8 @@ class WeightReceiver(Closing):
             for relay in [each for each in self._relays.values() if each.next is link]:
                 relay.next = None
             for relay in [each for each in self._relays.values() if each.asked is link]:
-                self._drop(relay)  # the sender is gone: what was staged is forgotten
+                # The sender is gone: what was staged is forgotten, and parts of others are in vain.
+                name = "" if relay.taker is None else f' "{relay.taker.sender}"'
+                self._end(relay, f"sender{name} of a part is gone: {reason}")
         log.debug("pace.weights_link_ended", reason=reason)
         threading.Thread(target=link.close, daemon=True).start()

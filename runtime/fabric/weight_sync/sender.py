@@ -43,6 +43,8 @@ class WeightDelivery:
         Bytes that each host received, by name.
     failed
         Hosts that do not have them, and why.
+    wanting
+        Those of them that would take whole weights instead of a delta.
     """
 
     seconds: float
@@ -50,6 +52,7 @@ class WeightDelivery:
     sent_bytes: dict[str, int]
     received_bytes: dict[str, int]
     failed: dict[str, str]
+    wanting: tuple[str, ...] = ()
 
 
 class WeightSender(Closing):
@@ -63,6 +66,10 @@ class WeightSender(Closing):
         Bytes per second of each, where known: the order of the first chain.
     direct
         Serve every host from here instead: to compare.
+    bytes_per_s
+        Pace of what is sent from here; None for as fast as links allow.
+    keep_order
+        Keep the order of `receivers`, whichever turns out to be fast.
     """
 
     SENDER = "sender"
@@ -77,6 +84,8 @@ class WeightSender(Closing):
         silence_s: float = 20.0,
         within_s: float = 30.0,
         direct: bool = False,
+        bytes_per_s: float | None = None,
+        keep_order: bool = False,
     ) -> None:
         if not receivers or len({place.name for place in receivers}) < len(receivers):
             raise InvalidUse("receivers of different names are needed, at least one")
@@ -85,6 +94,8 @@ class WeightSender(Closing):
         self._places = {place.name: place for place in receivers}
         self._rates = dict(rates or {})
         self._direct = direct
+        self._bytes_per_s = bytes_per_s
+        self._keep_order = keep_order
         self._controls: dict[str, FabricLink] = {}
         self._notices: queue.SimpleQueue[tuple[str, FabricLink, _Notice]] = queue.SimpleQueue()
 
@@ -101,27 +112,34 @@ class WeightSender(Closing):
         return self.distribute_buckets(one_bucket(data), version, timeout_s=timeout_s)
 
     def distribute_buckets(
-        self, source: BucketSource, version: int = 0, *, timeout_s: float = 3600.0
+        self,
+        source: BucketSource,
+        version: int = 0,
+        *,
+        only: Sequence[str] | None = None,
+        timeout_s: float = 3600.0,
     ) -> WeightDelivery:
-        """Bring buckets to all receivers; those that fail are named in the report.
+        """Bring buckets to all receivers, or only to some; those that fail are named in the report.
 
         No byte is sent before every receiver of a chain has answered with the hash of the same layout.
         """
         sent, received = dict.fromkeys([self.SENDER, *self._places], 0), dict.fromkeys(self._places, 0)
         failed: dict[str, str] = {}
+        wanting: list[str] = []
         began = time.monotonic()
         deadline = began + timeout_s
-        left = sorted(self._places, key=lambda name: -self._rates.get(name, 0.0))
+        left = sorted(self._places if only is None else only, key=lambda name: -self._rates.get(name, 0.0))
         first = tuple(left)
         while left:
             left = self._reach_all(left, failed, deadline)
             if not left:
                 break
-            had, gone = self._send_once(left, source, version, sent, deadline)
+            had, gone, wants = self._send_once(left, source, version, sent, deadline)
+            wanting += wants
             for name, notice in had.items():
                 received[name] += notice.received_bytes
                 sent[name] += notice.sent_bytes
-                if notice.seconds > 0:
+                if notice.seconds > 0 and not self._keep_order:
                     self._rates[name] = notice.received_bytes / notice.seconds
             failed |= gone
             left = [name for name in left if name not in had and name not in gone]
@@ -131,6 +149,7 @@ class WeightSender(Closing):
             sent_bytes=sent,
             received_bytes=received,
             failed=failed,
+            wanting=tuple(wanting),
         )
 
     def _reach_all(self, names: list[str], failed: dict[str, str], deadline: float) -> list[str]:
@@ -161,6 +180,8 @@ class WeightSender(Closing):
 
         self._controls[name] = link
         link.start(hear, end)
+        if self._bytes_per_s is not None:
+            link.set_rate(self._bytes_per_s)
         return True
 
     def _connect(self, name: str, within_s: float) -> FabricLink:
@@ -188,8 +209,11 @@ class WeightSender(Closing):
 
     def _send_once(
         self, hosts: list[str], source: BucketSource, version: int, sent: dict[str, int], deadline: float
-    ) -> tuple[dict[str, RelayNotice], dict[str, str]]:
-        """Send along one chain; return who has the weights, and who is gone. Others are served again."""
+    ) -> tuple[dict[str, RelayNotice], dict[str, str], list[str]]:
+        """Send along one chain; return who has the weights, who is gone, and who of these wants whole ones.
+
+        Others are served again.
+        """
         chain = _Chain(hosts, f"w/{secrets.token_hex(8)}", direct=self._direct)
         for name, following in zip(hosts, [*hosts[1:], None], strict=True):
             place = None if following is None or self._direct else self._places[following]
@@ -210,7 +234,7 @@ class WeightSender(Closing):
             if told != source.layout_sha256:
                 chain.gone[name] = "it takes the buckets to be others: its layout has another hash"
         if chain.gone:
-            return {}, chain.gone  # nothing was sent yet: the others begin again, without it
+            return {}, chain.gone, chain.wanting  # nothing was sent yet: the others begin again, without it
         under_way: list[int] = []
         for bucket, size in enumerate(source.sizes):
             while chain.served and source.credit_bytes is not None:
@@ -224,7 +248,9 @@ class WeightSender(Closing):
             self._send_bucket(chain, source, bucket, sent)
         while chain.waits and self._hear_one(chain, deadline):
             pass
-        return chain.had, chain.gone
+        for name in chain.untold:
+            self._controls[name].send(RelayNotice(key=chain.key, reason=chain.gone[name]))
+        return chain.had, chain.gone, chain.wanting
 
     def _send_bucket(self, chain: "_Chain", source: BucketSource, bucket: int, sent: dict[str, int]) -> None:
         """Put one bucket into the links to those who get it from here; its hash is made meanwhile."""
@@ -262,6 +288,8 @@ class _Chain:
     ----------
     served
         Those that still get bytes of this chain, in its order.
+    untold
+        Those that still wait for a version that was given up.
     """
 
     def __init__(self, hosts: list[str], key: str, *, direct: bool) -> None:
@@ -270,6 +298,8 @@ class _Chain:
         self.answered: dict[str, str] = {}
         self.had: dict[str, RelayNotice] = {}
         self.gone: dict[str, str] = {}
+        self.untold: list[str] = []
+        self.wanting: list[str] = []
         self._finished = dict.fromkeys(hosts, 0)
         self._direct = direct
 
@@ -288,8 +318,15 @@ class _Chain:
             return
         if isinstance(notice, BucketNotice):
             self._finished[name] = max(self._finished[name], notice.bucket + 1)
+        elif isinstance(notice, RelayNotice) and notice.given_up:
+            self.gone[name] = notice.reason
+            self.untold = [other for other in self.served if other not in self.had and other != name]
+            self.gone |= dict.fromkeys(self.untold, notice.reason)
+            self.served = []
         elif notice.reason:
             self.gone[name] = notice.reason
+            if notice.wants_whole:
+                self.wanting.append(name)
             if name in self.served:
                 place = self.served.index(name)
                 # Who stands behind it gets nothing more: they begin again, without it.
@@ -304,4 +341,5 @@ class _Chain:
         for name in self.served:
             if name not in self.had:
                 self.gone.setdefault(name, "no weights in time")
+                self.untold.append(name)
         self.served = [name for name in self.served if name in self.had]

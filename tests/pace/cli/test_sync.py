@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from pace.cli import app
-from tests.pace.sync.problems import sync_fields
+from tests.pace.sync.problems import reshard_fields, sync_fields
 
 
 @pytest.fixture
@@ -39,6 +40,29 @@ def test_plan_and_check(document: Path, tmp_path: Path) -> None:
     checked = run("check", document, plan, "--json")
     assert checked.exit_code == 1
     assert json.loads(checked.stdout)["violations"][0].startswith("predicted.pause_s")
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        (reshard_fields(), "from 4 senders to 2 receivers"),
+        ({"sync": sync_fields(), "changed": 0.05}, "asks for whole weights"),
+    ],
+)
+def test_shards_and_deltas(fields: dict[str, Any], shown: str, tmp_path: Path) -> None:
+    """The same commands plan and check documents of shards and of deltas."""
+    document, plan = tmp_path / "document.json", tmp_path / "plan.json"
+    document.write_text(json.dumps(fields))
+    made = run("plan", document, "-o", plan)
+    assert made.exit_code == 0, made.output
+    assert shown in made.stdout
+    assert json.loads(run("plan", document, "--json").stdout) == json.loads(plan.read_text())
+    assert run("check", document, plan).stdout == f"{plan}: valid\n"
+    wrong = json.loads(plan.read_text()) | {"problem_sha256": "0" * 64}
+    plan.write_text(json.dumps(wrong))
+    checked = run("check", document, plan)
+    assert checked.exit_code == 1
+    assert "problem_sha256 is that of another" in checked.output
 
 
 def test_what_if(document: Path) -> None:

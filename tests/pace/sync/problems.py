@@ -1,4 +1,4 @@
-"""Weight-sync documents for tests."""
+"""Weight-sync and resharding documents for tests."""
 
 import json
 from typing import Any
@@ -30,3 +30,33 @@ def sync_fields(**changed: Any) -> dict[str, Any]:
 def small_sync(**changed: Any) -> WeightSync:
     """Return the document of ``sync_fields``."""
     return WeightSync.model_validate_json(json.dumps(sync_fields(**changed)))
+
+
+def box(tensor: str, begin: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields of a box."""
+    return {"tensor": tensor, "begin": begin, "shape": shape}
+
+
+def reshard_fields(**changed: Any) -> dict[str, Any]:
+    """Return four senders with rows, of which two are replicas, and two receivers with columns."""
+    names = ("up", "down")
+    return {
+        "name": "small",
+        "tensors": [{"name": name, "shape": [64, 48]} for name in names],
+        "senders": [
+            {
+                "name": f"t{rank}",
+                "bytes_per_s": 1e6,
+                "shards": [box(name, (32 * (rank % 2), 0), (32, 48)) for name in names],
+            }
+            for rank in range(4)
+        ],
+        "receivers": [
+            {
+                "name": f"r{rank}",
+                "bytes_per_s": 3e6,
+                "wants": [box(name, (0, 24 * rank), (64, 24)) for name in names],
+            }
+            for rank in range(2)
+        ],
+    } | changed

@@ -1,0 +1,122 @@
+"""The reshard plan: which sender sends which boxes along which receivers, how fast, and the bound."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pace.documents.base import Bytes, Document, load, parse
+from pace.documents.cost_document import NonNegative, Positive
+from pace.documents.profile import Name
+from pace.documents.sync.resharding import TensorBox, WholeTensor
+from pace.errors import InvalidSync
+from pace.gc_pause import paused_gc
+
+
+class ShardStream(Document):
+    """Boxes that one sender sends along one chain of receivers.
+
+    Attributes
+    ----------
+    receivers
+        In the order of the chain: the sender serves the first one, and each hands bytes on to the next.
+    bytes_per_s
+        The pace of the sender, so that all streams end together; null where fair shares do as well.
+    end_s
+        When its last byte has left the sender.
+    """
+
+    refused_as = InvalidSync
+
+    sender: Name
+    receivers: Annotated[tuple[Name, ...], Field(min_length=1)]
+    boxes: Annotated[tuple[TensorBox, ...], Field(min_length=1)]
+    size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
+    bytes_per_s: Positive | None
+    end_s: NonNegative
+
+
+class ReshardBound(Document):
+    """Bound on every plan, and the hosts that prove it.
+
+    Attributes
+    ----------
+    kind
+        "senders": bytes that nobody else holds leave these senders once. "link": what the receiver wants
+        crosses its link. "work": its own work on that.
+    hosts
+        Names of the senders, or of the receiver.
+    """
+
+    refused_as = InvalidSync
+
+    kind: Literal["senders", "link", "work"]
+    hosts: tuple[Name, ...]
+    bound_s: NonNegative
+
+
+class ReshardRival(Document):
+    """Pause of another rule, in the same model."""
+
+    refused_as = InvalidSync
+
+    rule: Literal["gather, then broadcast", "first holder to each receiver"]
+    pause_s: NonNegative
+
+
+class ReshardPrediction(Document):
+    """Predicted times of the plan.
+
+    Attributes
+    ----------
+    pause_s
+        From the first byte until the last receiver has finished.
+    finished_s
+        When each receiver has finished, by the document's order.
+    gap
+        ``pause_s`` over the bound of every plan, less 1.
+    """
+
+    refused_as = InvalidSync
+
+    pause_s: NonNegative
+    finished_s: tuple[NonNegative, ...]
+    gap: NonNegative
+
+
+class ReshardPlan(Document):
+    """Streams from senders to receivers that cover what each receiver wants once."""
+
+    refused_as = InvalidSync
+
+    schema_version: Literal[1] = 1
+    problem_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    version: str
+    bucket_bytes: Annotated[Bytes, Field(gt=0)]
+    tensors: tuple[WholeTensor, ...]
+    streams: tuple[ShardStream, ...]
+    predicted: ReshardPrediction
+    bound: ReshardBound
+    rivals: tuple[ReshardRival, ...]
+
+    def to_json(self) -> bytes:
+        """Serialize; the same plan always gives the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the plan, which all senders and receivers of a version must share."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+
+def parse_reshard_plan(document: bytes | str) -> ReshardPlan:
+    """Read a reshard plan from JSON; raises InvalidSync with one line per fault."""
+    with paused_gc():
+        return parse(ReshardPlan, document)
+
+
+def load_reshard_plan(path: str | Path) -> ReshardPlan:
+    """Read a reshard plan from a JSON file; raises InvalidSync and OSError."""
+    return load(parse_reshard_plan, path, InvalidSync)

@@ -1,0 +1,204 @@
+"""The resharding document: which shards trainers hold, which shards receivers want, and their links."""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Bytes, Document, load, parse, repeated
+from pace.documents.cost_document import NonNegative
+from pace.documents.profile import ELEMENT_BYTES, MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
+from pace.documents.sync.weight_sync import SyncHost
+from pace.errors import InvalidSync
+from pace.gc_pause import paused_gc
+
+MOST_DIMENSIONS = 8
+Extent = Annotated[int, Field(gt=0, lt=2**63)]
+
+
+class TensorBox(Document):
+    """A block of a tensor: where it begins, and how long it is, by dimension."""
+
+    refused_as = InvalidSync
+
+    tensor: Name
+    begin: Annotated[tuple[Bytes, ...], Field(max_length=MOST_DIMENSIONS)]
+    shape: Annotated[tuple[Extent, ...], Field(max_length=MOST_DIMENSIONS)]
+
+    @model_validator(mode="after")
+    def _same_dimensions(self) -> Self:
+        if len(self.begin) != len(self.shape):
+            raise ValueError(f"begin has {len(self.begin)} dimensions, shape has {len(self.shape)}")
+        return self
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Where it ends, by dimension."""
+        return tuple(begin + length for begin, length in zip(self.begin, self.shape, strict=True))
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements it has."""
+        return elements(self.shape)
+
+    def meets(self, other: "TensorBox") -> bool:
+        """Return whether two boxes of the same tensor have an element in common."""
+        return all(
+            max(low, other_low) < min(high, other_high)
+            for low, high, other_low, other_high in zip(
+                self.begin, self.end, other.begin, other.end, strict=True
+            )
+        )
+
+    def told(self) -> str:
+        """Return the box as Python would index it."""
+        spans = ", ".join(f"{low}:{high}" for low, high in zip(self.begin, self.end, strict=True))
+        return f"{self.tensor}[{spans}]"
+
+
+class WholeTensor(Document):
+    """A tensor of the model, whole."""
+
+    refused_as = InvalidSync
+
+    name: Name
+    shape: Annotated[tuple[Extent, ...], Field(max_length=MOST_DIMENSIONS)]
+    dtype: DType = "bfloat16"
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its elements."""
+        return elements(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
+class ShardHolder(SyncHost):
+    """A trainer rank: its link, and the shards that it holds."""
+
+    name: Name
+    shards: tuple[TensorBox, ...]
+
+
+class ShardReceiver(SyncHost):
+    """A receiver: its link, and what it wants.
+
+    Attributes
+    ----------
+    work_s_per_byte
+        Seconds of its own work for a byte, such as a hash, a copy and a cast, while others arrive.
+    hop_s
+        Seconds by which a byte arrives here later than at the host before.
+    """
+
+    name: Name
+    wants: tuple[TensorBox, ...]
+    work_s_per_byte: NonNegative = 0.0
+    hop_s: NonNegative = 0.0
+
+
+class Resharding(Document):
+    """Weights that go from M trainer ranks to N receivers, each with shards of its own.
+
+    Valid once built: names are unique, boxes lie inside their tensors, and those of one host do not overlap.
+    Bytes that several receivers want leave a sender once: each receiver hands them on to the next.
+    """
+
+    refused_as = InvalidSync
+
+    schema_version: Literal[1] = 1
+    name: Name
+    tensors: Annotated[tuple[WholeTensor, ...], Field(min_length=1)]
+    senders: Annotated[tuple[ShardHolder, ...], Field(min_length=1)]
+    receivers: Annotated[tuple[ShardReceiver, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for kind, names in (
+            ("tensor", self.tensors),
+            ("sender", self.senders),
+            ("receiver", self.receivers),
+        ):
+            if (twice := repeated(each.name for each in names)) is not None:
+                raise ValueError(f'two {kind}s are named "{twice}"')
+        shapes = {tensor.name: tensor.shape for tensor in self.tensors}
+        hosts = [(f'sender "{each.name}"', each.shards) for each in self.senders]
+        hosts += [(f'receiver "{each.name}"', each.wants) for each in self.receivers]
+        for host, boxes in hosts:
+            _refuse_outside(host, boxes, shapes)
+            _refuse_overlaps(host, boxes)
+        wanted = sum(self.size_bytes(box) for receiver in self.receivers for box in receiver.wants)
+        if max(wanted, sum(tensor.size_bytes for tensor in self.tensors)) > MAX_TOTAL_BYTES:
+            raise ValueError("tensors have more than 2^53 bytes together")
+        slowest = min(host.bytes_per_s for host in (*self.senders, *self.receivers))
+        work = max(receiver.work_s_per_byte for receiver in self.receivers)
+        if wanted * (1 / slowest + work) > MAX_TOTAL_S:
+            raise ValueError(f"the weights may take more than {MAX_TOTAL_S:g} s")
+        return self
+
+    @cached_property
+    def _element_bytes(self) -> dict[str, int]:
+        return {tensor.name: ELEMENT_BYTES[tensor.dtype] for tensor in self.tensors}
+
+    def size_bytes(self, box: TensorBox) -> int:
+        """Return the bytes of a box."""
+        return box.num_elements * self._element_bytes[box.tensor]
+
+    def to_json(self) -> bytes:
+        """Serialize; the same problem always gives the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the document; 64 hexadecimal digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Return how many elements a shape has."""
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _refuse_outside(host: str, boxes: tuple[TensorBox, ...], shapes: dict[str, tuple[int, ...]]) -> None:
+    for box in boxes:
+        shape = shapes.get(box.tensor)
+        if shape is None:
+            raise ValueError(f'{host}: there is no tensor "{box.tensor}"')
+        if len(shape) != len(box.shape) or any(
+            end > length for end, length in zip(box.end, shape, strict=False)
+        ):
+            raise ValueError(f"{host}: {box.told()} is not inside its tensor, which has shape {shape}")
+
+
+def _refuse_overlaps(host: str, boxes: tuple[TensorBox, ...]) -> None:
+    of_tensor: dict[str, list[TensorBox]] = {}
+    for box in boxes:
+        before = of_tensor.setdefault(box.tensor, [])
+        for other in before:
+            if box.meets(other):
+                raise ValueError(f"{host}: {other.told()} and {box.told()} overlap")
+        before.append(box)
+
+
+def parse_resharding(document: bytes | str) -> Resharding:
+    """Read a resharding document from JSON; raises InvalidSync with one line per fault."""
+    with paused_gc():
+        return parse(Resharding, document)
+
+
+def load_resharding(path: str | Path) -> Resharding:
+    """Read a resharding document from a JSON file; raises InvalidSync and OSError."""
+    return load(parse_resharding, path, InvalidSync)
+
+
+def is_resharding(path: str | Path) -> bool:
+    """Return whether a file holds a resharding document, going by its fields."""
+    try:
+        fields = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and "senders" in fields and "tensors" in fields
