@@ -1,0 +1,51 @@
+"""Means over torch.distributed: real processes, and streaming fragments over Gloo."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pace.documents.sync.outer_plan import parse_outer_plan
+from pace.documents.sync.outer_sync import OuterLink
+from pace.errors import InvalidUse
+from pace.runtime.diloco import GroupMean, OuterStep
+from tests.runtime.diloco.streaming_reference import (
+    build_model,
+    flat,
+    inner_optimizer,
+    inner_step,
+    outer_optimizer,
+    train_reference,
+)
+from tests.runtime.diloco.test_outer_step import PERIOD, made_plan, sent_of
+from tests.runtime.launch import run_ranks
+
+STEPS = 24
+
+
+def trained(rank: int, size: int, document: bytes) -> list[float]:
+    """Be one worker; return the parameters."""
+    with pytest.raises(InvalidUse, match="members is 5, the group has 2 ranks"):
+        GroupMean().all_reduce(flat(build_model()).numpy(), members=5)
+    groups = {name: GroupMean(dist.new_group(range(size))) for name in ("wan", "lan")}
+    model, plan = build_model(), parse_outer_plan(document)
+    inner = inner_optimizer(model)
+    with OuterStep(model, outer_optimizer, groups, members=size, plan=plan, mix=0.25) as step:
+        for number in range(1, STEPS + 1):
+            inner_step(model, inner, rank, number)
+            step.step(weight=1.0 + rank)
+        step.state_dict()  # waits, so that no rank leaves while others average
+    found: list[float] = flat(model).tolist()
+    return found
+
+
+def test_equal_to_the_plain_algorithm_over_gloo() -> None:
+    """Two processes, two links with a group each: the same bits as one plain loop."""
+    links = (OuterLink(name="wan", bytes_per_s=100.0), OuterLink(name="lan", bytes_per_s=60.0))
+    plan = made_plan(workers=2, links=links)
+    assert {fragment.link for fragment in plan.fragments} == {"wan", "lan"}
+    found = run_ranks(trained, 2, plan.to_json())
+    expected = train_reference(
+        sent_of(plan), workers=2, period=PERIOD, steps=STEPS, mix=0.25, weights=[1.0, 2.0]
+    )
+    for mine, plain in zip(found, expected, strict=True):
+        assert torch.equal(torch.tensor(mine), plain)
