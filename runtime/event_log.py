@@ -165,6 +165,24 @@ FABRIC_EVENTS = {
     "pace.fabric_daemon_failed": LogEvent(
         "error", "host reason", "A host's daemon failed by a defect; with traceback"
     ),
+    "pace.fabric_group_begins": LogEvent(
+        "info", "group members round", "Enough members have joined a group to begin its rounds"
+    ),
+    "pace.fabric_member_joined": LogEvent(
+        "info", "group member round", "A newcomer to a group got its state, and takes part from this round"
+    ),
+    "pace.fabric_member_missed": LogEvent(
+        "warning", "group member round", "A member missed the deadline of a round and is left out"
+    ),
+    "pace.fabric_round_again": LogEvent(
+        "warning", "group round reason", "A group's round failed, and is run again with those that are left"
+    ),
+    "pace.fabric_state_late": LogEvent(
+        "warning", "rounds", "This worker got the group's state too late for a round, and asks again"
+    ),
+    "pace.fabric_model_not_narrow": LogEvent(
+        "warning", "version reason", "The model does not fit into 16 bits, and is served in 32"
+    ),
     "pace.weights_not_forwarded": LogEvent("warning", "reason", "The next host of a chain cannot be reached"),
     "pace.weights_link_ended": LogEvent("debug", "reason", "A connection of a chain of hosts ended"),
 }

@@ -51,8 +51,10 @@ function Page() {
     // Someone who hears the page must learn that it changed; at the first time it begins at its top.
     if (!first.current) main.current?.focus({ preventScroll: true });
     first.current = false;
-    // On a phone the tabs scroll sideways.
-    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    // On a phone the tabs scroll sideways. After scrollIntoView(), Tab would go on from there.
+    const here = document.querySelector("nav [aria-current]");
+    const bar = here?.closest("ul");
+    if (bar) bar.scrollLeft += here.getBoundingClientRect().left - bar.getBoundingClientRect().left - bar.clientWidth / 2 + here.clientWidth / 2;
     scrollTo(0, 0);
   }, [tab]);
   const enter = (key) => {

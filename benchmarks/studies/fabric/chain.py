@@ -42,7 +42,6 @@ def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[s
     """Return seconds of both ways, and the bytes that each host sent along the chain."""
     with tempfile.TemporaryDirectory() as folder, hosts([Link(rate_mbit_s=mbit)] * (num_hosts + 1)) as made:
         weights = Path(folder) / "weights"
-        weights.write_bytes(os.urandom(size_bytes))
         token = Path(folder) / "token"
         token.write_text("secret")
         sender, receiving = made[0], made[1:]
@@ -56,6 +55,7 @@ def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[s
             to = ",".join(f"{host.address}:{PORT}" for host in receiving)
             for _ in range(rounds):
                 for way, options in (("chain", []), ("direct", ["--direct"])):
+                    weights.write_bytes(os.urandom(size_bytes))  # what a host holds is not sent to it again
                     report = _distribute(sender, token, weights, to, options)
                     found[f"{way}_s"].append(report["seconds"])
                     found[f"{way}_sent_bytes"] = report["sent_bytes"]

@@ -161,3 +161,4 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
             page.wait_for_selector(f"main {ready}")
             assert visitor.accessibility_faults(rules) == [], view
             assert page.evaluate("document.scrollingElement.scrollWidth") <= 360, view
+            expect(page.locator("nav [aria-current]")).to_be_in_viewport(ratio=1)
