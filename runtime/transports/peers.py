@@ -110,6 +110,7 @@ class Peers:
         self.rank_lost = False
         self._goodbye: dict[str, Any] = {}
         self._leaves_s = 0.0
+        self._store_lost = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = torch_thread(self._run, name="pace.peers", sockets=sockets)
@@ -234,7 +235,8 @@ class Peers:
         """
         self.leave(reason, failed=failed)
         # This is the limit over all calls: the store may be on a stopped rank.
-        self._thread.join(timeout=max(self._leaves_s + _ANSWER_S - time.monotonic(), 0.0))
+        until_s = self._leaves_s + (0.0 if self._store_lost else _ANSWER_S)
+        self._thread.join(timeout=max(until_s - time.monotonic(), 0.0))
 
     def leave(self, reason: str | None = None, *, failed: bool = False) -> None:
         """Begin to write a goodbye; see ``close``, which waits until it is written."""
@@ -315,7 +317,7 @@ class Peers:
             time.sleep(_SILENCE_S)
         after = self.look() if before is not None else None
         if before is None or after is None:
-            self.rank_lost = True
+            self.rank_lost = self._store_lost = True
             # The rank with the store may have left earlier, for the same reason as this rank.
             return ", ".join(self._left(before or []).values()) or self._no_store()
         lost = self._lost(before, after)
@@ -376,7 +378,7 @@ class Peers:
         return "; ".join(told)
 
     def _within_answer(self, call: Callable[[], None], name: str) -> None:
-        """Call the store with a time limit; ignore a missing answer."""
+        """Call the store with a time limit, and without waiting once it is lost; ignore a missing answer."""
 
         def attempt() -> None:
             with contextlib.suppress(RuntimeError, OSError):
@@ -384,7 +386,7 @@ class Peers:
 
         thread = torch_thread(attempt, name=name, sockets=self._sockets)
         thread.start()
-        thread.join(_ANSWER_S)
+        thread.join(0.0 if self._store_lost else _ANSWER_S)
 
 
 def _when(sign: dict[str, Any]) -> str:

@@ -57,6 +57,38 @@ def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
         peers.close()
 
 
+class _SilentStore:
+    """A store whose host is gone: calls end only when the test does."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def set(self, _key: str, _value: str, /) -> None:
+        """Wait."""
+        self.ended.wait()
+
+    def get(self, _key: str, /) -> bytes:
+        """Wait."""
+        self.ended.wait()
+        return b"{}"
+
+    def check(self, _keys: list[str], /) -> bool:
+        """Wait."""
+        return self.ended.wait()
+
+
+def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Survivors end in time: once a failure was blamed on the store's host, no call waits for an answer."""
+    store = _SilentStore()
+    peers = Peers(store, 1, 2, dict, keeper=0)
+    assert "the store that it keeps does not answer" in peers.explain_failure()
+    monkeypatch.setattr("pace.runtime.transports.peers._ANSWER_S", 1e6)
+    assert peers.look() is None
+    peers.close(failed=True)
+    peers.linger()
+    store.ended.set()
+
+
 class _Training:
     def progress(self) -> dict[str, Any]:
         """Say nothing in particular."""
