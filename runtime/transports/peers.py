@@ -103,7 +103,7 @@ class Peers:
             self.follow(progress)
         self._give_state: Callable[[], Callable[[list[int]], bool] | None] = lambda: None
         self._on_failure: Callable[[], Callable[[str], None] | None] = lambda: None
-        self._others_failed = False
+        self._told = ""
         self._stalled: list[dict[str, Any]] | None = None
         self._stalled_at = 0.0
         self._explained: str | None = None
@@ -164,9 +164,9 @@ class Peers:
         # Act at the second poll: most ranks notice by themselves, and then name what they waited for.
         told = self._asked_for(_FAILED) if self._on_failure() is not None else b""
         fail = self._on_failure()
-        if told and self._others_failed and fail is not None:
+        if told and self._told and fail is not None:
             fail(told.decode())
-        self._others_failed = bool(told)
+        self._told = told.decode()
 
     def _say(self, signs: dict[str, Any]) -> None:
         with self._lock:
@@ -319,7 +319,7 @@ class Peers:
         if before is None or after is None:
             self.rank_lost = self._store_lost = True
             # The rank with the store may have left earlier, for the same reason as this rank.
-            return ", ".join(self._left(before or []).values()) or self._no_store()
+            return self._told or ", ".join(self._left(before or []).values()) or self._no_store()
         lost = self._lost(before, after)
         self.rank_lost = bool(lost)
         return lost or self._unsent(after)

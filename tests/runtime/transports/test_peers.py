@@ -57,29 +57,37 @@ def test_who_was_silent_since_a_stall_is_named_and_nobody_else() -> None:
         peers.close()
 
 
-class _SilentStore:
-    """A store whose host is gone: calls end only when the test does."""
+class _LostStore:
+    """A store that answers until its host is lost; then calls end only when the test does."""
 
     def __init__(self) -> None:
-        self.ended = threading.Event()
+        self.own = HashStore()
+        self.lost, self.ended = threading.Event(), threading.Event()
 
-    def set(self, _key: str, _value: str, /) -> None:
-        """Wait."""
-        self.ended.wait()
+    def _wait(self) -> None:
+        if self.lost.is_set():
+            self.ended.wait()
 
-    def get(self, _key: str, /) -> bytes:
-        """Wait."""
-        self.ended.wait()
-        return b"{}"
+    def set(self, key: str, value: str, /) -> None:
+        """Write, or wait."""
+        self._wait()
+        self.own.set(key, value)
 
-    def check(self, _keys: list[str], /) -> bool:
-        """Wait."""
-        return self.ended.wait()
+    def get(self, key: str, /) -> bytes:
+        """Read, or wait."""
+        self._wait()
+        return self.own.get(key)
+
+    def check(self, keys: list[str], /) -> bool:
+        """Look, or wait."""
+        self._wait()
+        return self.own.check(keys)
 
 
 def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Survivors end in time: once a failure was blamed on the store's host, no call waits for an answer."""
-    store = _SilentStore()
+    store = _LostStore()
+    store.lost.set()
     peers = Peers(store, 1, 2, dict, keeper=0)
     assert "the store that it keeps does not answer" in peers.explain_failure()
     monkeypatch.setattr("pace.runtime.transports.peers._ANSWER_S", 1e6)
@@ -175,6 +183,19 @@ def test_a_rank_that_notices_nothing_hears_of_a_failure_from_another() -> None:
     assert set(told.said) == {"rank 2 has left the training"}
     for each in (waiting, noticing):
         each.close()
+
+
+def test_what_others_said_outlives_the_store() -> None:
+    """A rank whose own call ends after the store's host has left blames the rank that others blamed."""
+    store, told = _LostStore(), _Told()
+    peers = Peers(store, 1, 3, dict, keeper=0)
+    peers.follow_failures(told.hear)
+    store.set("failed", "rank 2 gives no sign of life")
+    assert told.heard.wait(60)
+    store.lost.set()
+    assert peers.explain_failure() == "rank 2 gives no sign of life"
+    peers.close(failed=True)
+    store.ended.set()
 
 
 _KEEP_STORE = """
