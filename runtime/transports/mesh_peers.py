@@ -64,6 +64,11 @@ class MeshPeers(Peers):
         super().close(reason, failed=failed)
         self._replicas.close(reason, failed=failed)
 
+    def lose_store(self) -> None:
+        """Do not wait for either store, which are on one host; see ``Peers``."""
+        super().lose_store()
+        self._replicas.lose_store()
+
     def release(self) -> None:
         """Release both stores."""
         super().release()

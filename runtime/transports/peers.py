@@ -249,6 +249,10 @@ class Peers:
         self._leaves_s = time.monotonic()
         self._stop.set()
 
+    def lose_store(self) -> None:
+        """From now on, do not wait for the store to answer."""
+        self._store_lost = True
+
     def release(self) -> None:
         """Release the store."""
         self._store = None
@@ -317,7 +321,8 @@ class Peers:
             time.sleep(_SILENCE_S)
         after = self.look() if before is not None else None
         if before is None or after is None:
-            self.rank_lost = self._store_lost = True
+            self.rank_lost = True
+            self.lose_store()
             # The rank with the store may have left earlier, for the same reason as this rank.
             return self._told or ", ".join(self._left(before or []).values()) or self._no_store()
         lost = self._lost(before, after)

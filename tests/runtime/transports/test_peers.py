@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from pace.runtime.transports.mesh_peers import MeshPeers
 from pace.runtime.transports.peers import EVERYTHING_SENT, PERIOD_S, Peers
+from pace.runtime.transports.sockets import Sockets
 
 
 @pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
@@ -84,11 +86,14 @@ class _LostStore:
         return self.own.check(keys)
 
 
-def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mesh", [False, True], ids=["replicas", "a mesh and its replicas"])
+def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch, mesh: bool) -> None:
     """Survivors end in time: once a failure was blamed on the store's host, no call waits for an answer."""
     store = _LostStore()
     store.lost.set()
     peers = Peers(store, 1, 2, dict, keeper=0)
+    if mesh:
+        peers = MeshPeers(store, [0, 1, 2, 3], 1, replicas=peers, sockets=Sockets())
     assert "the store that it keeps does not answer" in peers.explain_failure()
     monkeypatch.setattr("pace.runtime.transports.peers._ANSWER_S", 1e6)
     assert peers.look() is None
