@@ -1,11 +1,15 @@
 """Weighted means over a group of torch.distributed."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pace.errors import InvalidUse
+from pace.errors import CommunicationFailed, InvalidUse, ScheduleMismatch
 from pace.runtime.fabric.commit_log import Vector
+from pace.runtime.transports.transport import reason_of
 
 
 class GroupMean:
@@ -29,11 +33,45 @@ class GroupMean:
         ------
         InvalidUse
             When the group has not so many ranks.
+        CommunicationFailed
+            When another rank has ended, or takes longer than the group's time-out.
         """
         ranks = dist.get_world_size(self._group)
         if ranks != members:
             raise InvalidUse(f"{name}: members is {members}, the group has {ranks} ranks")
         summed = torch.from_numpy(np.append(update * np.float32(weight), np.float32(weight)))
-        dist.all_reduce(summed, group=self._group)
+        with self._failing(name):
+            dist.all_reduce(summed, group=self._group)
         mean: Vector = (summed[:-1] / summed[-1]).numpy()
         return mean
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Compare facts, by their names, with those of the group's other ranks; every rank calls.
+
+        Raises
+        ------
+        ScheduleMismatch
+            When one differs, on every rank.
+        CommunicationFailed
+            As in `all_reduce`.
+        """
+        found: list[Mapping[str, str]] = [{}] * dist.get_world_size(self._group)
+        with self._failing("the comparison of ranks"):
+            dist.all_gather_object(found, dict(facts), group=self._group)
+        for name in facts:
+            others = [rank for rank, each in enumerate(found) if each.get(name) != found[0].get(name)]
+            if others:
+                raise ScheduleMismatch(
+                    f"rank {others[0]} of the group has another {name} than rank 0: give every rank the same"
+                    " before the first step()"
+                )
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # of the backend
+            rank, ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+            raise CommunicationFailed(
+                f"rank {rank} of {ranks}: {what}: another rank has ended or is late: {reason_of(error)}"
+            ) from error

@@ -1,5 +1,6 @@
 """DiLoCo's outer step: fragments go out, come back averaged, and move an outer optimizer."""
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from torch import nn
 from pace.documents.sync.outer_plan import OuterPlan
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
+from pace.runtime.diloco.group_mean import GroupMean
 from pace.runtime.diloco.parameter_parts import ParameterPart, parts_of_fragments, read_parts, write_parts
 from pace.runtime.fabric.commit_log import Vector
 
@@ -85,6 +87,7 @@ class OuterStep(Closing):
         if not 0 <= mix <= 1 or members < 1:
             raise InvalidUse(f"mix {mix:g} and members {members}: from 0 to 1, and at least 1, are needed")
         self._members, self._mix, self._name = members, mix, name
+        self._agreed = False
         self._steps, self._period = 0, 1 if plan is None else plan.period_steps
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._fragments: list[_Fragment] = []
@@ -114,7 +117,14 @@ class OuterStep(Closing):
         ----------
         weight
             This member's share in what is sent now, for example the tokens that it has seen.
+
+        Raises
+        ------
+        ScheduleMismatch
+            In the first call, when ranks of a `GroupMean` have different plans or outer models.
         """
+        if not self._agreed:
+            self._agree()
         self._steps += 1
         for number, fragment in enumerate(self._fragments):
             if self._steps % self._period == fragment.send_step:
@@ -158,6 +168,7 @@ class OuterStep(Closing):
             with torch.no_grad():
                 fragment.row.copy_(saved["row"])
             fragment.optimizer.load_state_dict(saved["optimizer"])
+            self._agreed = False
             fragment.mean, fragment.due = None, saved["due"]
             if saved["mean"] is not None:
                 fragment.mean = Future()
@@ -168,6 +179,18 @@ class OuterStep(Closing):
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
         self._threads.clear()
+
+    def _agree(self) -> None:
+        plan = [(each.link, each.send_step, each.delay_steps, len(each.row)) for each in self._fragments]
+        model = hashlib.sha256()
+        for fragment in self._fragments:
+            model.update(fragment.row.detach().numpy().tobytes())
+        exchange = self._exchanges[min(self._exchanges)]
+        # Members of a fabric come and go; those of a group begin together.
+        if isinstance(exchange, GroupMean):
+            facts = {"plan": repr((self._period, self._mix, plan)), "outer model": model.hexdigest()}
+            exchange.agree(facts | {"number of steps": str(self._steps)})
+        self._agreed = True
 
     def _send(self, number: int, fragment: _Fragment, weight: float) -> None:
         change = (fragment.row.detach() - read_parts(fragment.parts)).numpy()

@@ -1,12 +1,14 @@
 """Means over torch.distributed: real processes, and streaming fragments over Gloo."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from pace.documents.sync.outer_plan import parse_outer_plan
 from pace.documents.sync.outer_sync import OuterLink
-from pace.errors import InvalidUse
+from pace.errors import CommunicationFailed, InvalidUse, PaceError
 from pace.runtime.diloco import GroupMean, OuterStep
 from tests.runtime.diloco.streaming_reference import (
     build_model,
@@ -17,7 +19,7 @@ from tests.runtime.diloco.streaming_reference import (
     train_reference,
 )
 from tests.runtime.diloco.test_outer_step import PERIOD, made_plan, sent_of
-from tests.runtime.launch import run_ranks
+from tests.runtime.launch import run_ranks, try_ranks
 
 STEPS = 24
 
@@ -49,3 +51,40 @@ def test_equal_to_the_plain_algorithm_over_gloo() -> None:
     )
     for mine, plain in zip(found, expected, strict=True):
         assert torch.equal(torch.tensor(mine), plain)
+
+
+def astray(rank: int, _size: int, way: str, document: bytes, other: bytes) -> str:
+    """Do something else than rank 0; return the error."""
+    model = build_model()
+    if way == "weights" and rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[0] += 1e-6
+    plan = parse_outer_plan(other if way == "plan" and rank == 1 else document)
+    inner = inner_optimizer(model)
+    try:
+        with OuterStep(model, outer_optimizer, GroupMean(), members=2, plan=plan) as step:
+            for number in range(1, STEPS + 1):
+                if way == "exit" and rank == 1 and number == 10:
+                    os._exit(9)
+                inner_step(model, inner, rank, number)
+                step.step()
+            step.finish()
+    except PaceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize(("way", "differs"), [("weights", "outer model"), ("plan", "plan")])
+def test_ranks_that_begin_differently_are_refused(way: str, differs: str) -> None:
+    """They would average what does not belong together, or wait for one another."""
+    document, other = (made_plan(workers=2, max_delay_steps=delay).to_json() for delay in (0, 2))
+    found = run_ranks(astray, 2, way, document, other)
+    said = f"rank 1 of the group has another {differs} than rank 0"
+    assert all(each.startswith(f"ScheduleMismatch: {said}") for each in found), found
+
+
+def test_a_rank_that_ends_is_an_error_of_the_others() -> None:
+    """In a line of ours, in the step that waits for its mean."""
+    survivor, _ = try_ranks(astray, 2, "exit", made_plan(workers=2).to_json(), b"", expect_lost=[1])
+    assert survivor.result.startswith(f"{CommunicationFailed.__name__}: rank 0 of 2: outer/"), survivor
+    assert "another rank has ended or is late" in survivor.result
