@@ -9,6 +9,7 @@ import torch
 
 from pace.documents.sync.delta_sync import DeltaPlan
 from pace.documents.sync.sync_plan import SyncPlan
+from pace.errors import InvalidUse
 from pace.runtime.closing import Closing
 from pace.runtime.fabric.weight_sync.buckets import BucketSource
 from pace.runtime.fabric.weight_sync.sender import WeightDelivery, WeightSender
@@ -70,7 +71,7 @@ class StateSender(Closing):
         ScheduleMismatch
             If the plan is for other tensors.
         InvalidUse
-            If something cannot be sent as it is, such as a DTensor.
+            If something cannot be sent as it is, such as a DTensor, or was changed meanwhile.
         """
         layout = lay_out(state, self._plan)
         tensors = [state[tensor.name] for tensor in layout.tensors]
@@ -154,17 +155,36 @@ def _after(delta: WeightDelivery, whole: WeightDelivery) -> WeightDelivery:
 
 
 class _Bytes:
-    """The bytes of tensors: those on the CPU in place, others copied bucket by bucket."""
+    """The bytes of tensors: those on the CPU in place, others copied bucket by bucket.
+
+    Torch counts how often a tensor is changed in place. A change within a bucket breaks its hash; one between
+    two buckets would mix two versions, and no hash would tell.
+    """
 
     def __init__(self, layout: StateLayout, tensors: Sequence[torch.Tensor]) -> None:
+        self._names = [tensor.name for tensor in layout.tensors]
         self._buckets = layout.buckets
         self._tensors = tensors
+        self._changes = self._count_changes()
         self._flat: dict[int, torch.Tensor] = {}
 
     def parts(self, bucket: int) -> Iterator[memoryview]:
-        """Return the memory of a bucket, part by part."""
+        """Return the memory of a bucket, part by part.
+
+        Raises
+        ------
+        InvalidUse
+            At the end of a bucket, if a tensor was changed since this object was made.
+        """
         for number, offset, size in self._buckets[bucket]:
             if number not in self._flat:
                 whole = self._tensors[number].detach().resolve_conj().resolve_neg()
                 self._flat[number] = whole.contiguous().reshape(-1).view(torch.uint8)
             yield self._flat[number][offset : offset + size].cpu().numpy().data
+        for name, before, now in zip(self._names, self._changes, self._count_changes(), strict=True):
+            if now != before:
+                raise InvalidUse(f'tensor "{name}" was changed while it was sent: send a copy of it, or wait')
+
+    def _count_changes(self) -> list[int]:
+        # Tensors made in inference mode are not counted.
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]

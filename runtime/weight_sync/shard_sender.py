@@ -73,6 +73,8 @@ class ShardSender(Closing):
         ------
         ScheduleMismatch
             If the state dict does not hold here what the plan sends from here.
+        InvalidUse
+            If a tensor was changed meanwhile.
         """
         held = local_shards(state)
         prepared = [self._layout(stream, held) for stream in self._streams]

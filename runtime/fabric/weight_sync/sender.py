@@ -245,7 +245,12 @@ class WeightSender(Closing):
             if not chain.served:
                 break
             under_way.append(bucket)
-            self._send_bucket(chain, source, bucket, sent)
+            try:
+                self._send_bucket(chain, source, bucket, sent)
+            except InvalidUse as error:  # of the source: no bucket of this version is worth anything
+                for name in chain.served:
+                    self._controls[name].send(RelayNotice(key=chain.key, reason=str(error)))
+                raise
         while chain.waits and self._hear_one(chain, deadline):
             pass
         for name in chain.untold:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO, Any
 
@@ -168,3 +169,25 @@ def test_a_killed_sender_leaves_whole_versions(tmp_path: Path) -> None:
     finally:
         for end in (*receivers, *([] if sender is None else [sender])):
             end.close()
+
+
+def test_a_version_that_changes_while_it_is_sent_reaches_nobody() -> None:
+    """100 MB, written in place with the same values all the time: every hash is right, and it is refused."""
+    state = {f"layer{number}": torch.full((1_000_000,), float(number)) for number in range(25)}
+    ended = threading.Event()
+
+    def train() -> None:
+        while not ended.is_set():
+            state["layer3"].add_(0.0)
+
+    training = threading.Thread(target=train)
+    with StateReceiver(token="secret") as receiver, StateSender([receiver.address], token="secret") as sender:
+        training.start()
+        with pytest.raises(InvalidUse, match='"layer3" was changed while it was sent'):
+            sender.send(state, 1, timeout_s=WITHIN_S)
+        ended.set()
+        training.join()
+        assert sender.send(state, 2, timeout_s=WITHIN_S).failed == {}
+        weights = receiver.receive(WITHIN_S)
+    assert weights.version == 2
+    assert same(weights.data, state)
