@@ -22,12 +22,11 @@ Steps may be of unequal length, which is how waits for another link's fragments 
 links it is a heuristic.
 """
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
-from pace.solver.arrays import FloatArray
+from pace.solver.arrays import FloatArray, IntArray
 
 PRECISION = 1e-12
 MOST_STATES = 100
@@ -57,12 +56,34 @@ class OneLinkTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
-    run_s: float
-    waited_s: float
-    send: int
-    due: int
-    before: "_State | None"
+class _States:
+    """States after a fragment, by increasing ``run_s``; arrays of shape (num_states,).
+
+    Attributes
+    ----------
+    run_s, waited_s
+        `u` and `w`.
+    send, due
+        Boundaries at which the fragment is sent and applied.
+    before
+        Places of the states before the fragment.
+    """
+
+    run_s: FloatArray
+    waited_s: FloatArray
+    send: IntArray
+    due: IntArray
+    before: IntArray
+
+    def at(self, places: IntArray) -> "_States":
+        """Return the states at these places."""
+        return _States(
+            self.run_s[places],
+            self.waited_s[places],
+            self.send[places],
+            self.due[places],
+            self.before[places],
+        )
 
 
 def send_in_order(transfer_s: FloatArray, step_lengths_s: FloatArray, most_delay: int) -> OneLinkTimes:
@@ -74,39 +95,28 @@ def send_in_order(transfer_s: FloatArray, step_lengths_s: FloatArray, most_delay
     step_lengths_s : array of shape (period_steps,)
     most_delay : int
     """
-    bounds = np.concatenate([[0.0], np.cumsum(step_lengths_s)]).tolist()
-    steps, compute = len(step_lengths_s), bounds[-1]
+    bounds = np.concatenate([[0.0], np.cumsum(step_lengths_s)])
+    steps, compute = len(step_lengths_s), float(bounds[-1])
     slack = PRECISION * (compute + float(np.sum(transfer_s)))
-    states = [_State(0.0, 0.0, 0, 0, None)]
+    none = np.zeros(1, dtype=np.int64)
+    states = _States(np.zeros(1), np.zeros(1), none, none, none)
+    stages: list[_States] = []
     exact = True
     for taken in transfer_s.tolist():
-        made: list[_State] = []
-        for state in states:
-            for begin in _begins(state, bounds, slack):
-                send = min(bisect_right(bounds, begin + slack) - 1, steps)
-                end = begin + taken
-                last = min(send + most_delay, steps)
-                # Applied at each boundary up to the first one after its end: before that, workers wait.
-                until = bisect_left(bounds, end - slack)
-                for due in range(send, min(last, until) + 1):
-                    over = max(end - bounds[due], 0.0)
-                    if due == steps:
-                        made.append(_State(end, state.waited_s, send, due, state))
-                    else:
-                        made.append(_State(end - over, state.waited_s + over, send, due, state))
-        states = _undominated(made, slack)
-        if len(states) > MOST_STATES:
+        states = _undominated(_after(states, taken, bounds, most_delay, slack), slack)
+        if len(states.run_s) > MOST_STATES:
             exact = False
-            states = [states[round(place)] for place in np.linspace(0, len(states) - 1, MOST_STATES)]
-    best = min(states, key=lambda state: max(compute, state.run_s) + state.waited_s)
-    period = max(compute, best.run_s) + best.waited_s
+            states = states.at(np.round(np.linspace(0, len(states.run_s) - 1, MOST_STATES)).astype(np.int64))
+        stages.append(states)
+    periods = np.maximum(compute, states.run_s) + states.waited_s
+    at = int(np.argmin(periods))
+    period = float(periods[at])
     sends: list[int] = []
     delays: list[int] = []
-    at: _State = best
-    while at.before is not None:
-        sends.append(at.send)
-        delays.append(at.due - at.send)
-        at = at.before
+    for stage in reversed(stages):
+        sends.append(int(stage.send[at]))
+        delays.append(int(stage.due[at]) - sends[-1])
+        at = int(stage.before[at])
     sends, delays = sends[::-1], delays[::-1]
     late = next((place for place, send in enumerate(sends) if send == steps), len(sends))
     return OneLinkTimes(
@@ -118,18 +128,34 @@ def send_in_order(transfer_s: FloatArray, step_lengths_s: FloatArray, most_delay
     )
 
 
-def _begins(state: _State, bounds: list[float], slack: float) -> list[float]:
-    following = bisect_right(bounds, state.run_s + slack)
-    later = bounds[following : following + 1]
-    return [state.run_s, *later]
+def _after(states: _States, taken_s: float, bounds: FloatArray, most_delay: int, slack: float) -> _States:
+    """Return all states after a fragment: each begin of it, and each boundary that may apply it."""
+    steps = len(bounds) - 1
+    # It begins when the link is free, or at the boundary after that.
+    following = np.searchsorted(bounds, states.run_s + slack, side="right")
+    before = np.repeat(np.arange(len(states.run_s)), 1 + (following <= steps))
+    begin = states.run_s[before]
+    later = np.concatenate([[False], before[1:] == before[:-1]])
+    begin[later] = bounds[following[before[later]]]
+    send = np.minimum(np.searchsorted(bounds, begin + slack, side="right") - 1, steps)
+    end = begin + taken_s
+    # Applied at each boundary up to the first one after its end: before that, workers wait.
+    until = np.searchsorted(bounds, end - slack, side="left")
+    counts = np.minimum(np.minimum(send + most_delay, steps), until) - send + 1
+    each = np.repeat(np.arange(len(begin)), counts)
+    due = send[each] + np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
+    over = np.where(due == steps, 0.0, np.maximum(end[each] - bounds[due], 0.0))
+    return _States(end[each] - over, states.waited_s[before[each]] + over, send[each], due, before[each])
 
 
-def _undominated(states: list[_State], slack: float) -> list[_State]:
-    states.sort(key=lambda state: (state.run_s, state.waited_s))
-    kept: list[_State] = []
+def _undominated(states: _States, slack: float) -> _States:
+    order = np.lexsort((states.waited_s, states.run_s))
+    waited = states.waited_s[order]
+    order = order[np.concatenate([[True], waited[1:] < np.minimum.accumulate(waited)[:-1]])]
+    kept: list[int] = []
     least = float("inf")
-    for state in states:
-        if state.waited_s < least - slack:
-            kept.append(state)
-            least = state.waited_s
-    return kept
+    for place, waited_s in zip(order.tolist(), states.waited_s[order].tolist(), strict=True):
+        if waited_s < least - slack:
+            kept.append(place)
+            least = waited_s
+    return states.at(np.array(kept))
