@@ -1,6 +1,7 @@
 """The planner of outer steps: fragments, when each is sent over which link, and when it is applied."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -43,8 +44,9 @@ def plan_outer(problem: OuterSync, *, torchft: bool = False) -> OuterPlan:
 
     Layers that may be cut anywhere fill windows of steps, and attain the bound
     (``pace.solver.streaming.capacity``). Whole layers are grouped in several ways and timed by a dynamic
-    program that is exact for one link and a fixed order (``pace.solver.streaming.one_link``). A plan is never
-    worse than what torchft and the streaming DiLoCo paper do with the same limits.
+    program that is exact for one link and a fixed order (``pace.solver.streaming.one_link``). Groups are not
+    timed if their bound (Theorem 1) already says that they are no better than the best so far. A plan is
+    never worse than what torchft and the streaming DiLoCo paper do with the same limits.
 
     Parameters
     ----------
@@ -71,7 +73,10 @@ def plan_outer(problem: OuterSync, *, torchft: bool = False) -> OuterPlan:
         return _document(problem, best, steady_state_of(problem, best), "torchft's turns, best number")
     bound = least_period(streaming_links(problem), problem.size_bytes)
     best, method, state = [], "", None
-    for fragments, how in _candidates(problem, bound):
+    for least_s, make, how in _candidates(problem, bound):
+        if state is not None and least_s >= state.period_s * (1 - NEAR):
+            continue
+        fragments = make()
         found = steady_state_of(problem, fragments)
         if state is None or found.period_s < state.period_s * (1 - NEAR):
             best, method, state = fragments, how, found
@@ -82,27 +87,30 @@ def plan_outer(problem: OuterSync, *, torchft: bool = False) -> OuterPlan:
     return _document(problem, spare, steady_state_of(problem, spare), method)
 
 
-def _candidates(problem: OuterSync, bound_s: float) -> Iterator[tuple[list[FragmentSend], str]]:
-    """Yield fragments, those that are likely to be best first."""
+# A bound on the period of fragments, what makes them, and the method in words.
+_Candidate = tuple[float, Callable[[], list[FragmentSend]], str]
+
+
+def _candidates(problem: OuterSync, bound_s: float) -> Iterator[_Candidate]:
+    """Yield ways to make fragments, those that are likely to be best first."""
     sizes = [layer.size_bytes for layer in problem.layers]
     whole = [((number, 0, size),) for number, size in enumerate(sizes)]
     if problem.cutting == "none":
-        yield _timed(problem, list(whole)), "fragments as given, timed in their order"
+        yield _timed(problem, list(whole), "fragments as given, timed in their order")
         by_size = sorted(whole, key=lambda each: -each[0][2])
-        yield _timed(problem, list(by_size)), "fragments as given, the largest first"
+        yield _timed(problem, list(by_size), "fragments as given, the largest first")
         return
     if problem.cutting == "anywhere":
-        yield _windowed(problem, bound_s), "windows of steps, filled in proportion"
-    yield best_of_torchft(problem), "torchft's turns"
+        yield bound_s, partial(_windowed, problem, bound_s), "windows of steps, filled in proportion"
+    yield bound_s, partial(best_of_torchft, problem), "torchft's turns"
     for count in _counts(problem):
-        runs = [tuple(part for each in run for part in whole[each]) for run in balanced_runs(sizes, count)]
-        yield _timed(problem, runs), "runs of layers, timed by a dynamic program"
-        bins = [
-            tuple(part for each in group for part in whole[each]) for group in largest_first(sizes, count)
-        ]
-        yield _timed(problem, bins), "bins of layers, timed by a dynamic program"
+        for grouping, kind in ((balanced_runs, "runs"), (largest_first, "bins")):
+            groups = [
+                tuple(part for each in group for part in whole[each]) for group in grouping(sizes, count)
+            ]
+            yield _timed(problem, groups, f"{kind} of layers, timed by a dynamic program")
     if problem.max_fragments is None:
-        yield strided_fragments(problem), "strided layers, evenly spaced"
+        yield bound_s, partial(strided_fragments, problem), "strided layers, evenly spaced"
 
 
 def _counts(problem: OuterSync) -> list[int]:
@@ -126,11 +134,10 @@ def _windowed(problem: OuterSync, bound_s: float) -> list[FragmentSend]:
     ]
 
 
-def _timed(problem: OuterSync, groups: list[tuple[Stretch, ...]]) -> list[FragmentSend]:
-    """Put groups on links, the largest first, and time each link's in their order.
+def _timed(problem: OuterSync, groups: list[tuple[Stretch, ...]], method: str) -> _Candidate:
+    """Put groups on links, the largest first; the candidate times each link's in their order.
 
-    A group goes to the link whose own bound (Theorem 1) is then least. The most loaded link is timed first;
-    the others make use of the waits that it needs anyway.
+    A group goes to the link whose own bound (Theorem 1) is then least.
     """
     loads = [0.0] * len(problem.links)
     waited = [problem.compute_s] * len(problem.links)
@@ -147,13 +154,24 @@ def _timed(problem: OuterSync, groups: list[tuple[Stretch, ...]]) -> list[Fragme
         loads[link] += taken_s[link]
         waited[link] += max(taken_s[link] - window, 0.0)
         of_link[link].append(number)
+    numbers = {link: sorted(of_link[link]) for link in np.argsort(-np.array(loads), kind="stable").tolist()}
+    return max(*loads, *waited), partial(_send_groups, problem, groups, numbers), method
+
+
+def _send_groups(
+    problem: OuterSync, groups: list[tuple[Stretch, ...]], of_link: dict[int, list[int]]
+) -> list[FragmentSend]:
+    """Time the groups of each link, which are given by number.
+
+    The most loaded link comes first; the others make use of the waits that it needs anyway.
+    """
     made: list[FragmentSend] = []
     waits = np.zeros(problem.period_steps)
-    for link in sorted(range(len(loads)), key=lambda each: -loads[each]):
-        numbers = sorted(of_link[link])
+    for link, numbers in of_link.items():
         if not numbers:
             continue
-        taken = np.array([transfer_s(problem, link, sizes[number]) for number in numbers])
+        sizes = [sum(size for _, _, size in groups[number]) for number in numbers]
+        taken = np.array([transfer_s(problem, link, size) for size in sizes])
         times = send_in_order(taken, problem.step_s + np.roll(waits, -1), problem.max_delay_steps)
         made += [
             FragmentSend(

@@ -10,6 +10,8 @@ from pace.checker.outer_sync import check_outer
 from pace.documents.sync.outer_plan import parse_outer_plan
 from pace.documents.sync.outer_sync import OuterLayer, OuterLink, OuterSync, parse_outer_sync
 from pace.errors import InvalidOptions, InvalidSync
+from pace.solver.arrays import FloatArray
+from pace.solver.streaming.one_link import OneLinkTimes, send_in_order
 from pace.sync.outer.bandwidth import needed_bandwidth, scaled
 from pace.sync.outer.plan import plan_outer
 from pace.sync.outer.rivals import torchft_fragments
@@ -94,6 +96,28 @@ def test_whole_layers_are_optimal_on_one_link() -> None:
         )
         assert plan.bound.period_s <= judged * (1 + 1e-9)
         assert plan.predicted.period_s <= judged * (1.05 if links > 1 else 1 + 1e-9)
+
+
+@pytest.mark.parametrize(("rates", "delay", "most"), [([20e6], 5, 10), ([10e6, 5e6], 100, 40)])
+def test_many_whole_layers_take_little_work(
+    rates: list[float], delay: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups whose bound is no better than the best plan so far are not timed: most of 44 a link."""
+    timed: list[int] = []
+
+    def counted(transfer_s: FloatArray, step_lengths_s: FloatArray, most_delay: int) -> OneLinkTimes:
+        timed.append(len(transfer_s))
+        return send_in_order(transfer_s, step_lengths_s, most_delay)
+
+    monkeypatch.setattr("pace.sync.outer.plan.send_in_order", counted)
+    layers = [{"name": f"l{n}", "size_bytes": 1600 * (n * 7919 % 3001 + 1)} for n in range(400)]
+    fields = {"cutting": "between-layers", "layers": layers, "period_steps": 500, "max_delay_steps": delay}
+    links = [{"name": f"{rate}", "bytes_per_s": rate, "latency_s": 0.001} for rate in rates]
+    problem = small_outer(links=links, **fields)
+    plan = plan_outer(problem)
+    assert 0 < len(timed) <= most
+    assert plan.predicted.gap < 2e-3
+    assert check_outer(problem, plan) == []
 
 
 def test_torchft_plans_have_its_form() -> None:
