@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
 from pace.runtime.fabric.formats.number_formats import encode
 from pace.runtime.fabric.formats.update_forms import cut_update, dense_vector, numbers_of
-from pace.runtime.fabric.messages import AdditionOrder
+from pace.runtime.fabric.messages.transfers import AdditionOrder
 from pace.runtime.fabric.shards import shard_range, whole_of
 from pace.runtime.fabric.sparse_update import SparseUpdate, add_sparse, join_sparse
 from pace.runtime.fabric.update_records import UpdateForm

@@ -17,8 +17,11 @@ from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect
 from pace.runtime.fabric.formats.error_feedback import NarrowUpdate
 from pace.runtime.fabric.formats.update_forms import dense_vector
-from pace.runtime.fabric.membership.group_messages import GroupAnswer, RoundCall, StateCall, StateOrder
-from pace.runtime.fabric.messages import Message, ModelCall, PushCall, TicketOrder, TransferIntro
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.commits import PushCall, TicketOrder
+from pace.runtime.fabric.messages.groups import GroupAnswer, RoundCall, StateCall, StateOrder
+from pace.runtime.fabric.messages.models import ModelCall
+from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate, UpdateForm, update_id
 from pace.wire.addresses import ServerAddress

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 from pace.runtime.event_log import log, note_refusal
-from pace.runtime.fabric.messages import Message, TransferIntro, read_message
+from pace.runtime.fabric.messages.any_message import Message, read_message
+from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.wire import meeting
 from pace.wire.addresses import ServerAddress
 from pace.wire.frames import HEADER_BYTES, Frame, FrameKind, WireFault

@@ -17,27 +17,24 @@ from pace.runtime.fabric.byte_store import PROBE, ByteStore
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen, own_address_towards
 from pace.runtime.fabric.held_model import HeldModel
 from pace.runtime.fabric.local_workers import LocalWorkers
-from pace.runtime.fabric.membership.group_messages import AdmissionOrder, StateOrder
 from pace.runtime.fabric.membership.local_members import LocalMembers
-from pace.runtime.fabric.messages import (
-    AdditionOrder,
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.commits import CommitNotice, CommitOrder, ReleaseOrder, TicketOrder
+from pace.runtime.fabric.messages.groups import AdmissionOrder, StateOrder
+from pace.runtime.fabric.messages.hosts import HostRegistration, RefusalOrder, WelcomeOrder
+from pace.runtime.fabric.messages.models import (
     AdoptionOrder,
-    ArrivalNotice,
-    CommitNotice,
-    CommitOrder,
     DeliveryOrder,
-    ForgetOrder,
-    HostRegistration,
-    Message,
     PromotionOrder,
-    RateOrder,
-    RefusalOrder,
-    ReleaseOrder,
     SnapshotNotice,
     SnapshotOrder,
-    TicketOrder,
+)
+from pace.runtime.fabric.messages.transfers import (
+    AdditionOrder,
+    ArrivalNotice,
+    ForgetOrder,
+    RateOrder,
     TransferOrder,
-    WelcomeOrder,
 )
 from pace.runtime.fabric.peer_links import PeerLinks
 from pace.runtime.fabric.scheduler_call import CONNECT_S, SchedulerCall

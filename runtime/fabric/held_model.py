@@ -23,7 +23,7 @@ from pace.runtime.fabric.commit_log import (
     apply_steps,
 )
 from pace.runtime.fabric.formats.number_formats import decode, encode
-from pace.runtime.fabric.messages import CommitOrder
+from pace.runtime.fabric.messages.commits import CommitOrder
 from pace.runtime.fabric.update_records import NumberFormat
 
 # Ids of commits that a restarted scheduler must know, so that nothing is committed twice.

@@ -7,19 +7,12 @@ from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
 from pace.runtime.fabric.formats.update_forms import misfit
-from pace.runtime.fabric.messages import (
-    ComputingNotice,
-    DeliveryOrder,
-    Message,
-    ModelCall,
-    ModelWanted,
-    PushCall,
-    ReductionNotice,
-    RefusalOrder,
-    TicketOrder,
-    TransferIntro,
-    UpdateNotice,
-)
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.commits import PushCall, TicketOrder, UpdateNotice
+from pace.runtime.fabric.messages.groups import ReductionNotice
+from pace.runtime.fabric.messages.hosts import RefusalOrder
+from pace.runtime.fabric.messages.models import ComputingNotice, DeliveryOrder, ModelCall, ModelWanted
+from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.runtime.fabric.shards import whole_of
 from pace.runtime.fabric.update_records import HeldUpdate
 

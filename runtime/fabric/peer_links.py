@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.byte_store import ByteStore
 from pace.runtime.fabric.connection import FabricLink
-from pace.runtime.fabric.messages import FailureNotice, Message, RateOrder, TransferIntro, TransferOrder
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.transfers import FailureNotice, RateOrder, TransferIntro, TransferOrder
 from pace.wire.addresses import ServerAddress
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pace.errors import CommunicationFailed
 from pace.runtime.event_log import log
 from pace.runtime.fabric.connection import FabricLink
-from pace.runtime.fabric.messages import Message
+from pace.runtime.fabric.messages.any_message import Message
 
 _RETRY_S = 0.2
 # Other hosts are asked once. A host that does not answer in this time is lost.

@@ -7,7 +7,8 @@ from typing import Any
 
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.connection import FabricLink, connect
-from pace.runtime.fabric.messages import Message, StatusAnswer, StatusCall
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.hosts import StatusAnswer, StatusCall
 from pace.wire.addresses import ServerAddress
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
-from pace.runtime.fabric.messages import RelayOrder
+from pace.runtime.fabric.messages.weights import RelayOrder
 from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeWanted
 from pace.runtime.fabric.weight_sync.receiver import ReceivedWeights, WeightReceiver
 from pace.runtime.weight_sync.assembly import StateAssembly

@@ -10,7 +10,8 @@ from pace.runtime.fabric.client import DaemonAnswer, FabricClient
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.formats.error_feedback import NarrowUpdate
 from pace.runtime.fabric.formats.update_forms import dense_vector
-from pace.runtime.fabric.membership.group_messages import (
+from pace.runtime.fabric.membership.local_members import key_of
+from pace.runtime.fabric.messages.groups import (
     GroupTerms,
     JoinCall,
     LeaveCall,
@@ -18,7 +19,6 @@ from pace.runtime.fabric.membership.group_messages import (
     StateCall,
     StateOrder,
 )
-from pace.runtime.fabric.membership.local_members import key_of
 
 
 class GroupMember:

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
 from pace.runtime.fabric.formats.update_forms import misfit
-from pace.runtime.fabric.membership.group_messages import (
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.groups import (
     AdmissionOrder,
     GroupAnswer,
     JoinCall,
     LeaveCall,
     MembershipNotice,
+    ReductionNotice,
     RoundCall,
     StateCall,
     StateNotice,
     StateOrder,
 )
-from pace.runtime.fabric.messages import Message, ReductionNotice, RefusalOrder, TransferIntro
+from pace.runtime.fabric.messages.hosts import RefusalOrder
+from pace.runtime.fabric.messages.transfers import TransferIntro
 
 
 @dataclass(slots=True)

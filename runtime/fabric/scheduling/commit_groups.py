@@ -11,7 +11,7 @@ from pace.fabric.solver.aggregation import DENSE, AggregateSize, Aggregation, Ho
 from pace.fabric.solver.ordering import Drop, Late, order_updates
 from pace.fabric.solver.plain_ordering import ShardedServers, order_plainly
 from pace.fabric.solver.updates import NO_DEADLINE, Updates, deadlines
-from pace.runtime.fabric.messages import AdditionOrder
+from pace.runtime.fabric.messages.transfers import AdditionOrder
 from pace.runtime.fabric.scheduling.known_hosts import NetworkView
 from pace.runtime.fabric.scheduling.transfer_queue import TransferQueue
 from pace.runtime.fabric.shards import shard_bytes, shard_key

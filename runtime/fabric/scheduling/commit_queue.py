@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from pace.runtime.fabric.messages import CommitNotice, CommitOrder, ForgetOrder
+from pace.runtime.fabric.messages.commits import CommitNotice, CommitOrder
+from pace.runtime.fabric.messages.transfers import ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import CommitGroup, FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed

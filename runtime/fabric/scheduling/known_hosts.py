@@ -8,7 +8,9 @@ from pace.fabric.solver.aggregation import fastest_hosts
 from pace.fabric.solver.capacity import Capacities
 from pace.runtime.fabric.byte_store import PROBE, PROBE_BYTES
 from pace.runtime.fabric.connection import FabricLink
-from pace.runtime.fabric.messages import HostRegistration, Message, TransferOrder
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.hosts import HostRegistration
+from pace.runtime.fabric.messages.transfers import RateOrder, TransferOrder
 from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState
 from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer, TransferQueue
 
@@ -148,6 +150,4 @@ class KnownHosts:
         )
 
     def _pace(self, transfer: QueuedTransfer) -> None:
-        from pace.runtime.fabric.messages import RateOrder
-
         self.tell(transfer.source, RateOrder(host=transfer.target, rate=transfer.rate))

@@ -1,7 +1,8 @@
 """Who holds the model: the server, its replica, and what happens when the server is gone."""
 
 from pace.runtime.event_log import log
-from pace.runtime.fabric.messages import HostRegistration, PromotionOrder
+from pace.runtime.fabric.messages.hosts import HostRegistration
+from pace.runtime.fabric.messages.models import PromotionOrder
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.replication.replica_feed import ReplicaFeed

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from pace.fabric.solver.distribution import distribute
 from pace.runtime.event_log import log
-from pace.runtime.fabric.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
+from pace.runtime.fabric.messages.models import DeliveryOrder, SnapshotOrder
+from pace.runtime.fabric.messages.transfers import ForgetOrder
 from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.runtime.fabric.shards import shard_key, whole_of

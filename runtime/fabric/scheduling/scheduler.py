@@ -16,23 +16,18 @@ from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import PROBE
 from pace.runtime.fabric.connection import FabricLink, listen
-from pace.runtime.fabric.membership.group_messages import MembershipNotice, StateNotice
-from pace.runtime.fabric.messages import (
-    ArrivalNotice,
-    CommitNotice,
-    ComputingNotice,
-    FailureNotice,
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.commits import CommitNotice, UpdateNotice
+from pace.runtime.fabric.messages.groups import MembershipNotice, ReductionNotice, StateNotice
+from pace.runtime.fabric.messages.hosts import (
     HostRegistration,
-    Message,
-    ModelWanted,
-    ReductionNotice,
     RefusalOrder,
-    SnapshotNotice,
     StatusAnswer,
     StatusCall,
-    UpdateNotice,
     WelcomeOrder,
 )
+from pace.runtime.fabric.messages.models import ComputingNotice, ModelWanted, SnapshotNotice
+from pace.runtime.fabric.messages.transfers import ArrivalNotice, FailureNotice
 from pace.runtime.fabric.scheduling.admission import Admission
 from pace.runtime.fabric.scheduling.batch_planner import BatchPlanner
 from pace.runtime.fabric.scheduling.commit_queue import CommitQueue

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pace.runtime.fabric.messages import ArrivalNotice
+from pace.runtime.fabric.messages.transfers import ArrivalNotice
 from pace.runtime.fabric.scheduling.transfer_queue import QueuedTransfer
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pace.fabric.solver.capacity import Capacities
-from pace.runtime.fabric.messages import Message
+from pace.runtime.fabric.messages.any_message import Message
 from pace.runtime.fabric.scheduling.link_rates import Direction, NetworkState, SeenTransfer
 
 # Less than this share of a link is left to the next transfer's turn; a stopped sender keeps as much.

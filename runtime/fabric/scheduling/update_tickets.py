@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from pace.runtime.fabric.messages import ReleaseOrder, TicketOrder
+from pace.runtime.fabric.messages.commits import ReleaseOrder, TicketOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.update_records import HeldUpdate, worker_and_number

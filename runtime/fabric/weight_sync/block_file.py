@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from pace.documents.base import Document, explain
 from pace.errors import InvalidUse
-from pace.runtime.fabric.messages import BlocksCall, RelayOrder
+from pace.runtime.fabric.messages.weights import BlocksCall, RelayOrder
 from pace.runtime.fabric.update_records import Count, Text
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pace.errors import ScheduleMismatch
-from pace.runtime.fabric.messages import RelayOrder
+from pace.runtime.fabric.messages.weights import RelayOrder
 
 
 class WholeWanted(ScheduleMismatch):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from pace.errors import CommunicationFailed
 from pace.runtime.fabric.connection import FabricLink, connect
-from pace.runtime.fabric.messages import BlocksAnswer, BlocksCall, Message
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.weights import BlocksAnswer, BlocksCall
 from pace.runtime.fabric.weight_sync.block_file import BlockLayout, block_source, blocks_of
 from pace.runtime.fabric.weight_sync.sender import WeightDelivery, WeightSender
 from pace.wire.addresses import ServerAddress

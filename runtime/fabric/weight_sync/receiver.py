@@ -14,12 +14,12 @@ from pace.errors import CommunicationFailed, PaceError
 from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.runtime.fabric.connection import FabricLink, Incoming, connect, listen
-from pace.runtime.fabric.messages import (
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.weights import (
     BlocksAnswer,
     BlocksCall,
     BucketNotice,
     BucketSeal,
-    Message,
     RelayAnswer,
     RelayNotice,
     RelayOrder,

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.closing import Closing
 from pace.runtime.fabric.connection import FabricLink, connect
-from pace.runtime.fabric.messages import (
+from pace.runtime.fabric.messages.any_message import Message
+from pace.runtime.fabric.messages.transfers import TransferIntro
+from pace.runtime.fabric.messages.weights import (
     BucketNotice,
     BucketSeal,
-    Message,
     RelayAnswer,
     RelayNotice,
     RelayOrder,
-    TransferIntro,
 )
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, one_bucket
 from pace.wire.addresses import ServerAddress

@@ -12,7 +12,7 @@ from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.byte_store import ByteStore
 from pace.runtime.fabric.client import FabricClient, UpdateTicket
 from pace.runtime.fabric.commit_log import add_scaled, factors_of_steps, replay
-from pace.runtime.fabric.messages import AdditionOrder
+from pace.runtime.fabric.messages.transfers import AdditionOrder
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.shards import shard_range
 from pace.runtime.fabric.sparse_update import SparseUpdate, add_sparse, join_sparse

@@ -13,14 +13,9 @@ from pace.fabric.solver import divergence
 from pace.fabric.solver.aggregation import Aggregation, Hop
 from pace.fabric.solver.replication import LeadLimit
 from pace.runtime.event_log import log
-from pace.runtime.fabric.messages import (
-    AdditionOrder,
-    AdoptionOrder,
-    CommitOrder,
-    ForgetOrder,
-    ReleaseOrder,
-    SnapshotOrder,
-)
+from pace.runtime.fabric.messages.commits import CommitOrder, ReleaseOrder
+from pace.runtime.fabric.messages.models import AdoptionOrder, SnapshotOrder
+from pace.runtime.fabric.messages.transfers import AdditionOrder, ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts, NetworkView
 from pace.runtime.fabric.scheduling.replication.batch_share import ReplicaShare, plan_share

@@ -9,14 +9,16 @@ open round, as it was before that round, and takes the mean of the round.
 from dataclasses import dataclass, field
 
 from pace.runtime.event_log import log
-from pace.runtime.fabric.membership.group_messages import (
+from pace.runtime.fabric.messages.groups import (
     AdmissionOrder,
     GroupTerms,
     MembershipNotice,
+    ReductionNotice,
     StateNotice,
     StateOrder,
 )
-from pace.runtime.fabric.messages import ForgetOrder, ReductionNotice, RefusalOrder
+from pace.runtime.fabric.messages.hosts import RefusalOrder
+from pace.runtime.fabric.messages.transfers import ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.model_requests import spread

@@ -7,7 +7,9 @@ from pace.fabric.solver.aggregation import AggregateSize
 from pace.fabric.solver.ordering import order_updates
 from pace.runtime.fabric.formats.number_formats import encoded_bytes
 from pace.runtime.fabric.formats.update_forms import mean_form
-from pace.runtime.fabric.messages import AdditionOrder, DeliveryOrder, ForgetOrder, RefusalOrder
+from pace.runtime.fabric.messages.hosts import RefusalOrder
+from pace.runtime.fabric.messages.models import DeliveryOrder
+from pace.runtime.fabric.messages.transfers import AdditionOrder, ForgetOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.model_requests import spread

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from pace.runtime.fabric.messages import ReductionNotice, RefusalOrder
+from pace.runtime.fabric.messages.groups import ReductionNotice
+from pace.runtime.fabric.messages.hosts import RefusalOrder
 from pace.runtime.fabric.scheduling.commit_groups import FabricUpdate
 from pace.runtime.fabric.scheduling.known_hosts import KnownHosts
 from pace.runtime.fabric.scheduling.rounds.mean_transfers import MeanTransfers

@@ -1,4 +1,4 @@
-"""Messages about groups: who joins, stays and leaves, states for newcomers, and rounds."""
+"""Groups and rounds: who joins, stays and leaves, states for newcomers, and weighted means."""
 
 from typing import Annotated, Literal
 
@@ -43,17 +43,6 @@ class MembershipNotice(Document):
     rounds: Count = 0
 
 
-class StateNotice(Document):
-    """A member's state is in the host's store, for newcomers to its group."""
-
-    kind: Literal["state"] = "state"
-    group: Text
-    member: Text
-    round: Count
-    key: Text
-    size_bytes: Count
-
-
 class AdmissionOrder(Document):
     """A worker that wanted to join a group is a member now, or why it cannot be.
 
@@ -73,6 +62,17 @@ class AdmissionOrder(Document):
     reason: str = ""
 
 
+class StateNotice(Document):
+    """A member's state is in the host's store, for newcomers to its group."""
+
+    kind: Literal["state"] = "state"
+    group: Text
+    member: Text
+    round: Count
+    key: Text
+    size_bytes: Count
+
+
 class StateOrder(Document):
     """A member is to give its state before a round, for newcomers."""
 
@@ -80,6 +80,27 @@ class StateOrder(Document):
     group: Text
     member: Text
     round: Count
+
+
+class ReductionNotice(Document):
+    """A worker takes part in a weighted mean.
+
+    Attributes
+    ----------
+    members
+        How many take part in a round of fixed members.
+    update
+        None if the worker only takes the mean.
+    group, member
+        Group whose round it is, and the worker's name in it; None for a round of fixed members.
+    """
+
+    kind: Literal["reduce"] = "reduce"
+    round: Text
+    members: Annotated[int, Field(gt=0, lt=1 << 16)] = 1
+    update: HeldUpdate | None = None
+    group: Text | None = None
+    member: Text | None = None
 
 
 class RoundCall(Document):
@@ -144,3 +165,17 @@ class GroupAnswer(Document):
     round: Count = 0
     reason: str = ""
     missed: bool = False
+
+
+GroupMessage = (
+    MembershipNotice
+    | AdmissionOrder
+    | StateNotice
+    | StateOrder
+    | ReductionNotice
+    | RoundCall
+    | JoinCall
+    | LeaveCall
+    | StateCall
+    | GroupAnswer
+)
