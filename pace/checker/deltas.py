@@ -17,7 +17,7 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
     refuse_other(problem, DeltaSync, InvalidSync)
     refuse_other(plan, DeltaPlan, InvalidSync)
     if plan.problem_sha256 != problem.sha256:
-        return ["problem_sha256 is that of another delta-sync document"]
+        return ["problem_sha256 is that of another delta-sync document: plan again, or give that document"]
     found = []
     if plan.block_bytes != problem.block_bytes:
         found.append(f"block_bytes is {plan.block_bytes}, the document has {problem.block_bytes}")

@@ -35,7 +35,7 @@ def check_outer(problem: OuterSync, plan: OuterPlan) -> list[str]:
 
 def _check_identity(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
     if plan.problem_sha256 != problem.sha256:
-        yield "problem_sha256 is that of another outer-sync document"
+        yield "problem_sha256 is that of another outer-sync document: plan again, or give that document"
     if plan.period_steps != problem.period_steps:
         yield f"period_steps is {plan.period_steps}, the document has {problem.period_steps}"
 

@@ -22,7 +22,7 @@ def check_reshard(problem: Resharding, plan: ReshardPlan) -> list[str]:
     refuse_other(problem, Resharding, InvalidSync)
     refuse_other(plan, ReshardPlan, InvalidSync)
     if plan.problem_sha256 != problem.sha256:
-        return ["problem_sha256 is that of another resharding document"]
+        return ["problem_sha256 is that of another resharding document: plan again, or give that document"]
     if plan.tensors != problem.tensors:
         return ["the plan is for other tensors than the document"]
     violations = [*_check_streams(problem, plan)]

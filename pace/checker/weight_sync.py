@@ -39,7 +39,7 @@ def check_sync(problem: WeightSync, plan: SyncPlan) -> list[str]:
 
 def _check_identity(problem: WeightSync, plan: SyncPlan) -> Iterator[str]:
     if plan.problem_sha256 != problem.sha256:
-        yield "problem_sha256 is that of another weight-sync document"
+        yield "problem_sha256 is that of another weight-sync document: plan again, or give that document"
     if plan.credit_bytes != problem.credit_bytes:
         yield f"credit_bytes is {plan.credit_bytes}, the document has {problem.credit_bytes}"
 

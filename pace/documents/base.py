@@ -84,6 +84,8 @@ def faults(kind: type[Document], document: bytes | str, error: ValidationError) 
         parsed = json.loads(document)
     except (ValueError, RecursionError, TypeError):
         parsed = None
+    if not document.strip():
+        return "the document is empty: expected JSON"
     return _another_kind(kind, parsed) or explain(error, parsed)
 
 
@@ -94,7 +96,9 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
     needed = [name for name, field in kind.model_fields.items() if field.is_required()]
     missing = [name for name in needed if name not in parsed]
     unknown = [name for name in parsed if name not in kind.model_fields]
-    if len(parsed) > 1 and len(needed) > 1 and missing == needed:
+    if "problem_sha256" in unknown:
+        return "this is a plan: give the document for which it was made"
+    if len(parsed) != 1 and len(needed) > 1 and missing == needed:
         return f"this is another kind of document: it has none of {', '.join(needed)}"
     if len(unknown) < ANOTHER_KIND:
         return None
@@ -143,11 +147,21 @@ def explain(error: Faults, document: Any = None) -> str:
         What was validated, as parsed from JSON. With it, items of lists are called by their names instead
         of their numbers.
     """
-    return "\n".join(_explain_one(document, fault) for fault in error.errors()[:MOST_FAULTS])
+    found = error.errors()
+    places = [tuple(fault["loc"]) for fault in found]
+    told = [
+        fault
+        for fault, place in zip(found, places, strict=True)
+        # A list whose items are at fault counts as too short, too.
+        if fault["type"] != "too_short" or not any(each[: len(place)] == place != each for each in places)
+    ]
+    return "\n".join(_explain_one(document, fault) for fault in told[:MOST_FAULTS])
 
 
 def _explain_one(document: Any, fault: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "too_short":
+        message = f"give at least {fault['ctx']['min_length']} item{'s' * (fault['ctx']['min_length'] != 1)}"
     place: list[str] = []
     current = document
     for part in fault["loc"]:

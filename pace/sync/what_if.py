@@ -1,5 +1,6 @@
 """The pause of weight synchronization with other links, receivers and credits."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from pace.errors import InvalidOptions
 from pace.sync.plan import plan_sync
 
 BITS = 8
+MOST_RECEIVERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +46,20 @@ def sync_grid(
     Raises
     ------
     InvalidOptions
-        For rates and numbers that are not positive.
+        For rates and numbers that are not positive, and for more than 10,000 receivers.
     InvalidSync
         For credits that are smaller than a block.
     """
-    for name, values in (("bandwidth", bandwidth_gbps), ("receivers", receivers), ("credit", credit_bytes)):
-        wrong = [value for value in values if not value > 0]
+    for name, values in (
+        ("bandwidth", bandwidth_gbps),
+        ("receivers", receivers),
+        ("credit_bytes", credit_bytes),
+    ):
+        wrong = [value for value in values if not 0 < value < math.inf]
         if wrong:
             raise InvalidOptions(f"{name} {wrong[0]:g}: give positive numbers")
+    if max(receivers, default=0) > MOST_RECEIVERS:
+        raise InvalidOptions(f"receivers {max(receivers)}: give at most {MOST_RECEIVERS:,}")
     rates: Sequence[float | None] = bandwidth_gbps or [None]
     limits: Sequence[int | None] = credit_bytes or [problem.credit_bytes]
     points = []

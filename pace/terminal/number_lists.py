@@ -1,8 +1,12 @@
 """Lists of numbers on the command line: ``1,5,10``, ``1:25:1`` and, for whole numbers, ``1-8``."""
 
+import math
+
 from pace.errors import InvalidOptions
 
 MOST_VALUES = 100_000
+_NUMBERS = "expected numbers, for example 1,5,10 or 1:25:1 (from:to:step)"
+_WHOLE_NUMBERS = "expected whole numbers, for example 1,2,4 or 1-8 or 1:9:2 (from:to:step)"
 
 
 def read_numbers(option: str, text: str | None) -> tuple[float, ...]:
@@ -11,10 +15,12 @@ def read_numbers(option: str, text: str | None) -> tuple[float, ...]:
     Raises
     ------
     InvalidOptions
-        If the text has another form, or a range has more than 100,000 values.
+        If the text has another form, a number is infinite or NaN, or a range has more than 100,000 values.
     """
-    if text is None:
-        return ()
+    return () if text is None else _numbers(option, text, _NUMBERS)
+
+
+def _numbers(option: str, text: str, expected: str) -> tuple[float, ...]:
     values: list[float] = []
     for part in text.split(","):
         pieces = part.strip().split(":")
@@ -22,17 +28,15 @@ def read_numbers(option: str, text: str | None) -> tuple[float, ...]:
             numbers = [float(piece) for piece in pieces]
         except ValueError:
             numbers = []
-        if len(numbers) == 1:
+        if len(numbers) == 1 and math.isfinite(numbers[0]):
             values += numbers
-        elif len(numbers) == 3 and numbers[2] > 0 and numbers[0] <= numbers[1] < float("inf"):
+        elif len(numbers) == 3 and numbers[2] > 0 and numbers[0] <= numbers[1] < math.inf:
             first, last, step = numbers
             count = (last - first) / step
             _refuse_too_many(option, part, count)
             values += [round(first + step * at, 12) for at in range(int(count + 1e-9) + 1)]
         else:
-            raise InvalidOptions(
-                f'{option} "{text}": expected numbers, for example 1,5,10 or 1:25:1 (from:to:step)'
-            )
+            raise InvalidOptions(f'{option} "{text}": {expected}')
     return tuple(values)
 
 
@@ -51,11 +55,9 @@ def read_whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
             _refuse_too_many(option, part, int(last) - int(first))
             values += range(int(first), int(last) + 1)
             continue
-        numbers = read_numbers(option, part)
+        numbers = _numbers(option, part, _WHOLE_NUMBERS)
         if not all(number.is_integer() for number in numbers):
-            raise InvalidOptions(
-                f'{option} "{text}": expected whole numbers, for example 1,2,4 or 1-8 or 1:9:2 (from:to:step)'
-            )
+            raise InvalidOptions(f'{option} "{text}": {_WHOLE_NUMBERS}')
         values += map(int, numbers)
     return tuple(values)
 

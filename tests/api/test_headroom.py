@@ -38,7 +38,7 @@ def test_faults_are_named(service: Caller) -> None:
     """As for every question about a profile; unknown kinds of tasks are refused."""
     for body, words in (
         ({}, "profile_id"),
-        ({"profile": {}}, "gradients: Field required"),
+        ({"profile": {}}, "it has none of name, workers, ops, gradients"),
         ({"clip": 1}, "clip"),
     ):
         answer = service.http.post("/v1/headroom", json=body)

@@ -18,7 +18,7 @@ from pace.documents.sync.reshard_plan import ReshardPlan, load_reshard_plan
 from pace.documents.sync.resharding import is_resharding, load_resharding
 from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan
 from pace.documents.sync.weight_sync import load_weight_sync
-from pace.errors import InvalidOptions
+from pace.errors import InvalidOptions, InvalidSync
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
@@ -127,7 +127,15 @@ def check(
     "what-if", epilog="Example: pace sync what-if sync.json --bandwidth-gbps 25,100 --receivers 4,16"
 )
 def what_if(
-    document: SyncArgument,
+    document: Annotated[
+        Path,
+        typer.Argument(
+            help="Weight-sync document (JSON): tensors, links and receivers.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ],
     bandwidth_gbps: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +163,9 @@ def what_if(
     from pace.sync.what_if import sync_grid
 
     with reported():
+        for kind, other in (("a resharding", is_resharding), ("a delta-sync", is_delta_sync)):
+            if other(document):
+                raise InvalidSync(f"{document}: what-if takes a weight-sync document, and this is {kind} one")
         problem = load_weight_sync(document)
         rates = read_numbers("--bandwidth-gbps", bandwidth_gbps)
         counts = read_whole_numbers("--receivers", receivers)

@@ -138,4 +138,4 @@ def is_delta_sync(path: str | Path) -> bool:
         fields = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(fields, dict) and "sync" in fields and "changed" in fields
+    return isinstance(fields, dict) and "sync" in fields and "tensors" not in fields

@@ -8,6 +8,8 @@ from pace.documents.sync.outer_plan import OuterPlan
 from pace.documents.sync.outer_sync import OuterSync
 from pace.errors import InvalidOptions, InvalidSync
 
+MOST_PERIODS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterRun:
@@ -53,8 +55,10 @@ def simulate_outer(
     """
     refuse_other(problem, OuterSync, InvalidSync)
     refuse_other(plan, OuterPlan, InvalidSync)
-    if periods < 1 or not 0 <= jitter < 1:
-        raise InvalidOptions(f"periods {periods}, jitter {jitter:g}: at least 1, and from 0 to below 1")
+    if not 1 <= periods <= MOST_PERIODS:
+        raise InvalidOptions(f"periods {periods}: give a number from 1 to {MOST_PERIODS:,}")
+    if not 0 <= jitter < 1:
+        raise InvalidOptions(f"jitter {jitter:g}: give a number from 0 to below 1")
     if plan.problem_sha256 != problem.sha256:
         raise InvalidSync("the plan was made for another outer-sync document: plan again")
     chance = random.Random(seed)

@@ -64,12 +64,17 @@ def test_bandwidth(document: Path) -> None:
     [
         ("bandwidth", ("--utilization", "1.5"), "utilization 1.5: give a number between 0 and 1"),
         ("bandwidth", ("--utilization", "x"), "expected numbers"),
+        ("simulate", ("--periods", "0"), "periods 0: give a number from 1 to 1,000,000"),
+        ("simulate", ("--periods", "1000000000"), "give a number from 1 to 1,000,000"),
+        ("simulate", ("--jitter", "nan"), "jitter nan: give a number from 0 to below 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
     document: Path, command: str, options: tuple[str, ...], said: str
 ) -> None:
     """What is wrong, and the exit code of wrong usage."""
-    result = run(command, document, *options)
+    plan = document.with_name("plan.json")
+    assert run("plan", document, "-o", plan).exit_code == 0
+    result = run(command, document, *([plan] if command == "simulate" else []), *options)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.output
     assert said in result.stderr

@@ -79,9 +79,14 @@ def test_what_if(document: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("what-if", "--bandwidth-gbps", "0"), 2, "bandwidth 0: give positive numbers"),
-        (("what-if", "--receivers", "x"), 2, "expected numbers"),
+        (("what-if", "--receivers", "x"), 2, "expected whole numbers"),
         (("what-if", "--credit-mb", "0.001"), 1, 'tensor "up" is cut after 6000 bytes'),
         (("what-if", "--bandwidth-gbps", "1:500:1"), 2, "give at most 400"),
+        (("what-if", "--bandwidth-gbps", "inf"), 2, "expected numbers"),
+        (("what-if", "--credit-mb", "nan"), 2, "expected numbers"),
+        (("what-if", "--credit-mb", "-1"), 2, "credit_bytes -1e+06: give positive numbers"),
+        (("what-if", "--receivers", "5-2"), 2, "expected whole numbers"),
+        (("what-if", "--receivers", "1000000000000"), 2, "give at most 10,000"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
@@ -93,10 +98,25 @@ def test_wrong_options_are_refused_in_one_line(
     assert said in result.stderr
 
 
-def test_another_document_is_refused(tmp_path: Path) -> None:
-    """A file of another kind is named."""
+@pytest.mark.parametrize(
+    ("command", "fields", "said"),
+    [
+        ("plan", {"workers": 1, "ops": []}, "this is another kind of document"),
+        ("plan", {}, "this is another kind of document: it has none of name, tensors, sender, receivers"),
+        ("plan", None, "the document is empty: expected JSON"),
+        ("plan", {"problem_sha256": "0", "buckets": []}, "this is a plan: give the document for which"),
+        ("plan", {"sync": sync_fields(), "changd": 0.5}, "changd: Extra inputs are not permitted"),
+        ("what-if", reshard_fields(), "takes a weight-sync document, and this is a resharding one"),
+        ("what-if", {"sync": sync_fields(), "changed": 0.5}, "and this is a delta-sync one"),
+        ("plan", sync_fields() | {"tensors": [{"name": "a", "size_bytes": -1}]}, "or equal to 0 (got -1)"),
+    ],
+)
+def test_wrong_documents_are_refused(command: str, fields: Any, said: str, tmp_path: Path) -> None:
+    """What the file is, and what was expected."""
     file = tmp_path / "other.json"
-    file.write_text('{"workers": 1, "ops": []}')
-    result = run("plan", file)
+    file.write_text("" if fields is None else json.dumps(fields))
+    result = run(command, file)
     assert result.exit_code == 1
-    assert "this is another kind of document" in result.stderr
+    assert said in result.stderr
+    if "changd" not in said:  # two faults: the misspelt field is also missing
+        assert len(result.stderr.splitlines()) == 1
