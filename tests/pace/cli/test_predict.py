@@ -77,7 +77,7 @@ def test_a_fleet_from_a_file(steps: Path, tmp_path: Path) -> None:
     ("arguments", "code", "complaint"),
     [
         (["--workers", "0"], 2, "workers: 0"),
-        (["--workers", "4-2"], 2, "expected numbers"),
+        (["--workers", "4-2"], 2, "expected whole numbers"),
         (["--workers", "1-99999"], 2, "at most 1000"),
         (["--bandwidth-gbps", "fast"], 2, "expected numbers"),
         (["--discipline", "lifo"], 2, "discipline"),
