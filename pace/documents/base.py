@@ -84,7 +84,7 @@ def faults(kind: type[Document], document: bytes | str, error: ValidationError) 
         parsed = json.loads(document)
     except (ValueError, RecursionError, TypeError):
         parsed = None
-    if not document.strip():
+    if isinstance(document, bytes | str) and not document.strip():
         return "the document is empty: expected JSON"
     return _another_kind(kind, parsed) or explain(error, parsed)
 
