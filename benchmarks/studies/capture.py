@@ -180,7 +180,7 @@ def measure(name: str, build: Callable[[], tuple[nn.Module, Loss]], iterations: 
 
 def of_medians(recorder: Recorder) -> tuple[int, float]:
     """Return how many ops a capture has, and their medians added up."""
-    window, intervals_s = recorder._measurement()
+    window, intervals_s, _ = recorder._measurement()
     ops = [intervals_s[:, list(op.intervals)].sum(axis=1) * op.share for op in window.ops]
     return len(ops), sum(float(np.median(durations)) for durations in ops)
 

@@ -18,6 +18,7 @@ from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import HalfCost
 from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
+from pace.runtime.capture.mark_cost import MarkTimes, without_marks
 from pace.runtime.capture.trace import Trace, Tracer
 from pace.runtime.capture.update_rule import UpdateRuleWatch
 from pace.runtime.capture.window import CapturedWindow, Granularity, lay_out, middle_half
@@ -183,6 +184,7 @@ class Recorder:
             trace.ready = {name: at for name, at in trace.ready.items() if name in self._gradients}
         if self.window is None:
             self.window = lay_out(trace, self._model, self._granularity)
+            self._clock.reserve(self._num_steps * (len(self.window.places) + 1))
         else:
             self._traces.append(trace)
 
@@ -209,12 +211,12 @@ class Recorder:
     @property
     def report(self) -> CaptureReport:
         """Return the profile's compute time compared with plain iterations, and the overhead of capturing."""
-        window, intervals_s = self._measurement()
+        window, intervals_s, with_marks_s = self._measurement()
         ops = window.measured(intervals_s)
         return CaptureReport(
             profile_s=sum(op.duration_s for op in ops),
-            plain_iteration_s=_typical(np.array([self._without_asides(stamps) for stamps in self._plain])),
-            captured_iteration_s=_typical(intervals_s.sum(axis=1)),
+            plain_iteration_s=self._plain_iteration_s(),
+            captured_iteration_s=_typical(with_marks_s.sum(axis=1)),
             num_iterations=len(intervals_s),
             num_dropped=len(self._traces) - len(intervals_s),
         )
@@ -231,7 +233,7 @@ class Recorder:
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile; see ``Capture.profile``."""
-        window, intervals_s = self._measurement()
+        window, intervals_s, _ = self._measurement()
         ops = window.measured(intervals_s)
         report = self.report
         parameters = dict(self._model.named_parameters())
@@ -273,7 +275,8 @@ class Recorder:
             },
         )
 
-    def _measurement(self) -> tuple[CapturedWindow, npt.NDArray[np.float64]]:
+    def _measurement(self) -> tuple[CapturedWindow, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the window, its intervals without what marks cost, and the intervals as they were."""
         if not self.finished or self.window is None:
             raise InvalidProfile(f"capture ended after {self._iteration} of {self._num_steps} iterations")
         like = [trace for trace in self._traces if tuple(trace.places) == self.window.places]
@@ -285,7 +288,19 @@ class Recorder:
         stamps = [self._clock.seconds([mark.stamp for mark in trace.marks]) for trace in like]
         intervals_s = np.diff(np.array(stamps), axis=1)
         intervals_s[:, [place.kind == "aside" for place in self.window.places]] = 0.0
-        return self.window, intervals_s
+        if not self._clock.runs_behind:
+            return self.window, intervals_s, intervals_s
+        in_ops = np.array([place.kind not in ("aside", "capture") for place in self.window.places])
+        excess_s = _typical(intervals_s[:, in_ops].sum(axis=1)) - self._plain_iteration_s()
+        times = MarkTimes(
+            reached_s=np.array(stamps),
+            entered_s=1e-9 * np.array([[mark.entered_ns for mark in trace.marks] for trace in like]),
+            left_s=1e-9 * np.array([[mark.left_ns for mark in trace.marks] for trace in like]),
+        )
+        return self.window, without_marks(intervals_s, times, excess_s, in_ops), intervals_s
+
+    def _plain_iteration_s(self) -> float:
+        return _typical(np.array([self._without_asides(stamps) for stamps in self._plain]))
 
     def _unused(self, window: CapturedWindow) -> list[str]:
         return [name for name in window.unused if self._gradients is None or name in self._gradients]

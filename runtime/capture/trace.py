@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -50,11 +51,16 @@ class Place(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """From `stamp` on `place` runs; autograd nodes created there are numbered from `sequence` on."""
+    """From `stamp` on `place` runs; autograd nodes created there are numbered from `sequence` on.
+
+    The host was busy with the mark from `entered_ns` to `left_ns`, on its monotonic clock.
+    """
 
     place: Place
     stamp: Any
     sequence: int
+    entered_ns: int
+    left_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +185,9 @@ class Tracer:
             self._mark(before)
 
     def _mark(self, place: Place) -> None:
-        self._trace.marks.append(Mark(place, self._clock.now(), _get_sequence_nr()))
+        entered_ns = perf_counter_ns()
+        stamp = self._clock.now()
+        self._trace.marks.append(Mark(place, stamp, _get_sequence_nr(), entered_ns, perf_counter_ns()))
 
     def _hook_module(self, name: str, module: torch.nn.Module) -> None:
         place = Place("forward", name)
@@ -263,7 +271,9 @@ class Tracer:
         sequence = _get_sequence_nr()
 
         def before(_gradients: Any) -> None:
-            marks.append(Mark(place, now(), sequence))
+            entered_ns = perf_counter_ns()
+            stamp = now()
+            marks.append(Mark(place, stamp, sequence, entered_ns, perf_counter_ns()))
 
         return before
 

@@ -230,6 +230,8 @@ class Rounds(PendingUpdates):
         self._num_arrived += 1
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
+            if self._transport.device is not None:
+                self._transport.device.note_queue()
             self._settle_after_backward(backward)
         if reduction.sealed:
             self._reopen(slot)
@@ -289,11 +291,13 @@ class Rounds(PendingUpdates):
             unchanged = (turn, self._num_arrived, in_collective(self._thread)) == now
             if not unchanged or self.reduction.sealed or self._busy():
                 return False
-            self.seal(read=False)
-            self.reduction.unread = True
-            # Another turn may follow, in which the asking rank needs this rank too.
-            with contextlib.suppress(PaceError):  # the training thread will raise it
-                self.reduction.resolve_all()
+            device = self._transport.device
+            with contextlib.nullcontext() if device is None else device.in_noted_queue():
+                self.seal(read=False)
+                self.reduction.unread = True
+                # Another turn may follow, in which the asking rank needs this rank too.
+                with contextlib.suppress(PaceError):  # the training thread will raise it
+                    self.reduction.resolve_all()
         finally:
             self._answering = False
             self._lock.release()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pace.runtime.transports.clock import Clock, CudaClock
+from pace.runtime.transports.clock import Clock, CudaClock, CudaMoment
 
 
 class Device(Clock, Protocol):
@@ -24,6 +24,12 @@ class Device(Clock, Protocol):
     def apart(self) -> AbstractContextManager[Any]:
         """Inside, queue into the communication queue: its work and compute do not wait for one another."""
 
+    def note_queue(self) -> None:
+        """Note the queue that the calling thread, which trains, fills now."""
+
+    def in_noted_queue(self) -> AbstractContextManager[Any]:
+        """Inside, another thread queues into the noted queue, in order with the training thread's work."""
+
 
 class CudaDevice(CudaClock):
     """One GPU, with a separate stream for communication."""
@@ -32,14 +38,24 @@ class CudaDevice(CudaClock):
         super().__init__(device)
         make: Any = torch.cuda.Stream  # untyped in torch
         self._communication: torch.cuda.Stream = make(device)
+        self._noted = torch.cuda.current_stream(device)
 
-    def wait_for(self, moment: torch.cuda.Event) -> None:
+    def wait_for(self, moment: CudaMoment) -> None:
         """Make the current stream wait for a moment of any stream; see ``Device``."""
         moment.wait(torch.cuda.current_stream(self._device))
 
     def apart(self) -> AbstractContextManager[Any]:
         """Queue into the stream for communication; see ``Device``."""
         stream: AbstractContextManager[Any] = torch.cuda.stream(self._communication)
+        return stream
+
+    def note_queue(self) -> None:
+        """Note the current stream; see ``Device``."""
+        self._noted = torch.cuda.current_stream(self._device)
+
+    def in_noted_queue(self) -> AbstractContextManager[Any]:
+        """Queue into the noted stream; see ``Device``."""
+        stream: AbstractContextManager[Any] = torch.cuda.stream(self._noted)
         return stream
 
 

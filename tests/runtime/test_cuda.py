@@ -71,12 +71,26 @@ def test_one_rank_over_nccl_equals_plain_training(order: str, mode: str) -> None
     assert difference(trained, train_plainly(Case(), 1)) <= 1e-4
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_half_precision_over_nccl(compression: str) -> None:
-    """Narrowing and widening are queued around the sum."""
+def _train_with_narrow_gradients(_rank: int, _size: int, dtype: torch.dtype) -> Any:
+    torch.backends.cudnn.allow_tf32 = False
+    model = build("conv").cuda()
+    optimizer = OPTIMIZERS["sgd"](trainable(model))
+    for batch in batches("conv", 20, 0):
+        optimizer.zero_grad()
+        backward(model(*(tensor.cuda() for tensor in batch)))
+        for parameter in trainable(model):
+            parameter.grad = parameter.grad.to(dtype).to(parameter.dtype)
+        optimizer.step()
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("compression", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_half_precision_over_nccl(compression: str, dtype: torch.dtype) -> None:
+    """Narrowing and widening are queued around the sum: weights are those of gradients that were rounded."""
     options = {"order": "static", "compression": compression}
     (trained,) = run_ranks(_train_over_nccl, 1, options, backend="none")
-    assert difference(trained, train_plainly(Case(), 1)) <= 0.05
+    (rounded,) = run_ranks(_train_with_narrow_gradients, 1, dtype, backend="none")
+    assert difference(trained, rounded) <= 1e-4
 
 
 def _train_without_waiting(rank: int, size: int) -> Any:

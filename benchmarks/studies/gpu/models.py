@@ -176,7 +176,8 @@ class Workload:
     def model(self, device: str) -> nn.Module:
         """The model on the device, with the same weights every time."""
         torch.manual_seed(0)
-        return self.build().to(device)
+        with torch.device(device):  # on the CPU random weights take seconds
+            return self.build()
 
 
 WORKLOADS = {

@@ -11,7 +11,9 @@ In each turn every rank submits every group once, with zeros for gradients that 
 collectives are in the same order on all ranks, whatever each of them computes.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import torch
@@ -225,7 +227,8 @@ class Reduction:
         for group in self._groups:
             if not group.submitted:
                 self._submit(group, code if group is self.closing else None)
-        self._marks.exchange(code)
+        with self._asking_late_ranks():
+            self._marks.exchange(code)
         self.sealed = True
         self.folded = False
 
@@ -361,10 +364,27 @@ class Reduction:
         A rank that waits for an update does not ask, as the others will call ``step()`` themselves.
         """
         assert self.closing is not None
-        if self._ask is None or not self._read or self.engine.done(self.closing.number, self._patience_s):
+        if self._read and not self.engine.done(self.closing.number, self._patience_s):
+            self._ask_others()
+
+    def _ask_others(self) -> None:
+        if self._ask is not None:
+            self._ask(self.turn)
+            self._patience_s = _ONCE_ASKED_S
+
+    @contextlib.contextmanager
+    def _asking_late_ranks(self) -> Iterator[None]:
+        """Inside, ask other ranks if marks that are sent separately take long; see ``_wait_for_others``."""
+        if not (self._marks.beside and self._read) or self._ask is None:
+            yield
             return
-        self._ask(self.turn)
-        self._patience_s = _ONCE_ASKED_S
+        late = threading.Timer(self._patience_s, self._ask_others)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def take_over(self) -> None:
         """Give all ranks one rank's gradients, if a rank had no backward pass and others have read gradients.

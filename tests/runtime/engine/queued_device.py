@@ -52,6 +52,8 @@ class _Queue:
 class QueuedDevice:
     """A ``Device`` with one queue for compute and one for communication."""
 
+    runs_behind = True
+
     def __init__(self) -> None:
         self._compute = _Queue("compute")
         self._communication = _Queue("communication")
@@ -76,6 +78,9 @@ class QueuedDevice:
         stamps[-1].synchronize()
         return [stamp.at_s - stamps[0].at_s for stamp in stamps]
 
+    def reserve(self, count: int) -> None:
+        """See ``Clock``."""
+
     def wait_for(self, moment: _Moment) -> None:
         """See ``Device``."""
         self.run(lambda: moment.passed.wait(60))
@@ -88,6 +93,14 @@ class QueuedDevice:
             yield
         finally:
             del self._inside.queue
+
+    def note_queue(self) -> None:
+        """See ``Device``; there is one queue for compute."""
+
+    @contextmanager
+    def in_noted_queue(self) -> Iterator[None]:
+        """See ``Device``."""
+        yield
 
     def close(self) -> None:
         """Do what is queued, then end the threads."""

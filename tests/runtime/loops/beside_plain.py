@@ -1,5 +1,6 @@
 """Compares a loop under the runtime with the same loop whose gradients are averaged by hand."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.runtime.loops.loop_reference import first_difference
@@ -19,9 +20,15 @@ def assert_trains_as_plainly(
     under
         Ranks that train under the runtime, of a transport of their own; the same by default.
     """
-    plainly = _run(pool, loop, None, steps, {})
-    ranks = under or pool
-    wrapped = _run(ranks, loop, ranks.backend, steps, options)
+    assert_same_training(pool, under or pool, loop, run_loop, steps=steps, **options)
+
+
+def assert_same_training(
+    pool: RankPool, under: RankPool, loop: Loop, task: Callable[..., Any], *, steps: int, **options: Any
+) -> None:
+    """Compare as above, with loops run by `task`, which takes the arguments of ``run_loop``."""
+    plainly = _run(pool, loop, task, None, steps, {})
+    wrapped = _run(under, loop, task, under.backend, steps, options)
     for rank, ((weights, seen), (expected, looked_for)) in enumerate(zip(wrapped, plainly, strict=True)):
         assert not (said := first_difference(weights, expected, 1e-9)), f"weights of rank {rank}: {said}"
         assert not (said := first_difference(seen, looked_for, 1e-8)), f"seen by rank {rank}: {said}"
@@ -30,9 +37,14 @@ def assert_trains_as_plainly(
 
 
 def _run(
-    pool: RankPool, loop: Loop, transport: str | None, steps: int, options: dict[str, Any]
+    pool: RankPool,
+    loop: Loop,
+    task: Callable[..., Any],
+    transport: str | None,
+    steps: int,
+    options: dict[str, Any],
 ) -> list[tuple[list[Any], list[Any]]]:
-    found = pool.run(run_loop, pool.size, loop, transport, steps, options)
+    found = pool.run(task, pool.size, loop, transport, steps, options)
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
     assert not reasons, "\n".join(reasons)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.runtime.loop_device import ON_CPU, numbers
 from tests.runtime.loops.forked_loops import in_child
 from tests.runtime.loops.loop_models import BATCH, WIDTH, Pass, Units
 from tests.runtime.loops.loop_program import Program
@@ -109,7 +110,7 @@ class Aliases(ABC):
     # Parameters.
 
     def _alias(self, way: str) -> None:
-        if way == "data":
+        if way == "data" or (way == "numpy" and not ON_CPU):
             self.aliases = [parameter.data for parameter in self.parameters]
         elif way == "state":
             self.aliases = list(self.model.state_dict().values())
@@ -131,14 +132,14 @@ class Aliases(ABC):
         self.say(self.in_child(evaluate))
 
     def in_child(self, work: Callable[[], Any]) -> Any:
-        """Run code in a forked process."""
-        return in_child(work)
+        """Run code in a forked process; a GPU cannot be used there."""
+        return in_child(work) if ON_CPU else work()
 
     def _func(self, path: Sequence[int]) -> None:
         if "checkpointed" in self.program.kinds:  # which torch.func refuses
             return
         generator = torch.Generator().manual_seed(9)
-        inputs = torch.randn((3, BATCH, WIDTH), generator=generator, dtype=torch.float64)
+        inputs = numbers((3, BATCH, WIDTH), generator)
 
         def loss(hidden: torch.Tensor) -> torch.Tensor:
             return self.call(hidden, path).pow(2).sum()

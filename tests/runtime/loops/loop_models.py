@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.runtime.loop_device import made_on_cpu, moved, numbers
+
 WIDTH = 8
 BATCH = 2
 
@@ -138,7 +140,10 @@ class Units(nn.Module):
 def build_units(kinds: Sequence[str]) -> Units:
     """A model with the same weights in every process."""
     torch.manual_seed(5)
-    return Units(kinds).double()
+    with made_on_cpu():
+        model = Units(kinds).double()
+    moved(model)
+    return model
 
 
 Pass = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
@@ -158,8 +163,8 @@ def through_units(model: Units) -> Pass:
 def loss_of(run: Pass, path: Sequence[int], seed: int, *, wants_gradient: bool = False) -> torch.Tensor:
     """The loss of a batch made from `seed`; `wants_gradient` is for models with reentrant checkpoints."""
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(BATCH, WIDTH, generator=generator, dtype=torch.float64)
-    target = torch.randn(BATCH, WIDTH, generator=generator, dtype=torch.float64)
+    hidden = numbers((BATCH, WIDTH), generator)
+    target = numbers((BATCH, WIDTH), generator)
     if wants_gradient:
         hidden.requires_grad_()
     return ((run(hidden, path) - target) ** 2).mean()

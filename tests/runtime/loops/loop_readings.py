@@ -29,7 +29,7 @@ class Entry:
 def plain(value: Any) -> Any:
     """Copy a value so that it travels between processes and nothing can change it."""
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().numpy().copy()
+        return value.detach().contiguous().cpu().numpy().copy()
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return value
@@ -42,7 +42,7 @@ def read_gradients(gradients: Sequence[torch.Tensor], how: str) -> Any:
         "abs": lambda g: float(abs(g).sum()),
         "item": lambda g: g.flatten()[0].item(),
         "list": lambda g: g.tolist(),
-        "numpy": lambda g: g.numpy().copy(),
+        "numpy": lambda g: g.cpu().numpy().copy(),
         "data": lambda g: g.data.clone(),
         "detach": lambda g: g.detach().clone(),
         "clone": lambda g: g.clone(),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.runtime.loop_device import train_there
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import UNSEEN, Entry, Unseen, plain
 from tests.runtime.loops.loop_trainer import Trainer, assigned
@@ -253,6 +254,7 @@ class Reference(Trainer):
 
 def expected(program: Program, *, error: float = 0.0) -> list[list[Entry]]:
     """What every rank of a program must see; see ``Reference``."""
+    train_there()
     reference = Reference(program, error=error)
     reference.run(program.operations)
     reference.finish()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.runtime.loop_device import made_on_cpu, moved, numbers, train_there
 from tests.runtime.training import grouped, wrap
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,7 +50,9 @@ class Run:
     def build(self, make: Callable[[], M]) -> M:
         """Make a model with the same weights in every process."""
         torch.manual_seed(17 + len(self.models))
-        model = make().double()
+        with made_on_cpu():
+            model = make().double()
+        model = moved(model)
         self.models.append(model)
         return model
 
@@ -83,7 +86,7 @@ class Run:
     def batch(self, number: int, *shape: int) -> torch.Tensor:
         """Draw numbers for one batch of this rank."""
         generator = torch.Generator().manual_seed(1000 * number + self.rank)
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+        return numbers(shape, generator)
 
     def average(self, *models: nn.Module) -> None:
         """Average gradients, where the runtime does not."""
@@ -139,7 +142,7 @@ class Run:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().numpy().copy()
+        return value.detach().contiguous().cpu().numpy().copy()
     if isinstance(value, list | tuple):
         return [_copied(each) for each in value]
     return value
@@ -152,6 +155,7 @@ def run_loop(
     rank: int, size: int, loop: Loop, transport: str | None, steps: int, options: dict[str, Any]
 ) -> tuple[list[Any], list[Any]]:
     """Run a loop; return the weights it ends with and what it saw. ``transport=None`` runs it plainly."""
+    train_there()
     run = Run(rank, size, transport=transport, steps=steps, options=options)
     loop(run)
     run.see([value for model in run.models for value in model.state_dict().values()])

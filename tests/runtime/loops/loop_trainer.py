@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.runtime.loop_device import numbers, train_there
 from tests.runtime.loops.loop_aliases import Aliases
 from tests.runtime.loops.loop_models import LOOP_OPTIMIZERS, Pass, build_units, loss_of, through_units
 from tests.runtime.loops.loop_program import Operation, Program
@@ -161,9 +162,7 @@ class Trainer(Aliases):
 
     def _noise(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        noise: dict[Any, torch.Tensor] = {
-            p: torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in self.parameters
-        }
+        noise: dict[Any, torch.Tensor] = {p: numbers(p.shape, generator, p.dtype) for p in self.parameters}
         self.in_place(lambda gradient, parameter: gradient.add_(noise[parameter], alpha=0.01))
 
     def _decay(self, factor: float) -> None:
@@ -381,12 +380,13 @@ class RankTrainer(Trainer):
 def assigned(parameter: nn.Parameter, seed: int) -> torch.Tensor:
     """A gradient that user code made by itself, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) / 10
+    made = numbers(parameter.shape, generator, parameter.dtype) / 10
     return torch.empty_like(parameter.detach()).copy_(made)  # laid out in memory as the parameter is
 
 
 def run_program(rank: int, program: Program) -> list[Entry]:
     """Run a program on this rank."""
+    train_there()
     trainer = RankTrainer(program, rank)
     trainer.run(program.operations)
     trainer.finish()

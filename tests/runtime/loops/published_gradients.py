@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from tests.runtime.loop_device import numbers
 from tests.runtime.loops.loop_run import Run
 
 
@@ -164,7 +165,7 @@ def gradient_noise(run: Run) -> None:
         loss_of(run, model, step).backward()
         run.average(model)
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            noise = numbers(parameter.shape, generator, parameter.dtype)
             parameter.grad.add_(noise, alpha=0.1 / (1 + step) ** 0.5)
         optimizer.step()
 

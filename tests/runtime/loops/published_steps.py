@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
+from tests.runtime.loop_device import numbers
 from tests.runtime.loops.loop_run import Run
 from tests.runtime.loops.published_gradients import loss_of, network, sgd
 
@@ -306,7 +307,7 @@ def langevin(run: Run) -> None:
         run.average(model)
         optimizer.step()
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            noise = numbers(parameter.shape, generator, parameter.dtype)
             parameter.data.add_(noise, alpha=0.01)
 
 
