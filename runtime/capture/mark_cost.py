@@ -16,8 +16,8 @@ Array = npt.NDArray[np.float64]
 
 CAUGHT_UP_S = 25e-6
 """The device waits if it reaches a mark within so long of its queueing; launching takes 5 to 20 us."""
-MOST_TIMES_MEASURED = 4.0
-"""How much more than the time inside its hook a mark may cost: calling hooks slows the loop as well."""
+MOST_S = 60e-6
+"""The most that a mark may cost: its hook takes 3 to 15 us, and calling the hook as long again or more."""
 MOST_SHARE = 0.5
 """Of an interval: the rest is taken for its kernels."""
 _HALVINGS = 40
@@ -30,14 +30,13 @@ class MarkTimes:
     Attributes
     ----------
     reached_s
-        On the device's clock.
-    entered_s, left_s
-        On the host's clock: the begin and end of the hook that queued the mark.
+        When the device reached the marks, on its clock.
+    queued_s
+        When the host had queued them, on its clock.
     """
 
     reached_s: Array
-    entered_s: Array
-    left_s: Array
+    queued_s: Array
 
     def device_waits(self) -> npt.NDArray[np.bool_]:
         """Return for each interval whether the device waited for the host at its end.
@@ -45,13 +44,9 @@ class MarkTimes:
         The clocks have different zeros. In every iteration the shortest time from queueing to reaching is
         taken as no wait: an iteration that marks make longer has such a mark.
         """
-        behind_s = self.reached_s - self.left_s
+        behind_s = self.reached_s - self.queued_s
         behind_s = behind_s - behind_s.min(axis=1, keepdims=True)
         return np.asarray(behind_s[:, 1:] <= CAUGHT_UP_S)
-
-    def most_s(self) -> float:
-        """Return the most that one mark may cost."""
-        return MOST_TIMES_MEASURED * float(np.median(self.left_s - self.entered_s))
 
 
 def without_marks(
@@ -64,7 +59,7 @@ def without_marks(
     intervals_s : array of shape (num_iterations, num_intervals)
     excess_s
         By how much marks make a typical iteration longer. At most this is taken away from an iteration on
-        average; less if a mark would have to cost more than ``times.most_s()``.
+        average; less if a mark would have to cost more than `MOST_S`.
     in_ops : array of shape (num_intervals,)
         The intervals that belong to ops.
     """
@@ -82,7 +77,7 @@ def without_marks(
             lead_s -= found[:, number]
         return np.where(in_ops, found, 0.0)
 
-    low_s, high_s = 0.0, times.most_s()
+    low_s, high_s = 0.0, MOST_S
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         if taken(middle_s).sum(axis=1).mean() > excess_s:

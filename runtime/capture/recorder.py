@@ -294,8 +294,7 @@ class Recorder:
         excess_s = _typical(intervals_s[:, in_ops].sum(axis=1)) - self._plain_iteration_s()
         times = MarkTimes(
             reached_s=np.array(stamps),
-            entered_s=1e-9 * np.array([[mark.entered_ns for mark in trace.marks] for trace in like]),
-            left_s=1e-9 * np.array([[mark.left_ns for mark in trace.marks] for trace in like]),
+            queued_s=1e-9 * np.array([[mark.queued_ns for mark in trace.marks] for trace in like]),
         )
         return self.window, without_marks(intervals_s, times, excess_s, in_ops), intervals_s
 

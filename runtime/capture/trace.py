@@ -53,14 +53,13 @@ class Place(NamedTuple):
 class Mark(NamedTuple):
     """From `stamp` on `place` runs; autograd nodes created there are numbered from `sequence` on.
 
-    The host was busy with the mark from `entered_ns` to `left_ns`, on its monotonic clock.
+    The host had queued the mark at `queued_ns` on its monotonic clock.
     """
 
     place: Place
     stamp: Any
     sequence: int
-    entered_ns: int
-    left_ns: int
+    queued_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +184,8 @@ class Tracer:
             self._mark(before)
 
     def _mark(self, place: Place) -> None:
-        entered_ns = perf_counter_ns()
         stamp = self._clock.now()
-        self._trace.marks.append(Mark(place, stamp, _get_sequence_nr(), entered_ns, perf_counter_ns()))
+        self._trace.marks.append(Mark(place, stamp, _get_sequence_nr(), perf_counter_ns()))
 
     def _hook_module(self, name: str, module: torch.nn.Module) -> None:
         place = Place("forward", name)
@@ -271,9 +269,8 @@ class Tracer:
         sequence = _get_sequence_nr()
 
         def before(_gradients: Any) -> None:
-            entered_ns = perf_counter_ns()
             stamp = now()
-            marks.append(Mark(place, stamp, sequence, entered_ns, perf_counter_ns()))
+            marks.append(Mark(place, stamp, sequence, perf_counter_ns()))
 
         return before
 

@@ -143,7 +143,11 @@ class PlanSource:
         elif plan is None and self._transport.rank == 0 and (self._service or self.job):
             missing = "PACE_JOB, or Plan(job=...)" if self.job is None else "PACE_URL, or Plan(service=...)"
             log.info("pace.no_service", missing=missing, service=self._service, job=self.job)
-        return plan or self._with_credit(plan_locally(gradients))
+        return plan or self._with_credit(self._plan_locally(gradients))
+
+    def _plan_locally(self, gradients: list[GradientSize]) -> SendPlan:
+        most = self._transport.local_bytes
+        return plan_locally(gradients, max_group_bytes=most, max_segment_bytes=most, credit_bytes=2 * most)
 
     def _ask_at_start(self, gradients: list[GradientSize]) -> bytes:
         try:

@@ -11,6 +11,9 @@ from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import After, Done
 
+NCCL_BYTES = 25 * 2**20
+"""As DDP's buckets: handing a sum to NCCL takes the host 0.1 ms, in which a fast network carries 4 MiB."""
+
 
 class CudaTransport(GlooTransport):
     """Sums CUDA tensors on the device's stream for communication; control messages use Gloo.
@@ -39,6 +42,7 @@ class CudaTransport(GlooTransport):
             except BaseException:
                 self.close(failed=True)
                 raise
+            self.local_bytes = NCCL_BYTES
 
     def allreduce(
         self,
@@ -51,7 +55,7 @@ class CudaTransport(GlooTransport):
         summed = None
         with self.device.apart():
             if self._nccl is not None:
-                work: Any = dist.all_reduce(segment, group=self._nccl, async_op=True)
+                work: Any = self._nccl.allreduce([segment], self._sum)
                 summed = self._finish(work, after)
             else:
                 work = self._segments.allreduce([segment], self._sum)

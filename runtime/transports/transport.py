@@ -97,6 +97,8 @@ class Transport(Protocol):
     """The device that holds segments; None for the host's memory."""
     has_halves: bool
     """Whether it has reduce-scatters and all-gathers."""
+    local_bytes: int
+    """The most bytes of a group and of a segment in a plan that is made without any measurement."""
     takes_runs: bool
     """Whether `allreduce` also takes `runs`: the elements of the segment that may be nonzero."""
 
@@ -178,6 +180,7 @@ class SumsAlone:
     size: int
     num_servers: int = 0
     pushed: frozenset[str] | None = None
+    local_bytes: int = 4 * 2**20
     takes_runs: bool = False
     peers: Peers | None = None
 
