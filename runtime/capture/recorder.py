@@ -291,12 +291,13 @@ class Recorder:
         if not self._clock.runs_behind:
             return self.window, intervals_s, intervals_s
         in_ops = np.array([place.kind not in ("aside", "capture") for place in self.window.places])
-        excess_s = _typical(intervals_s[:, in_ops].sum(axis=1)) - self._plain_iteration_s()
+        typical = middle_half(intervals_s[:, in_ops].sum(axis=1))
+        excess_s = intervals_s[typical][:, in_ops].sum(axis=1).mean() - self._plain_iteration_s()
         times = MarkTimes(
             reached_s=np.array(stamps),
             queued_s=1e-9 * np.array([[mark.queued_ns for mark in trace.marks] for trace in like]),
         )
-        return self.window, without_marks(intervals_s, times, excess_s, in_ops), intervals_s
+        return self.window, without_marks(intervals_s, times, excess_s, in_ops, typical), intervals_s
 
     def _plain_iteration_s(self) -> float:
         return _typical(np.array([self._without_asides(stamps) for stamps in self._plain]))

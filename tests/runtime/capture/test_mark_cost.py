@@ -1,4 +1,4 @@
-"""What marks cost is taken from the ops at whose end the device waited for its host, and from no others."""
+"""What marks cost is taken from the ops in which the device waited for its host, and from no others."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from pace.runtime.capture.mark_cost import MOST_S, Array, MarkTimes, without_mar
 LAUNCH_S = 8e-6
 HOOK_S = 15e-6
 DISPATCH_S = 5e-6
+FIRST = np.array([0])
 
 
 def run(host_s: Array, device_s: Array, *, marked: bool) -> tuple[Array, MarkTimes]:
@@ -36,7 +37,7 @@ def corrected(host_s: Array, device_s: Array) -> tuple[Array, Array, Array]:
     marked_s, times = run(host_s, device_s, marked=True)
     in_ops = np.ones(plain_s.shape[1], dtype=np.bool_)
     excess_s = float(marked_s.sum() - plain_s.sum())
-    return plain_s, marked_s, without_marks(marked_s, times, excess_s, in_ops)
+    return plain_s, marked_s, without_marks(marked_s, times, excess_s, in_ops, FIRST)
 
 
 def test_a_loop_that_waits_for_its_host() -> None:
@@ -72,7 +73,7 @@ def test_no_mark_costs_more_than_hooks_can() -> None:
     """What another program slowed is not taken for the marks' cost: it stays in the report's error."""
     host_s, device_s = np.full(50, 160e-6), np.full(50, 10e-6)
     marked_s, times = run(host_s, device_s, marked=True)
-    found_s = without_marks(marked_s, times, 1.0, np.ones(50, dtype=np.bool_))
+    found_s = without_marks(marked_s, times, 1.0, np.ones(50, dtype=np.bool_), FIRST)
     assert marked_s - found_s == pytest.approx(np.full((1, 50), MOST_S), rel=1e-6)
 
 
@@ -80,5 +81,5 @@ def test_intervals_of_no_op_keep_their_length() -> None:
     """What capturing itself takes is no op's, and nothing is taken from it."""
     marked_s, times = run(np.full(4, 80e-6), np.full(4, 10e-6), marked=True)
     in_ops = np.array([True, False, True, False])
-    found_s = without_marks(marked_s, times, 2 * HOOK_S, in_ops)
+    found_s = without_marks(marked_s, times, 2 * HOOK_S, in_ops, FIRST)
     assert marked_s - found_s == pytest.approx(np.array([[HOOK_S, 0.0, HOOK_S, 0.0]]), abs=1e-9)
