@@ -7,6 +7,8 @@ from pace.cost_warnings import profile_warnings
 from pace.documents.profile import Profile
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
+HOST_BOUND = 0.2
+"""Share of a step in which the device waits for its host."""
 
 
 def import_report(profile: Profile) -> dict[str, Any]:
@@ -92,6 +94,11 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
             f"{report['exposed_communication_s'] * 1e3:.2f} ms, for other collectives "
             f"{report['fixed_communication_s'] * 1e3:.2f} ms"
         )
+        if host > HOST_BOUND:
+            yield (
+                "host         recording slows a job whose device waits for its host:"
+                " compare the step with one that is not recorded"
+            )
     if report["late_ranks_s"] is not None:
         rank = "unnumbered" if report["rank"] is None else report["rank"]
         yield (

@@ -47,6 +47,15 @@ def test_a_replay_that_is_off_is_said_and_repeated(tmp_path: Path) -> None:
         assert "and so may be this answer" in " ".join(answer.stderr.split())
 
 
+def test_a_device_that_waits_for_its_host_is_pointed_out(tmp_path: Path) -> None:
+    """Recording slows such a job, so that the trace shows a slower one: the report says to compare."""
+    path = write_json(tmp_path / "t.json", kineto_document(launched_events()))
+    report = import_report(read_kineto([path]))
+    wall = report["step_wall_s"]
+    said = ["\n".join(report_lines(report | {"host_wait_s": share * wall})) for share in (0.19, 0.21)]
+    assert ["compare the step with one that is not recorded" in text for text in said] == [False, True]
+
+
 def test_the_report_counts_what_was_dropped(tmp_path: Path) -> None:
     """As text and as JSON."""
     path = write_json(tmp_path / "t.json", kineto_document(rounded_events()))
