@@ -238,3 +238,26 @@ def test_an_answer_that_does_not_fit_is_not_the_last() -> None:
     assert first == ["pace.schedule_refused", "pace.schedule_adopted"]
     assert second == []  # rank 0 speaks for all
     assert answers == []
+
+
+def _local_groups(_rank: int, _size: int, most_bytes: int) -> tuple[list[int], list[int]]:
+    from pace.runtime.transports.gloo import GlooTransport
+
+    GlooTransport.local_bytes = most_bytes
+    model = build("conv")
+    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model)
+    sizes = [group.size_bytes for group in optimizer.report().groups]
+    segments = [segment.size_bytes for segment in optimizer._plan.segments]
+    optimizer.close()
+    return sizes, segments
+
+
+def test_a_local_plan_has_the_transports_sizes() -> None:
+    """NCCL's is coarser than Gloo's: in the time of handing a sum over, a fast network carries 4 MiB."""
+    (whole, uncut), *_ = run_ranks(_local_groups, 2, 1 << 20)
+    (parts, cut_up), *_ = run_ranks(_local_groups, 2, 1024)
+    assert len(whole) == 1
+    assert uncut == whole
+    assert len(parts) > 3
+    assert max(cut_up) == 1024
+    assert sum(parts) == sum(cut_up) == sum(whole)
