@@ -365,11 +365,11 @@ class Reduction:
         """
         assert self.closing is not None
         if self._read and not self.engine.done(self.closing.number, self._patience_s):
-            self._ask_others()
+            self._ask_others(self.turn)
 
-    def _ask_others(self) -> None:
+    def _ask_others(self, turn: int) -> None:
         if self._ask is not None:
-            self._ask(self.turn)
+            self._ask(turn)
             self._patience_s = _ONCE_ASKED_S
 
     @contextlib.contextmanager
@@ -378,7 +378,7 @@ class Reduction:
         if not (self._marks.beside and self._read) or self._ask is None:
             yield
             return
-        late = threading.Timer(self._patience_s, self._ask_others)
+        late = threading.Timer(self._patience_s, self._ask_others, [self.turn])
         late.daemon = True
         late.start()
         try:
