@@ -97,7 +97,7 @@ _KINDS: dict[type[Exception], _Kind] = {
         name="invalid-sync",
         status=422,
         title="Invalid weight synchronization",
-        meaning="The weight-sync document or its plan is not valid",
+        meaning="The weight-sync or outer-sync document is not valid",
     ),
     InvalidSchedule: _Kind(
         name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"

@@ -31,7 +31,7 @@ TAGS: list[dict[str, str]] = [
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
     {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
     {"name": "Graphs", "description": "Plan graphs of sharded training within a memory budget."},
-    {"name": "Sync plans", "description": "Plan how new weights go to rollout engines."},
+    {"name": "Sync plans", "description": "Plan new weights for rollout engines, and streaming DiLoCo."},
     {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
     {"name": "Simulations", "description": "Simulate one iteration under several policies."},
     {"name": "Transfer plans", "description": "Plan transfers of updates over unequal links."},

@@ -1,9 +1,10 @@
-// New weights on their way from a trainer to its rollout engines: the link, and each receiver's own work.
+// Sync plans. New weights on their way to rollout engines: the link, and each receiver's own work. Streaming DiLoCo.
 import { html, useMemo, useRef, useState } from "./elements.js";
 import { goTo, useTitle } from "./address.js";
 import { Gantt } from "./gantt.js";
 import { groupKind } from "./gantt-chart.js";
 import { useLoaded } from "./loading.js";
+import { OuterPlan } from "./outer-plan.js";
 import { bytes, count, milliseconds, percent, seconds } from "./numbers.js";
 import { DropFile, Empty, ProblemNote, Progress, Table, Waiting, readJson, save } from "./parts.js";
 import { getJson, postTask, resourcePath } from "./service.js";
@@ -16,8 +17,8 @@ export function Weights({ values }) {
     setState({ task: { state: "running" } });
     try {
       const sync = await load(from);
-      if (sync?.buckets && sync?.problem_sha256) {
-        throw Object.assign(new Error("This is a plan. Drop the weight-sync document that it was made from: the service plans it again."), { title: "A weight-sync document is needed" });
+      if (sync?.problem_sha256) {
+        throw Object.assign(new Error("This is a plan. Drop the document that it was made from: the service plans it again."), { title: "This is no document to plan" });
       }
       const made = await postTask("v1/sync-plans", { sync }, { progress: (task) => setState({ task }) });
       setState({});
@@ -27,19 +28,21 @@ export function Weights({ values }) {
     }
   };
   const busy = Boolean(state.task);
+  const example = (name) => plan(async () => (await fetch(`web/examples/${name}.json`)).json());
   return html`<div class="side-by-side">
     <section class="card controls" aria-labelledby="weights-title">
       <h2 id="weights-title">New weights on time</h2>
-      <${DropFile} id="sync-file" label="Drop a weight-sync document" hint="JSON: tensors, links, and the receivers' own work" busy=${busy} onFile=${plan(readJson)} />
-      <button type="button" disabled=${busy} onClick=${plan(async () => (await fetch("web/examples/weight-sync.json")).json())}>Use the example</button>
-      <p class="faint">The same as <code>pace sync plan</code>.</p>
+      <${DropFile} id="sync-file" label="Drop a weight-sync or outer-sync document" hint="JSON: tensors of a trainer, or layers of streaming DiLoCo, and links" busy=${busy} onFile=${plan(readJson)} />
+      <button type="button" disabled=${busy} onClick=${example("weight-sync")}>Use the example</button>
+      <button type="button" disabled=${busy} onClick=${example("outer-sync")}>Example of streaming DiLoCo</button>
+      <p class="faint">The same as <code>pace sync plan</code> and <code>pace diloco plan</code>.</p>
     </section>
     <section class="card" aria-labelledby="sync-title">
       <h2 id="sync-title">Sync plan</h2>
       <${ProblemNote} error=${state.error} />
       ${busy && html`<${Progress} task=${state.task} what="Planning" />`}
       ${values.plan ? html`<${Planned} key=${values.plan} id=${values.plan} />`
-        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a weight-sync document, or use the example. The plan says which tensors share a bucket, in which order buckets go, and how short any pause can be.</p><//>`}
+        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a document, or use an example. For rollout engines, the plan says which tensors share a bucket, in which order buckets go, and how short any pause can be. For streaming DiLoCo, it says which fragments are averaged when, and how high the utilization can be.</p><//>`}
     </section>
   </div>`;
 }
@@ -80,11 +83,15 @@ function Planned({ id }) {
     return { resource, sync };
   }, [id]);
   const { resource, sync } = loaded.value || {};
-  const chart = useRef(null);
-  const bands = useMemo(() => (resource ? syncBands(resource.plan, sync) : []), [resource?.id]);
   useTitle(resource?.name, "Weights");
   if (!resource) return html`<${ProblemNote} error=${loaded.error} retry=${loaded.again} />${!loaded.error && html`<${Waiting} what="the plan" rows=${8} />`}`;
+  return sync.layers ? html`<${OuterPlan} resource=${resource} sync=${sync} />` : html`<${BucketPlan} resource=${resource} sync=${sync} />`;
+}
+
+function BucketPlan({ resource, sync }) {
+  const chart = useRef(null);
   const { plan } = resource;
+  const bands = useMemo(() => syncBands(plan, sync), [resource.id]);
   const { predicted, bound } = plan;
   const fixed = plan.rivals.filter(({ pause_s: pause }) => pause != null);
   const best = fixed.reduce((one, other) => (!one || other.pause_s < one.pause_s ? other : one), null);

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 import httpx
 import tenacity
@@ -16,19 +16,13 @@ from pydantic import BaseModel, ValidationError
 from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
 from pace.client.fabric_documents import TransferPlanRequest
 from pace.client.http_request import HttpAnswer, HttpRequest, certificates
+from pace.client.problem_errors import detail_of, error_of
 from pace.client.retries import TryAgain, pause
 from pace.documents.base import explain
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import (
-    InvalidFabric,
-    InvalidJobProgram,
-    InvalidOptions,
-    InvalidProfile,
-    InvalidSteps,
-    ServiceUnavailable,
-)
+from pace.errors import ServiceUnavailable
 from pace.fabric.documents.batch import UpdateBatch
 from pace.fabric.documents.network import FabricNetwork
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
@@ -36,6 +30,10 @@ from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 if TYPE_CHECKING:
     from pace.documents.order.job_program import JobProgram
     from pace.documents.order.order_report import OrderReport, StreamRule
+    from pace.documents.sync.outer_plan import OuterPlan
+    from pace.documents.sync.outer_sync import OuterSync
+    from pace.documents.sync.sync_plan import SyncPlan
+    from pace.documents.sync.weight_sync import WeightSync
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
@@ -253,6 +251,28 @@ class Client:
             self._nonsense("the answer to another question")
         return report
 
+    @overload
+    def plan_sync(self, sync: "WeightSync") -> "SyncPlan": ...
+
+    @overload
+    def plan_sync(self, sync: "OuterSync", *, torchft: bool = ...) -> "OuterPlan": ...
+
+    def plan_sync(self, sync: "WeightSync | OuterSync", *, torchft: bool = False) -> "SyncPlan | OuterPlan":
+        """Let the service plan, and return the same as ``pace.plan_sync`` or ``pace.plan_outer``.
+
+        Raises
+        ------
+        InvalidSync
+            If the service refuses the document.
+        """
+        from pace.client.sync_documents import SyncPlanRequest, SyncPlanResource
+
+        asked = SyncPlanRequest(sync=sync, torchft=torchft).model_dump(mode="json")
+        plan = self._ask("/v1/sync-plans", asked, SyncPlanResource, waits=True).plan
+        if plan.problem_sha256 != sync.sha256:
+            self._nonsense("a plan for another document")
+        return plan
+
     def send_report(
         self,
         schedule: Schedule,
@@ -320,7 +340,7 @@ class Client:
             pause_s = min(2 * pause_s, 0.5)
             task = self._parse(self._request(deadline, "GET", f"/v1/tasks/{task.id}"), TaskResource)
         if task.problem is not None:
-            self._raise_problem(task.problem)
+            raise error_of(task.problem, self.url)
         return self._request(deadline, "GET", task.location or "")
 
     def _deadline(self) -> float:
@@ -351,7 +371,7 @@ class Client:
             arguments["headers"] = {"Prefer": f"wait={half_s}"}
         answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
-            detail = f"{self.url} answered {answer.status}: {_detail(answer.body)}"
+            detail = f"{self.url} answered {answer.status}: {detail_of(answer.body)}"
             raise TryAgain(detail, answer.retry_after_s)
         return answer
 
@@ -361,7 +381,7 @@ class Client:
                 problem = Problem.model_validate_json(answer.body)
             except ValidationError:
                 self._nonsense(f"status {answer.status}")
-            self._raise_problem(problem)
+            raise error_of(problem, self.url)
         digest = base64.b64encode(hashlib.sha256(answer.body).digest()).decode()
         if answer.headers.get("Content-Digest") not in (None, f"sha-256=:{digest}:"):
             self._nonsense("a body that does not have its digest")
@@ -370,26 +390,5 @@ class Client:
         except ValidationError as error:
             self._nonsense(explain(error))
 
-    def _raise_problem(self, problem: Problem) -> NoReturn:
-        match problem.type.rpartition(":")[2]:
-            case "invalid-profile":
-                raise InvalidProfile(problem.detail)
-            case "invalid-steps":
-                raise InvalidSteps(problem.detail)
-            case "invalid-fabric":
-                raise InvalidFabric(problem.detail)
-            case "invalid-job-program":
-                raise InvalidJobProgram(problem.detail)
-            case "invalid-options":
-                raise InvalidOptions(problem.detail)
-        raise ServiceUnavailable(f"{self.url} answered {problem.status} {problem.title}: {problem.detail}")
-
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
-
-
-def _detail(body: bytes) -> str:
-    try:
-        return Problem.model_validate_json(body).detail
-    except ValidationError:
-        return body[:200].decode(errors="replace")

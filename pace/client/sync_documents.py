@@ -1,23 +1,44 @@
-"""Documents of the HTTP interface for plans of weight synchronization."""
+"""Documents of the HTTP interface for sync plans: of weight synchronization, and of streaming DiLoCo."""
 
 from datetime import datetime
+from typing import Self
+
+from pydantic import model_validator
 
 from pace.client.documents import ResourceId
 from pace.documents.base import Document
 from pace.documents.profile import Name
 from pace.documents.schedule import Sha256
-from pace.documents.sync.sync_plan import SyncPlan
-from pace.documents.sync.weight_sync import WeightSync
+from pace.documents.sync.outer_sync import OuterSync
+from pace.documents.sync.sync_problem import PlanOfSync, SyncProblem
+from pace.errors import InvalidSync
 
 
 class SyncPlanRequest(Document):
-    """Body of ``POST /v1/sync-plans``: tensors, links, and the receivers' own work."""
+    """Body of ``POST /v1/sync-plans``.
 
-    sync: WeightSync
+    Attributes
+    ----------
+    sync
+        A weight-sync document, or an outer-sync document of streaming DiLoCo.
+    torchft
+        With an outer-sync document: plan only what torchft's DiLoCo can do.
+    """
+
+    refused_as = InvalidSync
+
+    sync: SyncProblem
+    torchft: bool = False
+
+    @model_validator(mode="after")
+    def _for_diloco(self) -> Self:
+        if self.torchft and not isinstance(self.sync, OuterSync):
+            raise ValueError("torchft is for outer-sync documents, and this is a weight-sync document")
+        return self
 
 
 class SyncPlanSummary(Document):
-    """A stored sync plan without its content; `id` follows from the weight-sync document and the version."""
+    """A stored sync plan without its content; `id` follows from the document, options and the version."""
 
     id: ResourceId
     name: Name
@@ -26,6 +47,6 @@ class SyncPlanSummary(Document):
 
 
 class SyncPlanResource(SyncPlanSummary):
-    """A stored sync plan, as ``pace sync plan --json`` prints it."""
+    """A stored sync plan, as ``pace sync plan --json`` or ``pace diloco plan --json`` prints it."""
 
-    plan: SyncPlan
+    plan: PlanOfSync

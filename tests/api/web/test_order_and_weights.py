@@ -10,6 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import expect
 
+from pace.api.questions.sync_plans import EXAMPLE_OUTER
 from tests.api.web.chromium import Visitor
 from tests.api.web.visits import ON_SQLITE, choose, drawn
 
@@ -103,5 +104,42 @@ def test_buckets_are_drawn_on_the_link_and_at_receivers(visitor: Visitor) -> Non
     page.keyboard.press("]")
     expect(page.locator(".gantt path.alike[d^=M]")).to_have_count(5)
     plan = {"buckets": [], "problem_sha256": "0" * 64}
-    choose(page, "Drop a weight-sync document", ("plan.json", json.dumps(plan).encode()))
-    expect(page.get_by_role("alert")).to_contain_text("Drop the weight-sync document")
+    choose(page, "Drop a weight-sync or outer-sync document", ("plan.json", json.dumps(plan).encode()))
+    expect(page.get_by_role("alert")).to_contain_text("Drop the document that it was made from")
+
+
+def test_fragments_of_streaming_diloco_are_drawn_on_their_link(visitor: Visitor) -> None:
+    """One period: its steps, and each fragment once; a link to the plan shows the same."""
+    page = visitor.go("weights")
+    page.get_by_role("button", name="Example of streaming DiLoCo").click()
+    drawn(page)
+    expect(page).to_have_url(re.compile("plan=[0-9a-f]{32}"))
+    for _ in range(2):
+        assert page.locator(".gantt .lane-label").all_text_contents() == ["steps", "wan"]
+        rules = page.get_by_role("region", name="Rules").locator("tbody tr")
+        expect(rules).to_have_count(4)
+        expect(rules.first).to_contain_text("PACE")
+        fragments = page.get_by_role("region", name="Fragments").locator("tbody tr")
+        expect(fragments).to_have_count(25)
+        expect(fragments.first).to_contain_text("embedding")
+        page.reload()
+        drawn(page)
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("]")
+    expect(page.locator(".gantt [role=status]")).to_contain_text("step")
+
+
+def test_an_outer_sync_document_is_planned_and_named_if_at_fault(visitor: Visitor) -> None:
+    """Two links, one of which is used in the next period, too; a layer at fault is named."""
+    page = visitor.go("weights")
+    links = [{"name": name, "bytes_per_s": rate} for name, rate in (("wan", 2e7), ("lan", 3e7))]
+    document = EXAMPLE_OUTER | {"links": links, "cutting": "anywhere"}
+    file = "Drop a weight-sync or outer-sync document"
+    choose(page, file, ("outer.json", json.dumps(document).encode()))
+    drawn(page)
+    assert page.locator(".gantt .lane-label").all_text_contents() == ["steps", "wan", "lan"]
+    visitor.tolerated = lambda fault: "422" in fault
+    layers = [{"name": "half", "size_bytes": 2}]
+    choose(page, file, ("outer.json", json.dumps(document | {"layers": layers}).encode()))
+    expect(page.get_by_role("alert")).to_contain_text('layer "half"')

@@ -1,0 +1,41 @@
+"""Which error of ours a problem document of the service stands for."""
+
+from pydantic import ValidationError
+
+from pace.client.documents import Problem
+from pace.errors import (
+    InvalidFabric,
+    InvalidJobProgram,
+    InvalidOptions,
+    InvalidProfile,
+    InvalidSteps,
+    InvalidSync,
+    PaceError,
+    ServiceUnavailable,
+)
+
+# By the last word of the problem's type. What else goes wrong is the service's fault, or the request's.
+_ERRORS: dict[str, type[PaceError]] = {
+    "invalid-profile": InvalidProfile,
+    "invalid-steps": InvalidSteps,
+    "invalid-fabric": InvalidFabric,
+    "invalid-job-program": InvalidJobProgram,
+    "invalid-sync": InvalidSync,
+    "invalid-options": InvalidOptions,
+}
+
+
+def error_of(problem: Problem, url: str) -> PaceError:
+    """Return the error of a problem that the service at a URL answered with."""
+    error = _ERRORS.get(problem.type.rpartition(":")[2])
+    if error is not None:
+        return error(problem.detail)
+    return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
+
+
+def detail_of(body: bytes) -> str:
+    """Return what a body says is wrong: a problem's detail, or else its first 200 bytes."""
+    try:
+        return Problem.model_validate_json(body).detail
+    except ValidationError:
+        return body[:200].decode(errors="replace")
