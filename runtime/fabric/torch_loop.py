@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
-from pace.runtime.fabric.client import FabricClient, TicketEnd, UpdateTicket
+from pace.runtime.fabric.client import FabricClient
+from pace.runtime.fabric.client_answers import TicketEnd, UpdateTicket
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.formats.error_feedback import ErrorFeedback, NarrowUpdate
 from pace.runtime.fabric.sparse_update import SparseUpdate

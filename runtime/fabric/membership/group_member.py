@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, RoundMissed
-from pace.runtime.fabric.client import DaemonAnswer, FabricClient
+from pace.runtime.fabric.client import FabricClient
+from pace.runtime.fabric.client_answers import DaemonAnswer
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.formats.error_feedback import NarrowUpdate
 from pace.runtime.fabric.formats.update_forms import dense_vector

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from pace.fabric.documents.network import FabricHost, FabricNetwork
-from pace.runtime.fabric.client import FabricClient, UpdateTicket
+from pace.runtime.fabric.client import FabricClient
+from pace.runtime.fabric.client_answers import UpdateTicket
 from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace.runtime.fabric.daemon import HostDaemon
 from pace.runtime.fabric.held_model import HeldModel

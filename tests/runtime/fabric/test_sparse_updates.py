@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pace.errors import InvalidUse
 from pace.fabric.documents.batch import DivergenceLimit
 from pace.runtime.fabric.byte_store import ByteStore
-from pace.runtime.fabric.client import FabricClient, UpdateTicket
+from pace.runtime.fabric.client import FabricClient
+from pace.runtime.fabric.client_answers import UpdateTicket
 from pace.runtime.fabric.commit_log import add_scaled, factors_of_steps, replay
 from pace.runtime.fabric.messages.transfers import AdditionOrder
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
