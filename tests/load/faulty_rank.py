@@ -210,8 +210,8 @@ def _start(job: Job, rank: int, chance: random.Random) -> tuple[Any, Any, Any, C
     torch.manual_seed(7)
     if job.backend == "hsdp":
         from pace.runtime.fsdp import attach
-        from tests.runtime.fsdp.loops import Job as Sharded
-        from tests.runtime.fsdp.loops import mesh_of
+        from tests.runtime.fsdp.job import Job as Sharded
+        from tests.runtime.fsdp.job import mesh_of
 
         sharded = Sharded(rank, attach=False)
         model = sharded.sharded(mesh_of(2))

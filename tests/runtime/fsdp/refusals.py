@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 
-from tests.runtime.fsdp.loops import Job, Net, mesh_of
+from tests.runtime.fsdp.job import Job, Net, mesh_of
 
 
 def attach(model: Any, optimizer: Any = None, **options: Any) -> Any:

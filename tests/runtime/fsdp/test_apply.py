@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.fsdp import Fsdp2Settings, apply
 from pace.runtime.gates.fsdp2_settings import blocks_of
-from tests.runtime.fsdp.loops import Net
+from tests.runtime.fsdp.job import Net
 from tests.runtime.rank_pool import Failed, RankPool
 
 SETTINGS = Fsdp2Settings(forward_ahead=2, backward_ahead=2, max_input_buffers=2)

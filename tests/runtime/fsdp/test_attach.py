@@ -11,7 +11,8 @@ import torch
 
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.options import Mode
-from tests.runtime.fsdp.loops import COMPILED, LOOPS, ROUNDED, TRIED, Job
+from tests.runtime.fsdp.job import Job
+from tests.runtime.fsdp.loops import COMPILED, LOOPS, ROUNDED, TRIED
 from tests.runtime.fsdp.refusals import REFUSALS, refused
 from tests.runtime.logs import captured_events
 from tests.runtime.loop_differences import check, differences

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pace.runtime.fsdp import attach
-from tests.runtime.fsdp.loops import Job, mesh_of
+from tests.runtime.fsdp.job import Job, mesh_of
 from tests.runtime.launch import Outcome, run_ranks, try_ranks
 
 Loss = Literal["stop", "kill"]

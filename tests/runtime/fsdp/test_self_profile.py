@@ -11,7 +11,7 @@ from pace.documents.profile import Profile, parse_profile
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
-from tests.runtime.fsdp.loops import Job
+from tests.runtime.fsdp.job import Job
 from tests.runtime.launch import run_ranks
 from tests.runtime.loop_differences import differences
 
