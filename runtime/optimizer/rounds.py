@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from pace.errors import InvalidUse, PaceError
+from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
-from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
@@ -38,13 +37,14 @@ from pace.runtime.optimizer.group_update import (
     take_existing,
 )
 from pace.runtime.optimizer.live_wrappers import weakly
-from pace.runtime.optimizer.pending_updates import ForkedGate, PendingUpdates, UpdateGuard, refuse_forked
+from pace.runtime.optimizer.pending_updates import ForkedGate, UpdateGuard, refuse_forked
+from pace.runtime.optimizer.round_answers import RoundAnswers
 from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
 
-class Rounds(PendingUpdates):
+class Rounds(RoundAnswers):
     """The buffers for a plan, a running engine, and the hooks and gates on parameters, until ``close``.
 
     Parameters
@@ -267,50 +267,6 @@ class Rounds(PendingUpdates):
             self.reduction.unread = True
         for group in kept:
             self.reduction.resolve(group)
-
-    def answer(self, turn: int) -> bool:
-        """Seal the round for another rank that waits for it, if this rank waits in a collective of user code.
-
-        The rank that asks reads gradients that the other ranks do not read, and comes to that collective
-        later. So every rank that waits there has computed all gradients of the round. Another thread calls
-        this repeatedly. It acts when nothing has changed between two calls.
-
-        Returns
-        -------
-        bool
-            Whether the round was sealed.
-        """
-        before, self._asked = self._asked, (turn, self._num_arrived, in_collective(self._thread))
-        if before != (now := self._asked) or not now[-1] or self.reduction.turn >= turn or self._busy():
-            return False
-        if not self._lock.acquire(timeout=0.1):
-            return False
-        try:
-            self._answering = True
-            # From here on the training thread waits before it uses any gradient.
-            unchanged = (turn, self._num_arrived, in_collective(self._thread)) == now
-            if not unchanged or self.reduction.sealed or self._busy():
-                return False
-            device = self._transport.device
-            with contextlib.nullcontext() if device is None else device.in_noted_queue():
-                self.seal(read=False)
-                self.reduction.unread = True
-                # Another turn may follow, in which the asking rank needs this rank too.
-                with contextlib.suppress(PaceError):  # the training thread will raise it
-                    self.reduction.resolve_all()
-        finally:
-            self._answering = False
-            self._lock.release()
-        return True
-
-    def await_answer(self) -> None:
-        """Wait until an answer that another thread gives for this rank is finished."""
-        if self._answering:
-            with self._lock:
-                pass
-
-    def _busy(self) -> bool:
-        return self.accumulating or self.closed or self._profiling.aside is not None
 
     def _reopen(self, slot: Slot | None) -> None:
         for each in self.slots:
