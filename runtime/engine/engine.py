@@ -30,19 +30,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pace.errors import CommunicationFailed
+from pace.runtime.engine.failure import EngineFailure
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import GroupExchange, SendPlan
 from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.send_queues import SendQueue, calls_of, send_queues_of
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
-from pace.runtime.engine.transport_calls import call_for, described, word_for
+from pace.runtime.engine.transport_calls import call_for
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.torch_threads import torch_thread
-from pace.runtime.transports.transport import Discipline, Transport, reason_of
+from pace.runtime.transports.transport import Discipline, Transport
 
 
-class Engine:
+class Engine(EngineFailure):
     """Sends the segments of submitted groups. Its threads run when it is created.
 
     Parameters
@@ -129,11 +130,6 @@ class Engine:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def failure(self) -> CommunicationFailed | None:
-        """The first failure, or None; nothing is sent after it."""
-        return self._failure
 
     @property
     def sent_segments(self) -> int:
@@ -289,40 +285,6 @@ class Engine:
         if self._failure is not None:
             self._raise_failure()
 
-    def _block(self, send: GroupSend, until: threading.Event) -> None:
-        start = time.monotonic()
-        stalled = False
-        while True:
-            waited_s = time.monotonic() - start
-            if waited_s >= self._timeout_s:
-                self._fail(f"did not end within {self._timeout_s:g} s", send, None)
-                return
-            next_s = self._timeout_s if stalled else self._stall_s
-            if until.wait(max(next_s - waited_s, 0.0)):
-                return
-            if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
-                self._on_stall(send.number)
-            stalled = True
-
-    def _raise_failure(self) -> None:
-        assert self._failure is not None
-        with self._lock:
-            explain = None if self._explained else self._explain
-            self._explained = True
-        if explain is not None:
-            found = explain()
-            if found:
-                self._failure = CommunicationFailed(f"{self._failure}; {found}")
-        raise self._failure
-
-    def abandon(self, failure: CommunicationFailed | None = None) -> None:
-        """Abandon what is in flight: nothing more is sent, and every wait raises `failure`, if given."""
-        if failure is not None:
-            with self._lock:
-                if self._failure is None:
-                    self._failure, self._explained = failure, True
-        self._fail("was abandoned", None, None)
-
     def settle(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until nothing is in flight; return whether nothing is."""
         with self._lock:
@@ -363,12 +325,6 @@ class Engine:
                 thread.join(timeout=None if self._failure is None else 1.0)
         self._prepared.close(failed=self._failure is not None)
 
-    def _wake_all(self) -> None:
-        for queue in self._send_queues:
-            queue.wake.notify_all()
-        self._prepared.notify()
-        self._ended.notify_all()
-
     def _run(self, queue: SendQueue) -> None:
         segment: SegmentSend | None = None
         try:
@@ -381,9 +337,6 @@ class Engine:
                     segment.group.sent.set()
         except Exception as error:  # any error is passed on to waiting threads
             self._fail("could not be sent", segment.group if segment else None, error)
-
-    def _stopped(self) -> bool:
-        return self._closed or self._failure is not None
 
     def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()
@@ -403,24 +356,3 @@ class Engine:
                     each.wake.notify_all()
             if queue.idle or self._closed:
                 self._ended.notify_all()
-
-    def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
-        kind = "all-reduce" if send is None else word_for(self._groups[send.number].exchange)
-        subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
-        cause = "" if error is None else f": {reason_of(error)}"
-        with self._lock:
-            if self._failure is None:
-                self._failure = CommunicationFailed(
-                    f"rank {self._transport.rank} of {self._transport.size}: {subject} {what}{cause}"
-                )
-                self._failure.__cause__ = error
-            for waiting in self._group_sends:
-                waiting.sent.set()
-                waiting.done.set()
-            for ended in self._asides:
-                ended.set()
-            self._wake_all()
-
-    def describe(self, group: int) -> str:
-        """Return a group's name for messages."""
-        return described(group, self._groups[group])

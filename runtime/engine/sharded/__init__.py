@@ -1,1 +1,1 @@
-"""Sharded plans: their reduce-scatters and all-gathers, and the order in which they are sent."""
+"""Sharded plans: units, reduce-scatters and all-gathers, and the order in which they are sent."""
