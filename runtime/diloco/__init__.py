@@ -12,9 +12,18 @@ For a model that `torch.distributed` trains, after every step of the inner optim
 Without a plan, each call averages the whole model and waits for it.
 """
 
+from pace.runtime.diloco.elastic_outer_step import ElasticOuterStep
 from pace.runtime.diloco.group_mean import GroupMean
 from pace.runtime.diloco.outer_step import MeanExchange, OuterStep
 from pace.runtime.diloco.parameter_parts import outer_layers
 from pace.runtime.diloco.torchft_arguments import TorchftArguments, torchft_arguments
 
-__all__ = ["GroupMean", "MeanExchange", "OuterStep", "TorchftArguments", "outer_layers", "torchft_arguments"]
+__all__ = [
+    "ElasticOuterStep",
+    "GroupMean",
+    "MeanExchange",
+    "OuterStep",
+    "TorchftArguments",
+    "outer_layers",
+    "torchft_arguments",
+]

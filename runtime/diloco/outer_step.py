@@ -2,12 +2,11 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +14,8 @@ from pace.documents.sync.outer_plan import OuterPlan
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
 from pace.runtime.diloco.group_mean import GroupMean
-from pace.runtime.diloco.parameter_parts import ParameterPart, parts_of_fragments, read_parts, write_parts
+from pace.runtime.diloco.outer_row import MakeOuter, OuterRow, whole_model
+from pace.runtime.diloco.parameter_parts import parts_of_fragments
 from pace.runtime.fabric.commit_log import Vector
 
 
@@ -28,9 +28,7 @@ class MeanExchange(Protocol):
 
 @dataclass(slots=True)
 class _Fragment:
-    parts: list[ParameterPart]
-    row: nn.Parameter  # the outer model's part, float32
-    optimizer: torch.optim.Optimizer
+    outer: OuterRow
     link: str
     send_step: int
     delay_steps: int
@@ -76,7 +74,7 @@ class OuterStep(Closing):
     def __init__(
         self,
         model: nn.Module,
-        outer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        outer: MakeOuter,
         exchange: MeanExchange | Mapping[str, MeanExchange],
         *,
         members: int,
@@ -93,9 +91,7 @@ class OuterStep(Closing):
         self._fragments: list[_Fragment] = []
         self.waited_s = 0.0
         if plan is None:
-            parts = [ParameterPart(each, 0, each.numel()) for each in model.parameters()]
-            if not parts:
-                raise InvalidUse("a model without parameters")
+            parts = whole_model(model)
             sends = [(parts, "", 0, 0)]
         else:
             sends = [
@@ -103,8 +99,7 @@ class OuterStep(Closing):
                 for parts, each in zip(parts_of_fragments(model, plan), plan.fragments, strict=True)
             ]
         for parts, link, send_step, delay in sends:
-            row = nn.Parameter(read_parts(parts))
-            self._fragments.append(_Fragment(parts, row, outer([row]), link, send_step, delay))
+            self._fragments.append(_Fragment(OuterRow(parts, outer), link, send_step, delay))
         links = {fragment.link for fragment in self._fragments}
         self._exchanges = dict(exchange) if isinstance(exchange, Mapping) else dict.fromkeys(links, exchange)
         if missing := sorted(links - self._exchanges.keys()):
@@ -141,8 +136,8 @@ class OuterStep(Closing):
             "steps": self._steps,
             "fragments": [
                 {
-                    "row": fragment.row.detach().clone(),
-                    "optimizer": fragment.optimizer.state_dict(),
+                    "row": fragment.outer.row.detach().clone(),
+                    "optimizer": fragment.outer.optimizer.state_dict(),
                     "mean": None
                     if fragment.mean is None
                     else torch.from_numpy(fragment.mean.result().copy()),
@@ -161,13 +156,11 @@ class OuterStep(Closing):
             When its fragments are others.
         """
         sizes = [len(each["row"]) for each in state["fragments"]]
-        if sizes != [len(fragment.row) for fragment in self._fragments]:
+        if sizes != [len(fragment.outer.row) for fragment in self._fragments]:
             raise ScheduleMismatch("the state has other fragments than the plan")
         self._steps = state["steps"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
-            with torch.no_grad():
-                fragment.row.copy_(saved["row"])
-            fragment.optimizer.load_state_dict(saved["optimizer"])
+            fragment.outer.load(saved["row"], saved["optimizer"])
             self._agreed = False
             fragment.mean, fragment.due = None, saved["due"]
             if saved["mean"] is not None:
@@ -181,10 +174,12 @@ class OuterStep(Closing):
         self._threads.clear()
 
     def _agree(self) -> None:
-        plan = [(each.link, each.send_step, each.delay_steps, len(each.row)) for each in self._fragments]
+        plan = [
+            (each.link, each.send_step, each.delay_steps, len(each.outer.row)) for each in self._fragments
+        ]
         model = hashlib.sha256()
         for fragment in self._fragments:
-            model.update(fragment.row.detach().numpy().tobytes())
+            model.update(fragment.outer.row.detach().numpy().tobytes())
         exchange = self._exchanges[min(self._exchanges)]
         # Members of a fabric come and go; those of a group begin together.
         if isinstance(exchange, GroupMean):
@@ -193,7 +188,7 @@ class OuterStep(Closing):
         self._agreed = True
 
     def _send(self, number: int, fragment: _Fragment, weight: float) -> None:
-        change = (fragment.row.detach() - read_parts(fragment.parts)).numpy()
+        change = (fragment.outer.row.detach() - fragment.outer.read()).numpy()
         exchange = self._exchanges[fragment.link]
         name = self._name if fragment.link == "" else f"{self._name}/{number}"
 
@@ -222,10 +217,5 @@ class OuterStep(Closing):
             mean = fragment.mean.result()
             self.waited_s += time.monotonic() - began
             fragment.mean = None
-            fragment.row.grad = torch.from_numpy(np.array(mean, dtype=np.float32))
-            fragment.optimizer.step()
-            fragment.optimizer.zero_grad()
-            row = fragment.row.detach()
-            if self._mix:
-                row = torch.lerp(row, read_parts(fragment.parts), self._mix)
-            write_parts(fragment.parts, row)
+            fragment.outer.move(mean)
+            fragment.outer.give(self._mix)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
+from pace.runtime.diloco import ElasticOuterStep
 from pace.runtime.fabric.client import FabricClient
-from pace.runtime.fabric.membership.elastic_outer_step import ElasticOuterStep
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.torch_loop import load_row, row_of
 from pace.runtime.fabric.update_records import NumberFormat

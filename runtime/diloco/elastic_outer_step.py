@@ -1,18 +1,17 @@
 """DiLoCo's outer step where members come and go: with a quorum, a deadline, and state for newcomers."""
 
 import io
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from pace.errors import InvalidUse, RoundMissed
+from pace.runtime.diloco.outer_row import MakeOuter, OuterRow, whole_model
 from pace.runtime.event_log import log
 from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.formats.error_feedback import ErrorFeedback, NarrowUpdate
 from pace.runtime.fabric.membership.group_member import GroupMember
-from pace.runtime.fabric.torch_loop import load_row, row_of
 from pace.runtime.fabric.update_records import NumberFormat
 
 
@@ -37,7 +36,7 @@ class ElasticOuterStep:
     def __init__(
         self,
         model: nn.Module,
-        make_outer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        make_outer: MakeOuter,
         fabric: FabricClient,
         *,
         members: int,
@@ -46,10 +45,9 @@ class ElasticOuterStep:
         name: str = "outer",
         form: NumberFormat = "float32",
     ) -> None:
-        self._model, self._form = model, form
-        self._master = nn.Parameter(torch.from_numpy(row_of(model)))
-        self._outer = make_outer([self._master])
-        self._begun = row_of(model)
+        self._form = form
+        self._outer = OuterRow(whole_model(model), make_outer)
+        self._begun = self._outer.read()
         self._feedback = ErrorFeedback(form)
         self._member = GroupMember(
             fabric,
@@ -94,7 +92,7 @@ class ElasticOuterStep:
         """
         if not self._member.round:
             raise InvalidUse("step before join: the worker is no member of a group")
-        change = self._begun - row_of(self._model)
+        change = (self._begun - self._outer.read()).numpy()
         update = self._feedback.compress(change) if self._form != "float32" else change
         assert not isinstance(update, NarrowUpdate) or update.form == self._form
         try:
@@ -112,8 +110,8 @@ class ElasticOuterStep:
     def state(self) -> bytes:
         """Return the outer parameters, the outer optimizer and the number of rounds: a checkpoint."""
         saved = io.BytesIO()
-        whole = {"row": self._master.detach(), "outer": self._outer.state_dict(), "rounds": self.rounds}
-        torch.save(whole, saved)
+        outer = self._outer.optimizer.state_dict()
+        torch.save({"row": self._outer.row.detach(), "outer": outer, "rounds": self.rounds}, saved)
         return saved.getvalue()
 
     def load_state(self, state: bytes) -> None:
@@ -125,25 +123,16 @@ class ElasticOuterStep:
             When it is of another model.
         """
         whole = torch.load(io.BytesIO(state), weights_only=True)
-        if whole["row"].shape != self._master.shape:
-            raise InvalidUse(
-                f"a state of {whole['row'].numel():,} parameters, the model has {self._master.numel():,}"
-            )
-        with torch.no_grad():
-            self._master.copy_(whole["row"])
-        self._outer.load_state_dict(whole["outer"])
+        self._outer.load(whole["row"], whole["outer"])
         self.rounds = int(whole["rounds"])
         self._feedback = ErrorFeedback(self._form)
         self._begin()
 
     def _move(self, mean: Vector) -> None:
-        self._master.grad = torch.from_numpy(mean.copy())
-        self._outer.step()
-        self._outer.zero_grad()
+        self._outer.move(mean)
         self.rounds += 1
         self._begin()
 
     def _begin(self) -> None:
-        """Give the model the outer parameters, in its own type."""
-        load_row(self._model, self._master.detach().numpy())
-        self._begun = row_of(self._model)
+        self._outer.give()
+        self._begun = self._outer.read()
