@@ -4,6 +4,8 @@ from functools import partial
 
 from rich.console import Console
 
+from pace.cli.graphs.description import describe_graph
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.terminal.console import make_table
@@ -11,8 +13,11 @@ from pace.terminal.console import make_table
 SHOWN_SEGMENTS = 120
 
 
-def describe(profile: Profile, schedule: Schedule, console: Console) -> None:
+def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Console) -> None:
     """Print a schedule of any exchange."""
+    if isinstance(profile, CollectiveGraph):
+        describe_graph(profile, schedule, console)
+        return
     predicted = schedule.predicted
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     print_line(

@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 
 from pace.cli.description import describe
-from pace.cli.graphs.description import describe_graph, draw_graph
+from pace.cli.graphs.description import draw_graph
 from pace.cli.graphs.fsdp2 import report_fsdp2
+from pace.cli.graphs.memory import MemoryOption, budget_bytes
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions
-from pace.planning.graph.optimize import refuse_changed_options
 from pace.terminal.command_line import writable
 from pace.terminal.console import (
     OUTPUT,
@@ -127,12 +127,7 @@ def optimize(
             rich_help_panel=SERVERS,
         ),
     ] = None,
-    memory_gb: Annotated[
-        float | None,
-        typer.Option(
-            help="For a graph: most memory in use at once, in GB (10^9 bytes).", show_default="no limit"
-        ),
-    ] = None,
+    memory_gb: MemoryOption = None,
     fsdp2: Annotated[
         bool,
         typer.Option(
@@ -176,8 +171,7 @@ def optimize(
 
     with reported():
         refuse_unknown_ending(plot)
-        if memory_gb is not None and not memory_gb > 0:
-            raise InvalidOptions(f"--memory-gb {memory_gb:g}: give a positive number of GB")
+        memory_bytes = budget_bytes(memory_gb)
         make_options = partial(
             Options,
             oracle=oracle,
@@ -205,9 +199,8 @@ def optimize(
             if refused:
                 raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
             graph = load_graph(profile)
-            memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
             if fsdp2:
-                refuse_changed_options(make_options())
+                make_options().refuse_for_graph()
                 report_fsdp2(graph, other_pass, memory_bytes, output, as_json=as_json)
                 return
             if other_pass is not None:
@@ -220,7 +213,7 @@ def optimize(
             if as_json:
                 sys.stdout.buffer.write(planned.to_json())
             else:
-                describe_graph(graph, planned, make_console())
+                describe(graph, planned, make_console())
             return
         for name, value in (
             ("--memory-gb", memory_gb),

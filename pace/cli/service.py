@@ -8,12 +8,16 @@ import typer
 from pace.api.serve import DatabaseUrl, Host, Port
 from pace.api.serve import serve as run_service
 from pace.cli.description import describe
-from pace.documents.profile import load_profile
+from pace.cli.graphs.memory import MemoryOption, budget_bytes
+from pace.documents.graph.collective_graph import is_graph, load_graph
+from pace.documents.options import Options
+from pace.documents.profile import Profile, load_profile
+from pace.errors import InvalidOptions
 from pace.terminal.console import (
     SERVICE,
     ApiKeyOption,
     JsonOption,
-    ProfileArgument,
+    ProfileOrGraphArgument,
     ScheduleOutput,
     TimeoutOption,
     make_console,
@@ -23,7 +27,7 @@ from pace.terminal.service_connection import connect
 
 
 def submit(
-    profile: ProfileArgument,
+    profile: ProfileOrGraphArgument,
     service: Annotated[
         str,
         typer.Option(
@@ -35,20 +39,30 @@ def submit(
     job: Annotated[
         str | None,
         typer.Option(
-            help="Name of the job under which the service keeps the schedule.",
+            help="Name of the job under which the service keeps the schedule; not for a graph.",
             show_default="the profile's name",
         ),
     ] = None,
+    memory_gb: MemoryOption = None,
     api_key: ApiKeyOption = None,
     timeout_s: TimeoutOption = 60.0,
     output: ScheduleOutput = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a profile to a PACE service and print the schedule that it returns."""
+    """Send a profile or a graph to a PACE service and print the schedule that it returns."""
     with reported():
-        loaded = load_profile(profile)
+        loaded = load_graph(profile) if is_graph(profile) else load_profile(profile)
+        options = None
+        if isinstance(loaded, Profile):
+            job = job or loaded.name
+            if memory_gb is not None:
+                raise InvalidOptions(f"--memory-gb is for graphs, and {profile} is a profile")
+        else:
+            if job is not None:
+                raise InvalidOptions(f"--job is for profiles, and {profile} is a graph: leave it out")
+            options = Options(memory_bytes=budget_bytes(memory_gb))
         with connect(service, api_key, timeout_s) as client:
-            schedule = client.create_schedule(loaded, job=job or loaded.name)
+            schedule = client.create_schedule(loaded, options, job=job)
         if output is not None:
             output.write_bytes(schedule.to_json())
         if as_json:

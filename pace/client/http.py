@@ -18,7 +18,9 @@ from pace.client.fabric_documents import TransferPlanRequest
 from pace.client.http_request import HttpAnswer, HttpRequest, certificates
 from pace.client.problem_errors import detail_of, error_of
 from pace.client.retries import TryAgain, pause
+from pace.client.schedule_question import ScheduleQuestion
 from pace.documents.base import explain
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -131,23 +133,26 @@ class Client:
         return schedule
 
     def create_schedule(
-        self, profile: Profile, options: Options | None = None, job: str | None = None
+        self, profile: Profile | CollectiveGraph, options: Options | None = None, job: str | None = None
     ) -> Schedule:
-        """Let the service compute a profile's schedule, and return it.
+        """Let the service compute the schedule of a profile or a graph, wait for it, and return it.
+
+        Parameters
+        ----------
+        options
+            As ``pace.optimize`` takes them. A graph has only ``memory_bytes``.
+        job
+            Name of the job under which the service keeps a profile's schedule. A graph has none.
 
         Raises
         ------
-        InvalidProfile, InvalidOptions
-            If the service refuses them.
+        InvalidProfile, InvalidGraph, InvalidOptions
+            If the service refuses them, or a graph comes with a job or with options of profiles.
         """
-        request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
-        if options is not None:
-            request["options"] = options.model_dump(mode="json")
-        if job is not None:
-            request["job"] = job
-        schedule = self._ask("/v1/schedules", request, ScheduleResource, waits=True).schedule
+        asked = ScheduleQuestion.of(profile, options, job)
+        schedule = self._ask(asked.path, asked.request, asked.resource, waits=True).schedule
         if schedule.profile_sha256 != profile.sha256:
-            self._nonsense("a schedule for another profile")
+            self._nonsense(f"a schedule for another {asked.noun}")
         return schedule
 
     def plan_transfers(

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 from pace.client.documents import Problem
 from pace.errors import (
     InvalidFabric,
+    InvalidGraph,
     InvalidJobProgram,
     InvalidOptions,
     InvalidProfile,
@@ -18,6 +19,7 @@ from pace.errors import (
 _ERRORS: dict[str, type[PaceError]] = {
     "invalid-profile": InvalidProfile,
     "invalid-steps": InvalidSteps,
+    "invalid-graph": InvalidGraph,
     "invalid-fabric": InvalidFabric,
     "invalid-job-program": InvalidJobProgram,
     "invalid-sync": InvalidSync,

@@ -75,3 +75,14 @@ class Options(Document):
     partition_bytes: Annotated[int, Field(gt=0)] | None = None
     memory_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
     discipline: SendDiscipline = "overtake"
+
+    def refuse_for_graph(self) -> None:
+        """Refuse options that a graph does not have; raises InvalidOptions."""
+        if self.exchange not in (None, "graph"):
+            raise InvalidOptions(f'a graph has exchange "graph", not "{self.exchange}": leave it out')
+        changed = self.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
+        if changed:
+            raise InvalidOptions(
+                f'{", ".join(sorted(changed))}: not an option for a graph, which only has exchange="graph" '
+                "and memory_bytes: leave the others out"
+            )

@@ -53,8 +53,6 @@ def optimize(profile: Profile | CollectiveGraph, options: Options | None = None)
     options = Options() if options is None else options
     if isinstance(profile, CollectiveGraph):
         refuse_other(options, Options, InvalidOptions)
-        if options.exchange not in (None, "graph"):
-            raise InvalidOptions(f'a graph has exchange "graph", not "{options.exchange}": leave it out')
         return optimize_graph(profile, options)
     refuse_other(profile, Profile, InvalidProfile)
     refuse_other(options, Options, InvalidOptions)

@@ -29,7 +29,7 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
         If options of other exchanges are given, or if no plan within the memory was found; the message then
         names the node that needs more.
     """
-    refuse_changed_options(options)
+    options.refuse_for_graph()
     program = program_of(graph)
     return _document(graph, program, plan_of(graph, program, options.memory_bytes), options)
 
@@ -50,16 +50,6 @@ def lower_bound_s(program: Program) -> float:
 
 def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, path_s: float) -> float:
     return max(path_s, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
-
-
-def refuse_changed_options(options: Options) -> None:
-    """Refuse options of other exchanges; raises InvalidOptions."""
-    changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
-    if changed:
-        raise InvalidOptions(
-            f'{", ".join(sorted(changed))}: not an option for a graph, which only has exchange="graph" and '
-            "memory_bytes: leave the others out"
-        )
 
 
 def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:

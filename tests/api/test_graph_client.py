@@ -1,0 +1,75 @@
+"""Graphs of sharded training through the client and ``pace submit``, against a real service."""
+
+from pathlib import Path
+
+import pytest
+
+from pace import InvalidOptions, InvalidProfile, Options, load_schedule, optimize
+from pace.checker import check
+from pace.client import Client
+from pace.planning.graph.arrays import program_of
+from pace.solver.graph.list_schedule import UNLIMITED
+from tests.api.process import Caller
+from tests.pace.cli.process import pace
+from tests.sharded_graphs import backward, forward, graph_of
+from tests.solver.graph.exhaustive import fastest
+
+GRAPH = graph_of(backward(4))
+TINY = graph_of(forward(3, compute_s=1.0))
+PROFILE = Path(__file__).parents[2] / "examples" / "profiles" / "vgg16.json"
+
+
+def test_the_client_asks_for_graphs_as_for_profiles(service: Caller) -> None:
+    """With a budget and without, as the library itself would plan them."""
+    with Client(service.url, service.token, timeout_s=250) as client:
+        free = client.create_schedule(GRAPH)
+        assert free == optimize(GRAPH)
+        budget = Options(memory_bytes=(free.predicted.peak_bytes or 0) - 1)
+        assert client.create_schedule(GRAPH, budget) == optimize(GRAPH, budget)
+        with pytest.raises(InvalidOptions, match="a memory budget of 1 bytes is too small"):
+            client.create_schedule(GRAPH, Options(memory_bytes=1))
+
+
+def test_no_plan_is_faster_than_what_the_service_answers(service: Caller) -> None:
+    """Every order and every bucket of three layers, enumerated."""
+    with Client(service.url, service.token, timeout_s=250) as client:
+        schedule = client.create_schedule(TINY)
+    assert schedule.predicted.iteration_s == pytest.approx(fastest(program_of(TINY), UNLIMITED))
+
+
+def test_what_a_graph_does_not_have_is_refused_before_it_is_sent() -> None:
+    """Options of profiles and a job: nothing listens at this address, and nobody is asked."""
+    with Client("http://127.0.0.1:1", timeout_s=1) as client:
+        for options, job, words in (
+            (Options(fusion="none"), None, "fusion: not an option for a graph"),
+            (Options(exchange="sharded"), None, 'not "sharded"'),
+            (None, "train", 'job "train"'),
+        ):
+            with pytest.raises(InvalidOptions, match=words):
+                client.create_schedule(GRAPH, options, job)
+        with pytest.raises(InvalidProfile, match="a Profile is needed"):
+            client.create_schedule({})  # type: ignore[arg-type]  # what is refused
+
+
+def test_submit_takes_graphs(service: Caller, tmp_path: Path) -> None:
+    """It prints what `pace optimize` prints, and writes a schedule that holds."""
+    graph, output = tmp_path / "graph.json", tmp_path / "schedule.json"
+    graph.write_bytes(GRAPH.to_json())
+    asked = ("submit", graph, "--service", service.url, "--api-key", service.token)
+    done = pace(*asked, "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == pace("optimize", graph).stdout
+    assert check(GRAPH, load_schedule(output)) == []
+    printed = pace(*asked, "--memory-gb", "1", "--json")
+    assert printed.stdout.encode() == optimize(GRAPH, Options(memory_bytes=10**9)).to_json()
+    for code, words, arguments in (
+        (2, "--job is for profiles", (*asked, "--job", "train")),
+        (2, "--memory-gb 0: give a positive", (*asked, "--memory-gb", "0")),
+        (2, "--memory-gb inf: give a positive", (*asked, "--memory-gb", "inf")),
+        (2, "a memory budget of 1 bytes is too small", (*asked, "--memory-gb", "1e-9")),
+        (2, "--memory-gb is for graphs", ("submit", PROFILE, *asked[2:], "--memory-gb", "1")),
+    ):
+        refused = pace(*arguments)
+        assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
+        assert words in refused.stderr
+        assert refused.stderr.count("\n") == 1
