@@ -79,6 +79,7 @@ def _train_with_narrow_gradients(_rank: int, _size: int, dtype: torch.dtype) -> 
         optimizer.zero_grad()
         backward(model(*(tensor.cuda() for tensor in batch)))
         for parameter in trainable(model):
+            assert parameter.grad is not None
             parameter.grad = parameter.grad.to(dtype).to(parameter.dtype)
         optimizer.step()
     return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
