@@ -14,7 +14,10 @@ class RelayOrder(Document):
     Attributes
     ----------
     key
-        What the intros of all buckets name; bucket b is transfer b + 1.
+        What the intros of all buckets name.
+    first_transfer
+        Bucket b is this transfer + b. Blocks of a version that was given up may still be on their way: no
+        two orders of a connection share a number.
     sizes
         The bytes of each bucket, in the order in which they come.
     layout
@@ -26,6 +29,7 @@ class RelayOrder(Document):
     kind: Literal["relay"] = "relay"
     key: Text
     version: Count
+    first_transfer: Count
     sizes: tuple[Count, ...]
     layout: str = ""
     host: Text | None = None

@@ -234,7 +234,7 @@ class WeightReceiver(Closing):
             relay = self._relays.get(incoming.intro.key)
             if relay is None or relay.order is None:
                 return  # given up
-            bucket = incoming.intro.transfer - 1
+            bucket = incoming.intro.transfer - relay.order.first_transfer
             if bucket not in relay.arrives:
                 sizes = relay.order.sizes
                 if not 0 <= bucket < len(sizes) or sizes[bucket] != len(incoming.data):

@@ -26,6 +26,7 @@ from pace.wire.addresses import ServerAddress
 
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
+_LAST_TRANSFER = (1 << 32) - 1
 _Notice = RelayAnswer | BucketNotice | RelayNotice
 
 
@@ -96,6 +97,7 @@ class WeightSender(Closing):
         self._direct = direct
         self._bytes_per_s = bytes_per_s
         self._keep_order = keep_order
+        self._next_transfer = 1
         self._controls: dict[str, FabricLink] = {}
         self._notices: queue.SimpleQueue[tuple[str, FabricLink, _Notice]] = queue.SimpleQueue()
 
@@ -214,13 +216,15 @@ class WeightSender(Closing):
 
         Others are served again.
         """
-        chain = _Chain(hosts, f"w/{secrets.token_hex(8)}", direct=self._direct)
+        first = self._take_transfers(len(source.sizes))
+        chain = _Chain(hosts, f"w/{secrets.token_hex(8)}", first, direct=self._direct)
         for name, following in zip(hosts, [*hosts[1:], None], strict=True):
             place = None if following is None or self._direct else self._places[following]
             self._controls[name].send(
                 RelayOrder(
                     key=chain.key,
                     version=version,
+                    first_transfer=first,
                     sizes=tuple(source.sizes),
                     layout=source.layout,
                     host=None if place is None else following,
@@ -257,10 +261,19 @@ class WeightSender(Closing):
             self._controls[name].send(RelayNotice(key=chain.key, reason=chain.gone[name]))
         return chain.had, chain.gone, chain.wanting
 
+    def _take_transfers(self, count: int) -> int:
+        """Return the first of as many numbers of transfers, which no order that may be under way has."""
+        if self._next_transfer + count > _LAST_TRANSFER:
+            self._next_transfer = 1
+        first = self._next_transfer
+        self._next_transfer += count
+        return first
+
     def _send_bucket(self, chain: "_Chain", source: BucketSource, bucket: int, sent: dict[str, int]) -> None:
         """Put one bucket into the links to those who get it from here; its hash is made meanwhile."""
         size = source.sizes[bucket]
-        intro = TransferIntro(transfer=bucket + 1, key=chain.key, size_bytes=size)
+        transfer = chain.first_transfer + bucket
+        intro = TransferIntro(transfer=transfer, key=chain.key, size_bytes=size)
         heads = [self._controls[name] for name in (chain.served if self._direct else chain.served[:1])]
         for link in heads:
             link.send_intro(intro)
@@ -268,7 +281,7 @@ class WeightSender(Closing):
         told, offset = hashlib.sha256(), 0
         for part in source.parts(bucket):
             for link in heads:
-                link.send_part(bucket + 1, offset, part)
+                link.send_part(transfer, offset, part)
             told.update(part)
             offset += len(part)
         assert offset == size
@@ -297,8 +310,8 @@ class _Chain:
         Those that still wait for a version that was given up.
     """
 
-    def __init__(self, hosts: list[str], key: str, *, direct: bool) -> None:
-        self.key = key
+    def __init__(self, hosts: list[str], key: str, first_transfer: int, *, direct: bool) -> None:
+        self.key, self.first_transfer = key, first_transfer
         self.served = list(hosts)
         self.answered: dict[str, str] = {}
         self.had: dict[str, RelayNotice] = {}

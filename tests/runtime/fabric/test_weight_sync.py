@@ -6,13 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pace.errors import InvalidUse
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
-from pace.runtime.fabric.weight_sync.buckets import WholeBytes
+from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes, whole_hash
 from pace.wire.addresses import ServerAddress
 from tests.runtime.fabric.processes import PACE, WITHIN_S, Started
 
@@ -63,6 +65,28 @@ def test_a_receiver_that_leaves_between_rounds_is_called_again() -> None:
             assert sender.distribute(b"second", 2, timeout_s=WITHIN_S).failed == {}
         for each in (receiver, other):
             assert [bytes(each.receive(WITHIN_S).data) for _ in range(2)] == [b"first", b"second"]
+
+
+def test_a_version_follows_one_that_was_given_up_on_its_way() -> None:
+    """Most of two hosts' first bucket is not yet written when the second is refused: both take version 2."""
+    bucket = memoryview(DATA)[:2_000_000]
+    sizes = (len(bucket), len(bucket))
+
+    def parts(number: int) -> Iterator[memoryview]:
+        yield bucket
+        if number == 1:
+            raise InvalidUse("changed while it was sent")
+
+    given_up = BucketSource(sizes=sizes, parts=parts, layout="", layout_sha256=whole_hash(sizes))
+    with WeightReceiver(token="secret") as receiver, WeightReceiver(token="secret") as other:
+        places = [place(receiver.address, "one"), place(other.address, "two")]
+        with WeightSender(places, token="secret", bytes_per_s=2e6) as sender:
+            for version in (1, 3):
+                with pytest.raises(InvalidUse, match="changed while it was sent"):
+                    sender.distribute_buckets(given_up, version, timeout_s=WITHIN_S)
+                assert sender.distribute(DATA, version + 1, timeout_s=WITHIN_S).failed == {}
+        for each in (receiver, other):
+            assert [each.receive(WITHIN_S).version for _ in range(2)] == [2, 4]
 
 
 @pytest.mark.slow
