@@ -1,4 +1,4 @@
-"""Overhead of the runtime: engine per segment, hooks, memory, and overlap against plain on loopback.
+"""Overhead of the runtime: engine per segment, hooks, memory, a plan's check, and overlap against plain.
 
     python -m benchmarks runtime_overhead [--ranks 2] [--rounds 5] [--json OUT.json]
 
@@ -21,6 +21,8 @@ from benchmarks.harness.loopback import run_ranks
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
+from pace.runtime.engine.sharded.plan_order import refuse_hanging
+from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.options import Plan
@@ -165,6 +167,24 @@ def measure_alone(rounds: int) -> dict[str, Any]:
     outside = [s for s in optimizer._rounds.slots if s.shown.untyped_storage().data_ptr() not in inside]
     found["gradients_outside_buffers"] = len(outside)
     optimizer.close()
+    found |= {f"check_per_1000_transfers_us_{name}": us for name, us in _check_us(rounds).items()}
+    return found
+
+
+def _check_us(rounds: int) -> dict[str, float]:
+    """Time what every rank proves of a plan before it is adopted: that it cannot hang."""
+    sizes = [GradientSize(name=f"g{number}", size_bytes=4096, dtype="float32") for number in range(1000)]
+    found = {}
+    for name, plan in (
+        ("allreduce", plan_locally(sizes, max_group_bytes=1)),
+        ("sharded", plan_shards_locally(sizes, 2, max_group_bytes=1)),
+    ):
+        seconds = []
+        for _ in range(20 * rounds):
+            start = time.perf_counter()
+            refuse_hanging(plan)
+            seconds.append((time.perf_counter() - start) / len(plan.segments) * 1000)
+        found[name] = statistics.median(seconds) * 1e6
     return found
 
 
