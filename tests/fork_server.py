@@ -182,7 +182,19 @@ def _main(module: str, descriptor: int) -> NoReturn:
     program = importlib.import_module(module)
     program.load()
     arguments = _serve(Connection(descriptor))
-    leave(program.run(arguments))
+    try:
+        code: object = program.run(arguments)
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:
+        # What the interpreter does before what is registered for its exit.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    leave(code or 0)
 
 
 if __name__ == "__main__":
