@@ -80,6 +80,20 @@ def test_what_others_have_cleared_is_refused(pool: RankPool) -> None:
     assert all("but not on rank 0, which reads it" in each.reason for each in found)
 
 
+def test_another_backward_pass_after_one_rank_read_is_no_silent_error(pool: RankPool) -> None:
+    """The other rank waits in no collective, so it cannot know that a sum was wanted before its next pass."""
+    program = Program(
+        size=2,
+        kinds=("linear", "linear", "linear"),
+        optimizer="sgd",
+        operations=(BOTH, ("log", 2), BOTH, ("step",), BOTH, ("step",)),
+        options={"mode": "overlap"},
+    )
+    found = pool.run(run_program, program)
+    assert all(isinstance(each, Failed) for each in found)
+    assert any("ran another backward pass after it read gradients" in each.reason for each in found)
+
+
 @pytest.mark.parametrize("mode", ["overlap", "barrier"])
 def test_more_backward_passes_beside_ranks_without_one_are_no_silent_error(mode: str) -> None:
     """A rank clips alone; in the next step, gradients are complete after each of its two backward passes."""

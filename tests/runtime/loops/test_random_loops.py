@@ -1,5 +1,6 @@
 """Law 1 and law 4 in random training loops, against plain training written down independently."""
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -35,16 +36,19 @@ REFUSED = (
     "which reads it: before gradients are cleared, read them on every rank or call step()",
 )
 
-# Kept gradients are complete when each backward pass ends, so ranks must run equally many.
-REFUSED_WHERE_KEPT = "ran another backward pass after it read gradients or while the loop keeps them"
+# Kept gradients are complete when each backward pass ends, so ranks must run equally many. And where one rank
+# alone reads, the others do not know that their pass was the last before it.
+REFUSED_IN_OTHER_STEPS = "ran another backward pass after it read gradients or while the loop keeps them"
 
 
 def check(pool: RankPool, program: Program) -> None:
     """Compare all that a program saw under the runtime with plain training, unless a rank refused it."""
     found = pool.run(run_program, program)
     # In the last step of a loop, the others may be done when a rank finds what it has to refuse.
-    keeps = any(operation[0] in ("keep", "flat") for operation in program.operations)
-    refused = (*REFUSED, REFUSED_WHERE_KEPT) if keeps else REFUSED
+    names = [operation[0] for operation in program.operations]
+    keeps = "keep" in names or "flat" in names
+    reads_alone = any(a == "log" and b not in ("loss", "step") for a, b in itertools.pairwise(names))
+    refused = (*REFUSED, REFUSED_IN_OTHER_STEPS) if keeps or reads_alone else REFUSED
     if any(why in each.reason for each in found if isinstance(each, Failed) for why in refused):
         return
     reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
