@@ -32,7 +32,7 @@ def check_order(
     launch_slots: Annotated[
         int | None,
         typer.Option(
-            help="Number of operations that a stream holds before the thread that enqueues more waits.",
+            help="Number of operations that a stream can hold; a thread that enqueues more waits.",
             show_default="no limit",
         ),
     ] = None,

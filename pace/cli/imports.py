@@ -116,7 +116,7 @@ def any_format(
     name: Name = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a file of any of these tools, told by its content: the same as `pace import FILE`."""
+    """Convert a file of any of these tools, as `pace import FILE` does. The content tells which tool."""
     from pace.formats.any_format import read_any
 
     with reported():

@@ -96,8 +96,8 @@ def optimize(
     scenarios: Annotated[
         int,
         typer.Option(
-            help="Number of sampled iterations with random op durations over which plans are compared; 0 "
-            "compares them with the profile's mean durations.",
+            help="Compare plans over this number of iterations with random op durations; 0 "
+            "uses the profile's mean durations.",
             rich_help_panel=JITTER,
         ),
     ] = 0,
@@ -138,7 +138,7 @@ def optimize(
     other_pass: Annotated[
         Path | None,
         typer.Option(
-            help="With --fsdp2: graph of the other pass of the same model, to choose for both.",
+            help="With --fsdp2: graph of the same model's other pass, to choose settings for both.",
             show_default="one pass",
             exists=True,
             dir_okay=False,

@@ -38,7 +38,7 @@ CertificateKey = Annotated[
 Authority = Annotated[
     Path | None,
     typer.Option(
-        help="Certificate authority that the other processes' certificates must come from (PEM file).",
+        help="Certificate authority of the other processes' certificates (PEM file).",
         show_default="no TLS",
         exists=True,
         dir_okay=False,

@@ -89,7 +89,7 @@ def measure(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure bandwidth, round-trip time and the time lost for each segment, from this machine to servers."""
+    """Measure the links from this machine to servers: bandwidth, round-trip time, fixed time of a segment."""
     with reported():
         from pace.runtime.entry_point import complete_servers
         from pace.runtime.options import ParameterServers

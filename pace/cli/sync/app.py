@@ -32,7 +32,7 @@ SHOWN_POINTS = 400
 SyncArgument = Annotated[
     Path,
     typer.Argument(
-        help="Weight-sync, resharding or delta-sync document (JSON): tensors, links, and who has what.",
+        help="Weight-sync, resharding or delta-sync document (JSON): tensors, sender, receivers and links.",
         exists=True,
         dir_okay=False,
         readable=True,
@@ -56,10 +56,11 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose what is sent, and when, for the shortest pause, and print how short any pause can be.
+    """Plan how new weights reach receivers with the shortest pause, and print a bound that no plan beats.
 
-    For one sender: buckets and their order. For shards of several: who sends which part to whom. For versions
-    of which a part changes: what changed, or whole weights.
+    For a weight-sync document (one sender), the plan has buckets and their order. For a resharding document
+    (several senders with shards), it says which sender sends which part to which receivers. For a delta-sync
+    document (versions that differ little), it says when to send whole weights, and when only what changed.
     """
     from pace.sync.deltas import plan_deltas
     from pace.sync.plan import plan_sync
@@ -146,20 +147,20 @@ def what_if(
     receivers: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of receivers, for example 4,8 or 1-8; the last one of the document is repeated.",
+            help="Numbers of receivers, for example 4,8 or 1-8; further ones are copies of the last one.",
             show_default="as in the document",
         ),
     ] = None,
     credit_mb: Annotated[
         str | None,
         typer.Option(
-            help="Most MB (10^6 bytes) sent and not yet finished by every receiver, for example 64,512.",
+            help="Limits in MB (10^6 bytes) of what is sent but not finished, for example 64,512.",
             show_default="as in the document",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the pause with its bound and simple rules for buckets, over links, receivers and credits."""
+    """Print the pause, its bound and that of simple rules, for other links, receivers and credits."""
     from pace.sync.what_if import sync_grid
 
     with reported():

@@ -25,7 +25,7 @@ SHOWN_FRAGMENTS = 24
 OuterArgument = Annotated[
     Path,
     typer.Argument(
-        help="Outer-sync document (JSON): layers, steps, workers, links, and the limit of delay.",
+        help="Outer-sync document (JSON): layers, steps, workers, links, and the largest delay.",
         exists=True,
         dir_okay=False,
         readable=True,
@@ -139,14 +139,16 @@ def check(document: OuterArgument, plan_file: PlanArgument, as_json: JsonOption 
 def simulate(
     document: OuterArgument,
     plan_file: PlanArgument,
-    periods: Annotated[int, typer.Option(help="Periods to play, from idle links on.")] = 20,
+    periods: Annotated[
+        int, typer.Option(help="Number of periods to simulate. Links are idle before the first one.")
+    ] = 20,
     jitter: Annotated[
-        float, typer.Option(help="Standard deviation of a worker's step time, as a part of its mean.")
+        float, typer.Option(help="Standard deviation of a worker's step time, relative to its mean.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the step times.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random step times.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Play a plan step by step, with step times that vary, and print the utilization."""
+    """Simulate a plan with random step times, and print the utilization."""
     from pace.sync.outer.simulation import simulate_outer
 
     with reported():
@@ -168,7 +170,7 @@ def bandwidth(
     ] = "0.95",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the least bandwidth for a utilization: of a plan, of torchft, of the streaming DiLoCo paper."""
+    """Print the bandwidth that a utilization needs: with a plan, with torchft, with the paper's fragments."""
     from pace.sync.outer.bandwidth import needed_bandwidth
 
     with reported():

@@ -42,9 +42,7 @@ TokenFile = Annotated[
         dir_okay=False,
     ),
 ]
-HostName = Annotated[
-    str, typer.Option("--name", help="Name of this host, the one that the network document uses.")
-]
+HostName = Annotated[str, typer.Option("--name", help="Name of this host, as in the network document.")]
 Advertised = Annotated[
     str | None,
     typer.Option(

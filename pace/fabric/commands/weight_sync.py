@@ -102,8 +102,8 @@ def receive(
 ) -> None:
     """Receive weights and forward them to other hosts, until SIGTERM or Ctrl-C.
 
-    What has arrived of weights that are not whole is in OUTPUT.part. A receiver that is started again with
-    the same output goes on from there.
+    Weights that have not arrived completely are in OUTPUT.part. A receiver that is started again with the
+    same output goes on from there.
     """
     with reported():
         from pace.runtime.fabric.weight_sync import WeightReceiver
