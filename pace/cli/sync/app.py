@@ -160,7 +160,7 @@ def what_if(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the pause, its bound and that of simple rules, for other links, receivers and credits."""
+    """Print the pause of plans and of simple rules, and the bound, for other links, receivers and credits."""
     from pace.sync.what_if import sync_grid
 
     with reported():
