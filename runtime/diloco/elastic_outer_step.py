@@ -47,7 +47,6 @@ class ElasticOuterStep:
     ) -> None:
         self._form = form
         self._outer = OuterRow(whole_model(model), make_outer)
-        self._begun = self._outer.read()
         self._feedback = ErrorFeedback(form)
         self._member = GroupMember(
             fabric,
@@ -92,7 +91,7 @@ class ElasticOuterStep:
         """
         if not self._member.round:
             raise InvalidUse("step before join: the worker is no member of a group")
-        change = (self._begun - self._outer.read()).numpy()
+        change = self._outer.change()
         update = self._feedback.compress(change) if self._form != "float32" else change
         assert not isinstance(update, NarrowUpdate) or update.form == self._form
         try:
@@ -110,8 +109,8 @@ class ElasticOuterStep:
     def state(self) -> bytes:
         """Return the outer parameters, the outer optimizer and the number of rounds: a checkpoint."""
         saved = io.BytesIO()
-        outer = self._outer.optimizer.state_dict()
-        torch.save({"row": self._outer.row.detach(), "outer": outer, "rounds": self.rounds}, saved)
+        # Who loads it gives its model the outer one, which says anew what rounding leaves out.
+        torch.save(self._outer.state_dict() | {"left_out": None, "rounds": self.rounds}, saved)
         return saved.getvalue()
 
     def load_state(self, state: bytes) -> None:
@@ -123,16 +122,12 @@ class ElasticOuterStep:
             When it is of another model.
         """
         whole = torch.load(io.BytesIO(state), weights_only=True)
-        self._outer.load(whole["row"], whole["outer"])
+        self._outer.load_state_dict(whole)
         self.rounds = int(whole["rounds"])
         self._feedback = ErrorFeedback(self._form)
-        self._begin()
+        self._outer.give()
 
     def _move(self, mean: Vector) -> None:
         self._outer.move(mean)
         self.rounds += 1
-        self._begin()
-
-    def _begin(self) -> None:
         self._outer.give()
-        self._begun = self._outer.read()

@@ -1,6 +1,6 @@
 """What every outer step does with a row of numbers: its outer model, and the optimizer that means move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ MakeOuter = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 class OuterRow:
     """The outer model of some parts of a worker's model, float32, and its outer optimizer.
 
+    A worker in 16 bits gets rounded numbers. What rounding leaves out is kept here: it is no change by the
+    worker, so it is in no pseudo-gradient.
+
     Attributes
     ----------
     row
@@ -30,10 +33,15 @@ class OuterRow:
         self._parts = parts
         self.row = nn.Parameter(read_parts(parts))
         self.optimizer = make_outer([self.row])
+        self._left_out: torch.Tensor | None = None
 
-    def read(self) -> torch.Tensor:
-        """Return a copy of the worker's numbers."""
-        return read_parts(self._parts)
+    def change(self) -> Vector:
+        """Return the pseudo-gradient: the outer model less the worker's (arXiv 2501.18512, algorithm 2)."""
+        return (self.row.detach() - self._worker()).numpy()
+
+    def _worker(self) -> torch.Tensor:
+        worker = read_parts(self._parts)
+        return worker if self._left_out is None else worker.add_(self._left_out)
 
     def move(self, mean: Vector) -> None:
         """Move the outer model by a mean of changes, as if it were a gradient."""
@@ -41,19 +49,26 @@ class OuterRow:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def load(self, row: torch.Tensor, optimizer: dict[str, Any]) -> None:
-        """Go on from a row and the state of its outer optimizer.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the outer model and optimizer, and what the worker's type leaves out."""
+        row, optimizer = self.row.detach().clone(), self.optimizer.state_dict()
+        return {"row": row, "optimizer": optimizer, "left_out": self._left_out}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; load the worker's own model beside it, or ``give`` it this one.
 
         Raises
         ------
         InvalidUse
             When the row is of another model.
         """
+        row = state["row"]
         if row.shape != self.row.shape:
             raise InvalidUse(f"a state of {row.numel():,} parameters, the model has {self.row.numel():,}")
         with torch.no_grad():
             self.row.copy_(row)
-        self.optimizer.load_state_dict(optimizer)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._left_out = state["left_out"]
 
     def give(self, mix: float = 0.0) -> None:
         """Write the outer model into the worker's, in the worker's type.
@@ -64,7 +79,10 @@ class OuterRow:
             Share of the worker's own numbers in the result, from 0 to 1.
         """
         row = self.row.detach()
-        write_parts(self._parts, torch.lerp(row, self.read(), mix) if mix else row)
+        given = torch.lerp(row, self._worker(), mix) if mix else row
+        write_parts(self._parts, given)
+        narrow = any(part.parameter.dtype.itemsize < row.itemsize for part in self._parts)
+        self._left_out = given - read_parts(self._parts) if narrow else None
 
 
 def whole_model(model: nn.Module) -> list[ParameterPart]:

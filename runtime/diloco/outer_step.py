@@ -39,10 +39,10 @@ class _Fragment:
 class OuterStep(Closing):
     """DiLoCo's outer step, whole or streaming: averaged pseudo-gradients move an outer optimizer.
 
-    Every member has the same outer model and optimizer, and gets the same bytes. A fragment's pseudo-gradient
-    is its outer model less the worker's. It is sent by the plan. The mean is applied after the fragment's
-    delay, and `step()` waits there if it has not come. The worker's fragment is then the outer one, mixed
-    with the worker's own if `mix` is not 0 (arXiv 2501.18512, algorithm 2).
+    Every member has the same outer model, float32, and outer optimizer, and gets the same bytes. A fragment's
+    pseudo-gradient is its outer model less the worker's. It is sent by the plan. The mean is applied after
+    the fragment's delay, and `step()` waits there if it has not come. The worker's fragment is then the outer
+    one, mixed with the worker's own if `mix` is not 0 (arXiv 2501.18512, algorithm 2).
 
     Parameters
     ----------
@@ -135,9 +135,8 @@ class OuterStep(Closing):
         return {
             "steps": self._steps,
             "fragments": [
-                {
-                    "row": fragment.outer.row.detach().clone(),
-                    "optimizer": fragment.outer.optimizer.state_dict(),
+                fragment.outer.state_dict()
+                | {
                     "mean": None
                     if fragment.mean is None
                     else torch.from_numpy(fragment.mean.result().copy()),
@@ -158,10 +157,9 @@ class OuterStep(Closing):
         sizes = [len(each["row"]) for each in state["fragments"]]
         if sizes != [len(fragment.outer.row) for fragment in self._fragments]:
             raise ScheduleMismatch("the state has other fragments than the plan")
-        self._steps = state["steps"]
+        self._steps, self._agreed = state["steps"], False
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
-            fragment.outer.load(saved["row"], saved["optimizer"])
-            self._agreed = False
+            fragment.outer.load_state_dict(saved)
             fragment.mean, fragment.due = None, saved["due"]
             if saved["mean"] is not None:
                 fragment.mean = Future()
@@ -188,7 +186,7 @@ class OuterStep(Closing):
         self._agreed = True
 
     def _send(self, number: int, fragment: _Fragment, weight: float) -> None:
-        change = (fragment.outer.row.detach() - fragment.outer.read()).numpy()
+        change = fragment.outer.change()
         exchange = self._exchanges[fragment.link]
         name = self._name if fragment.link == "" else f"{self._name}/{number}"
 

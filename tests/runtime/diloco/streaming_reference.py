@@ -62,37 +62,61 @@ def load_flat(model: nn.Module, row: torch.Tensor) -> None:
             at += each.numel()
 
 
+class OuterReference:
+    """The outer models and their optimizers, all float32, and what is under way."""
+
+    def __init__(
+        self, first: torch.Tensor, sent: list[Sent], *, period: int, mix: float, weights: list[float]
+    ) -> None:
+        self._sent, self._period, self._mix, self._weights = sent, period, mix, weights
+        self._places = [torch.cat([torch.arange(*each) for each in one.elements]) for one in sent]
+        self.outer = [first[place] for place in self._places]
+        self._momenta: list[torch.Tensor | None] = [None] * len(sent)
+        self._under_way: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def after_step(self, step: int, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the workers' parameters, one row each, with what is due after this step."""
+        for number, each in enumerate(self._sent):
+            if step % self._period == each.send_step:
+                total = torch.zeros_like(self.outer[number])
+                for row, weight in zip(rows, self._weights, strict=True):
+                    total = total + (self.outer[number] - row[self._places[number]]) * weight
+                self._under_way[number] = step + each.delay_steps, total / torch.tensor(sum(self._weights))
+        for number, (due, mean) in sorted(self._under_way.items()):
+            if due != step:
+                continue
+            del self._under_way[number]
+            before, place = self._momenta[number], self._places[number]
+            momentum = mean.clone() if before is None else before.mul(MOMENTUM).add(mean)
+            self._momenta[number] = momentum
+            # Nesterov, rounded as torch.add rounds with a factor.
+            change = mean.add(momentum, alpha=MOMENTUM)
+            outer = self.outer[number] = self.outer[number].add(change, alpha=-LEARNING_RATE)
+            rows = [row.clone() for row in rows]
+            for row in rows:
+                row[place] = torch.lerp(outer, row[place], self._mix) if self._mix else outer
+        return rows
+
+
 def train_reference(
     sent: list[Sent], *, workers: int, period: int, steps: int, mix: float, weights: list[float]
 ) -> list[torch.Tensor]:
     """Return each worker's parameters after so many steps."""
     models = [build_model() for _ in range(workers)]
     optimizers = [inner_optimizer(model) for model in models]
-    places = [torch.cat([torch.arange(begin, end) for begin, end in each.elements]) for each in sent]
-    outer = [flat(models[0])[place] for place in places]
-    momenta: list[torch.Tensor | None] = [None] * len(sent)
-    under_way: dict[int, tuple[int, torch.Tensor]] = {}
+    reference = OuterReference(flat(models[0]), sent, period=period, mix=mix, weights=weights)
     for step in range(1, steps + 1):
-        for worker in range(workers):
-            inner_step(models[worker], optimizers[worker], worker, step)
-        for number, each in enumerate(sent):
-            if step % period == each.send_step:
-                total = torch.zeros_like(outer[number])
-                for worker in range(workers):
-                    total = total + (outer[number] - flat(models[worker])[places[number]]) * weights[worker]
-                under_way[number] = step + each.delay_steps, total / torch.tensor(sum(weights))
-        for number, (due, mean) in sorted(under_way.items()):
-            if due != step:
-                continue
-            del under_way[number]
-            before = momenta[number]
-            momentum = mean.clone() if before is None else before.mul(MOMENTUM).add(mean)
-            momenta[number] = momentum
-            # Nesterov, rounded as torch.add rounds with a factor.
-            outer[number] = outer[number].add(mean.add(momentum, alpha=MOMENTUM), alpha=-LEARNING_RATE)
-            for model in models:
-                row = flat(model)
-                own = row[places[number]]
-                row[places[number]] = torch.lerp(outer[number], own, mix) if mix else outer[number]
-                load_flat(model, row)
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            inner_step(model, optimizer, worker, step)
+        rows = reference.after_step(step, [flat(model) for model in models])
+        for model, row in zip(models, rows, strict=True):
+            load_flat(model, row)
     return [flat(model) for model in models]
+
+
+def change_narrow(model: nn.Module, worker: int, step: int) -> torch.Tensor:
+    """Change a model in 16 bits by less than 1 %; return by how much each number changed, float32."""
+    before = flat(model).float()
+    noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(1000 * worker + step))
+    load_flat(model, before * (1.0 + 0.004 * noise))
+    return flat(model).float() - before

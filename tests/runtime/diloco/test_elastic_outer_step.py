@@ -1,5 +1,6 @@
 """DiLoCo with members that come and go: models stay equal, in float32 and in 16 bits."""
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from pace.runtime.fabric.client import FabricClient
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.torch_loop import load_row, row_of
 from pace.runtime.fabric.update_records import NumberFormat
+from tests.runtime.diloco.streaming_reference import (
+    OuterReference,
+    Sent,
+    change_narrow,
+    flat,
+    outer_optimizer,
+)
 from tests.runtime.fabric.processes import Fabric
-
-
-def nesterov(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the paper's outer optimizer."""
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def build(seed: int, dtype: torch.dtype) -> nn.Linear:
@@ -30,7 +33,7 @@ def build(seed: int, dtype: torch.dtype) -> nn.Linear:
 
 def outer_step(fabric: FabricClient, model: nn.Module, form: NumberFormat) -> ElasticOuterStep:
     """Return a member of a group that needs two."""
-    return ElasticOuterStep(model, nesterov, fabric, members=2, quorum=2, deadline_s=60.0, form=form)
+    return ElasticOuterStep(model, outer_optimizer, fabric, members=2, quorum=2, deadline_s=60.0, form=form)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +98,36 @@ def test_groups_begin_from_a_checkpoint(tmp_path: Path) -> None:
         assert [member.rounds for member in members] == [6, 6]
         assert torch.equal(models[0].weight, models[1].weight)
         assert torch.equal(models[0].weight, build(0, torch.float32).weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_outer_model_of_narrow_workers_is_that_of_wide_ones(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The same changes, once in 16 bits and once in float32, move the outer model alike: none is lost."""
+    rounds = 12
+    with Fabric(tmp_path, 2, SchedulerOptions(tick_s=0.02), without_server=True) as fabric:
+        models = [build(0, dtype) for _ in range(2)]
+        members = [
+            outer_step(fabric.client(place, f"w{place}"), model, "float32")
+            for place, model in enumerate(models)
+        ]
+
+        def train(place: int) -> list[torch.Tensor]:
+            members[place].join()
+            changes = []
+            for number in range(1, rounds + 1):
+                changes.append(change_narrow(models[place], place, number))
+                assert members[place].step(weight=1.0 + place)
+            return changes
+
+        with ThreadPoolExecutor(2) as threads:
+            changes = list(threads.map(train, (0, 1)))
+        outer = [torch.load(io.BytesIO(each.state()))["row"] for each in members]
+    first = flat(build(0, dtype)).float()
+    reference = OuterReference(first, [Sent([(0, len(first))], 0, 0)], period=1, mix=0.0, weights=[1.0, 2.0])
+    rows = [first, first]
+    for number in range(rounds):
+        rows = [row + each[number] for row, each in zip(rows, changes, strict=True)]
+        rows = reference.after_step(number + 1, rows)
+    assert torch.equal(outer[0], outer[1])
+    torch.testing.assert_close(outer[0], reference.outer[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(flat(models[0]), outer[0].to(dtype))

@@ -17,8 +17,10 @@ from pace.runtime.diloco import OuterStep, outer_layers, torchft_arguments
 from pace.runtime.fabric.commit_log import Vector
 from pace.sync.outer.plan import plan_outer
 from tests.runtime.diloco.streaming_reference import (
+    OuterReference,
     Sent,
     build_model,
+    change_narrow,
     flat,
     inner_optimizer,
     inner_step,
@@ -176,6 +178,46 @@ def test_without_a_plan_every_call_averages() -> None:
     expected = train_reference(whole, workers=2, period=1, steps=STEPS, mix=0.0, weights=[1.0, 1.0])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mix", [0.0, 0.5])
+@pytest.mark.parametrize("saved_after", [0, 13])
+def test_the_outer_model_of_narrow_workers_is_that_of_wide_ones(
+    dtype: torch.dtype, mix: float, saved_after: int
+) -> None:
+    """The same changes, once in 16 bits and once in float32, move the outer model alike: none is lost."""
+    plan, weights = made_plan(), [1.0, 2.0, 5.0]
+    mean = MeanOfThreads(3)
+
+    def train(member: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+        model, end = build_model().to(dtype), mean.of(member)
+        step = OuterStep(model, outer_optimizer, end, members=3, plan=plan, mix=mix)
+        changes = []
+        for number in range(1, STEPS + 1):
+            changes.append(change_narrow(model, member, number))
+            step.step(weight=weights[member])
+            if number == saved_after:
+                state = step.state_dict()
+                step.close()
+                step = OuterStep(model, outer_optimizer, end, members=3, plan=plan, mix=mix)
+                step.load_state_dict(state)
+        rows = [each["row"] for each in step.state_dict()["fragments"]]
+        step.close()
+        return changes, torch.cat(rows), flat(model).float()
+
+    with ThreadPoolExecutor(3) as threads:
+        changes, outer, narrow = zip(*threads.map(train, range(3)), strict=True)
+    first = flat(build_model().to(dtype)).float()
+    reference = OuterReference(first, sent_of(plan), period=PERIOD, mix=mix, weights=weights)
+    rows = [first] * 3
+    for number in range(STEPS):
+        rows = [row + each[number] for row, each in zip(rows, changes, strict=True)]
+        rows = reference.after_step(number + 1, rows)
+    expected = torch.cat(reference.outer)
+    for member in range(3):
+        torch.testing.assert_close(outer[member], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(narrow[member], rows[member], rtol=torch.finfo(dtype).eps, atol=1e-3)
 
 
 @pytest.mark.parametrize("saved_after", [1, 13, 16])
