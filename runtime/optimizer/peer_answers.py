@@ -5,7 +5,7 @@ from typing import Any
 from pace.errors import CommunicationFailed
 from pace.runtime.event_log import log
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
-from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.liveness.peers import Peers
 
 
 class PeerAnswers(NormAndState):

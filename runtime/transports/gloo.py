@@ -22,8 +22,9 @@ from torch._C._distributed_c10d import (
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
-from pace.runtime.transports.peers import Peers
-from pace.runtime.transports.peers import Store as PeerStore
+from pace.runtime.transports.liveness.peers import Peers
+from pace.runtime.transports.liveness.peers import Store as PeerStore
+from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within, keep_thread_state
@@ -101,9 +102,9 @@ class GlooTransport(SumsAlone):
             lambda: open_stores(group, self.rank, self._timeout),
             name="pace.store",
         )
-        keeper = members.index(0) if 0 in members else None
+        keeper, names = members.index(0) if 0 in members else None, names_in_job(members)
         self.peers = Peers(
-            stores.peers, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=stores.sockets
+            stores.peers, self.rank, self.size, keeper=keeper, names=names, sockets=stores.sockets
         )
         with self._sockets.opened_here():
             connected = call_within(

@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from pace.runtime.event_log import log
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.gloo_halves import GlooHalves
-from pace.runtime.transports.peers import Peers
+from pace.runtime.transports.liveness.peers import Peers
+from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within, torch_thread
 from pace.runtime.transports.transport import (
@@ -150,7 +151,7 @@ class HorovodTransport(SumsAlone):
             store = self._open_store()
         members = self._process_set.ranks
         keeper = members.index(0) if 0 in members else None
-        return Peers(store, self.rank, self.size, keeper=keeper, global_ranks=members, sockets=sockets)
+        return Peers(store, self.rank, self.size, keeper=keeper, names=names_in_job(members), sockets=sockets)
 
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """Start to sum a segment; see ``Transport``."""

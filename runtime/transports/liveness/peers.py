@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Protocol
 
+from pace.runtime.transports.liveness.signs import left, lost, names_in_job, unsent
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import torch_thread
 
@@ -73,8 +74,8 @@ class Peers:
         See ``follow``.
     keeper
         The rank whose process holds the store; None if it is none of these ranks.
-    global_ranks
-        The number of each rank in the whole job, if only some of its ranks train together.
+    names
+        What to call each rank, if not by its number.
     sockets
         The store's connections.
     """
@@ -87,7 +88,7 @@ class Peers:
         progress: Progress | None = None,
         *,
         keeper: int | None = 0,
-        global_ranks: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
         sockets: Sockets | None = None,
     ) -> None:
         self._store: Store | None = store
@@ -95,7 +96,7 @@ class Peers:
         self._rank = rank
         self._size = size
         self._keeper = keeper
-        self._global_ranks = global_ranks
+        self._names = names_in_job(range(size)) if names is None else names
         self._progress: Callable[[], Progress | None] = lambda: None
         self._asked_until = 0.0
         self._answer: Callable[[], Callable[[int], bool] | None] = lambda: None
@@ -313,7 +314,7 @@ class Peers:
     def _explain(self) -> str:
         if self._stalled is not None and time.monotonic() - self._stalled_at >= _SILENCE_S:
             now = self.look()
-            if now is not None and (told := self._lost(self._stalled, now)):
+            if now is not None and (told := lost(self._stalled, now, self._names, self._rank)):
                 self.rank_lost = True
                 return told
         before = self.look()
@@ -324,63 +325,26 @@ class Peers:
             self.rank_lost = True
             self.lose_store()
             # The rank with the store may have left earlier, for the same reason as this rank.
-            return self._told or ", ".join(self._left(before or []).values()) or self._no_store()
-        lost = self._lost(before, after)
-        self.rank_lost = bool(lost)
-        return lost or self._unsent(after)
+            return (
+                self._told
+                or ", ".join(left(before or [], self._names, self._rank).values())
+                or self._no_store()
+            )
+        told = lost(before, after, self._names, self._rank)
+        self.rank_lost = bool(told)
+        return told or unsent(after, self._names)
 
     def _no_store(self) -> str:
         if self._keeper is None:
             return "the store in which ranks say that they are alive does not answer"
-        return f"{self._name(self._keeper)} is gone: the store that it keeps does not answer"
-
-    def _name(self, rank: int) -> str:
-        if self._global_ranks is None or self._global_ranks[rank] == rank:
-            return f"rank {rank}"
-        return f"rank {rank} (rank {self._global_ranks[rank]} of the whole job)"
-
-    def _lost(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-        told = self._left(after)
-        for rank, (early, late) in enumerate(zip(before, after, strict=True)):
-            if late.get("left"):
-                continue
-            if late["beat"] == 0:
-                told[rank] = f"{self._name(rank)} has not wrapped its optimizer"
-            elif early["beat"] == late["beat"] and rank != self._rank:
-                told[rank] = f"{self._name(rank)} gives no sign of life"
-        return ", ".join(told[rank] for rank in sorted(told))
-
-    def _left(self, signs: list[dict[str, Any]]) -> dict[int, str]:
-        """Return which ranks have left, without those that left because of this failure."""
-        return {
-            rank: f"{self._name(rank)} has left the training{_when(each)}"
-            for rank, each in enumerate(signs)
-            if each.get("left") and not each.get("failed") and rank != self._rank
-        }
+        return f"{self._names[self._keeper]} is gone: the store that it keeps does not answer"
 
     def explain_stall(self) -> str:
         """Return which ranks have not submitted which groups."""
         self._stalled, self._stalled_at = self.look(), time.monotonic()
         if self._stalled is None:
             return self._no_store()
-        return self._unsent(self._stalled) or EVERYTHING_SENT
-
-    def _unsent(self, signs: list[dict[str, Any]]) -> str:
-        newest = max(each.get("round", 0) for each in signs)
-        begun = any(each.get("open") for each in signs if each.get("round", 0) == newest)
-        told = []
-        for rank, each in enumerate(signs):
-            steps, is_open = each.get("round", 0), each.get("open", True)
-            if each.get("missing"):
-                told.append(
-                    f"{self._name(rank)} has not sent groups {', '.join(map(str, each['missing']))}"
-                    f" of its step {steps + 1}"
-                )
-            elif not is_open and (steps < newest or begun):
-                told.append(f"{self._name(rank)} has not begun step {steps + 1}")
-            elif steps < newest and begun:
-                told.append(f"{self._name(rank)} has not ended step {steps + 1}")
-        return "; ".join(told)
+        return unsent(self._stalled, self._names) or EVERYTHING_SENT
 
     def _within_answer(self, call: Callable[[], None], name: str) -> None:
         """Call the store with a time limit, and without waiting once it is lost; ignore a missing answer."""
@@ -392,12 +356,3 @@ class Peers:
         thread = torch_thread(attempt, name=name, sockets=self._sockets)
         thread.start()
         thread.join(0.0 if self._store_lost else _ANSWER_S)
-
-
-def _when(sign: dict[str, Any]) -> str:
-    """Return why a rank left, or after which step it ended as it should."""
-    if "reason" in sign:
-        return f" ({sign['reason']})"
-    if "round" not in sign:
-        return ""
-    return f" after its step {sign['round']}" if sign["round"] else " before its first step"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from pace.runtime.transports.mesh_peers import MeshPeers
-from pace.runtime.transports.peers import EVERYTHING_SENT, PERIOD_S, Peers
+from pace.runtime.transports.liveness.mesh_peers import MeshPeers
+from pace.runtime.transports.liveness.peers import EVERYTHING_SENT, PERIOD_S, Peers
 from pace.runtime.transports.sockets import Sockets
 
 
@@ -95,7 +95,7 @@ def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.Monkey
     if mesh:
         peers = MeshPeers(store, [0, 1, 2, 3], 1, replicas=peers, sockets=Sockets())
     assert "the store that it keeps does not answer" in peers.explain_failure()
-    monkeypatch.setattr("pace.runtime.transports.peers._ANSWER_S", 1e6)
+    monkeypatch.setattr("pace.runtime.transports.liveness.peers._ANSWER_S", 1e6)
     assert peers.look() is None
     peers.close(failed=True)
     peers.linger()

@@ -7,7 +7,7 @@ one.
 
 from collections.abc import Callable, Sequence
 
-from pace.runtime.transports.peers import Peers, Progress, Store
+from pace.runtime.transports.liveness.peers import Peers, Progress, Store
 from pace.runtime.transports.sockets import Sockets
 
 
@@ -37,7 +37,7 @@ class MeshPeers(Peers):
             members.index(rank),
             len(members),
             keeper=members.index(0) if 0 in members else None,
-            global_ranks=members,
+            names=[f"rank {each} of the whole job" for each in members],
             sockets=sockets,
         )
 
@@ -73,7 +73,3 @@ class MeshPeers(Peers):
         """Release both stores."""
         super().release()
         self._replicas.release()
-
-    def _name(self, rank: int) -> str:
-        assert self._global_ranks is not None
-        return f"rank {self._global_ranks[rank]} of the whole job"

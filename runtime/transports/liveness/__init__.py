@@ -1,0 +1,1 @@
+"""Signs of life of ranks: which rank is lost, late or gone when training stalls or fails."""
