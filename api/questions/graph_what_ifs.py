@@ -1,4 +1,4 @@
-"""What-ifs of graphs: other bandwidths and memory budgets, under policies."""
+"""What-ifs of graphs: other ranks, bandwidths and memory budgets, under policies."""
 
 import zlib
 
@@ -43,8 +43,8 @@ KIND = Kind(
     noun="graph what-if",
     path="/v1/graph-what-if",
     title="Simulate a grid of what-ifs of a graph",
-    description="Simulate a graph of sharded training at other bandwidths and memory budgets under every "
-    "policy. An equal request gets the stored answer.",
+    description="Simulate a graph of sharded training with other ranks, bandwidths and memory budgets under "
+    "every policy. An equal request gets the stored answer.",
     example={
         "graph": EXAMPLE_GRAPH,
         "grid": {"bandwidth_factor": [0.5, 1], "policies": ["as-traced", "pace"]},

@@ -1,4 +1,4 @@
-// What a graph of sharded training would take on faster wires, or with less memory.
+// What a graph of sharded training would take on faster wires, with less memory, or with other ranks.
 import { html, useMemo } from "./elements.js";
 import { adjust, linkTo, useTitle } from "./address.js";
 import { Curves } from "./curves.js";
@@ -12,6 +12,7 @@ import { policyName } from "./windows.js";
 const AXES = {
   bandwidth: { field: "bandwidth_factor", name: "Bandwidth, times that of the graph", title: "bandwidth", column: "Bandwidth, ×" },
   memory: { field: "memory_gb", name: "Memory budget, GB", title: "memory budget", column: "Budget, GB" },
+  ranks: { field: "ranks", name: "Ranks that share the parameters", title: "ranks", column: "Ranks" },
 };
 const NUM_POINTS = 9;
 const POLICIES = ["pace", ...GRAPH_POLICIES];
@@ -19,9 +20,22 @@ const FIRST = "pace,fsdp2";
 
 const positive = (text, otherwise) => (Number(text) > 0 ? Number(text) : otherwise);
 
-// From less than the plan needs to twice as much, or from half to four times the bandwidth.
-function range(over, values, peak) {
-  const [least, most] = over === "memory" ? [0.85 * peak, 2 * peak].map((value) => value / 1e9) : [0.5, 4];
+// The ranks of the first all-gather, which is of parameters in most graphs.
+function ranksOf(graph) {
+  const gather = graph?.nodes.find(({ collective }) => collective?.op === "all-gather") || graph?.nodes.find(({ collective }) => collective);
+  return Math.max(2, graph?.communicators.find(({ name }) => name === gather?.collective.communicator)?.ranks || 2);
+}
+
+// Doublings: sizes that so many ranks cannot share are refused.
+function doublings(low, high) {
+  const numbers = [Math.max(2, Math.round(low))];
+  while (numbers.at(-1) * 2 <= high && numbers.length < NUM_POINTS) numbers.push(numbers.at(-1) * 2);
+  return numbers;
+}
+
+// From less than the plan needs to twice as much, or from half to four times the bandwidth or the ranks.
+function range(over, values, peak, ranks) {
+  const [least, most] = { memory: [(0.85 * peak) / 1e9, (2 * peak) / 1e9], ranks: [Math.max(2, ranks / 2), 4 * ranks], bandwidth: [0.5, 4] }[over];
   const low = positive(values.low, Number(least.toPrecision(3)));
   return [low, Math.max(positive(values.high, Number(most.toPrecision(3))), low * 1.01)];
 }
@@ -35,8 +49,8 @@ export function GraphWhatIf({ values }) {
   const graph = useLoaded((signal) => getJson(graphPath(values.graph), signal), [values.graph]);
   const resource = planned.value;
   const peak = resource?.schedule.predicted.peak_bytes;
-  const [low, high] = resource ? range(over, values, peak) : [1, 1];
-  const points = Array.from({ length: NUM_POINTS }, (_, at) => Number((over === "memory" ? low + ((high - low) * at) / (NUM_POINTS - 1) : low * (high / low) ** (at / (NUM_POINTS - 1))).toPrecision(4)));
+  const [low, high] = resource ? range(over, values, peak, ranksOf(graph.value)) : [1, 1];
+  const points = over === "ranks" ? doublings(low, high) : Array.from({ length: NUM_POINTS }, (_, at) => Number((over === "memory" ? low + ((high - low) * at) / (NUM_POINTS - 1) : low * (high / low) ** (at / (NUM_POINTS - 1))).toPrecision(4)));
   if (over === "bandwidth" && low < 1 && high > 1) points.push(1);
   const grid = { policies, [axis.field]: [...new Set(points)].sort((a, b) => a - b) };
   const question = useSettled(grid);
@@ -48,7 +62,7 @@ export function GraphWhatIf({ values }) {
   const whatIf = answer.value?.what_if;
   const shown = useMemo(() => {
     if (!whatIf) return null;
-    const field = whatIf.grid.memory_gb.length ? "memory_gb" : "bandwidth_factor";
+    const field = whatIf.grid.memory_gb.length ? "memory_gb" : whatIf.grid.ranks?.length ? "ranks" : "bandwidth_factor";
     const xs = [...new Set(whatIf.cells.map((cell) => cell[field]))].sort((a, b) => a - b);
     const line = (choose) => { const by = new Map(whatIf.cells.filter((cell) => choose(cell) != null).map((cell) => [cell[field], choose(cell)])); return xs.map((x) => by.get(x) ?? null); };
     const series = whatIf.grid.policies.map((name) => ({ label: policyName(name), values: line((cell) => (cell.policy === name && cell.fits ? cell.iteration_s * 1e3 : null)) }));
@@ -56,7 +70,7 @@ export function GraphWhatIf({ values }) {
   }, [whatIf]);
   useTitle(resource?.name, "What if");
   const toggle = (name) => adjust({ policies: (policies.includes(name) ? policies.filter((each) => each !== name) : [...policies, name]).join(",") });
-  const marks = !shown || shown.field === "memory_gb" ? (shown ? [{ at: peak / 1e9, label: "without a limit" }] : []) : [{ at: 1, label: "as in the graph" }];
+  const marks = shown ? [shown.field === "memory_gb" ? { at: peak / 1e9, label: "without a limit" } : { at: shown.field === "ranks" ? ranksOf(graph.value) : 1, label: "as in the graph" }] : [];
   const { name, column } = shown ? Object.values(AXES).find(({ field }) => field === shown.field) : axis;
   const error = planned.error || graph.error || answer.error;
   return html`<div class="side-by-side">
@@ -70,7 +84,7 @@ export function GraphWhatIf({ values }) {
         <${Field} id="high" label="To"><${Entry} id="high" type="number" step="any" min="0" value=${high} onChange=${(event) => adjust({ high: event.target.value })} /><//>
       </div>
       <fieldset class="checks"><legend>Policies</legend>${POLICIES.map((each) => html`<label><input type="checkbox" checked=${policies.includes(each)} onChange=${() => toggle(each)} />${policyName(each)}</label>`)}</fieldset>
-      <p class="faint">Only PACE plans within a memory budget. Where a policy needs more, its curve has a gap. Latencies stay as they are.</p>
+      <p class="faint">Only PACE plans within a memory budget. Where a policy needs more, its curve has a gap. ${over === "ranks" ? "Each rank keeps its batch. Costs change like those of a ring." : "Latencies stay as they are."}</p>
     </section>
     <section class="card" aria-labelledby="answer-title" aria-busy=${String(busy)}>
       <h2 id="answer-title">Iteration against ${axis.title}</h2>

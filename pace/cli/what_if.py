@@ -143,6 +143,14 @@ def what_if(
             rich_help_panel=NETWORK,
         ),
     ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            help="For a graph: numbers of ranks that parameters are sharded over, for example 8,16,32.",
+            show_default="as in the graph",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     memory_gb: Annotated[
         str | None,
         typer.Option(
@@ -205,15 +213,19 @@ def what_if(
                 chosen["bandwidth_factor"] = read_numbers("--bandwidth-factor", bandwidth_factor)
             report_graph(
                 load_graph(profile),
-                GraphGrid(memory_gb=read_numbers("--memory-gb", memory_gb), **chosen),
+                GraphGrid(
+                    ranks=read_whole_numbers("--ranks", ranks),
+                    memory_gb=read_numbers("--memory-gb", memory_gb),
+                    **chosen,
+                ),
                 as_json=as_json,
                 as_csv=as_csv,
                 plot=plot,
             )
             return
-        if bandwidth_factor is not None or memory_gb is not None:
+        if bandwidth_factor is not None or memory_gb is not None or ranks is not None:
             raise InvalidOptions(
-                f"--bandwidth-factor and --memory-gb are for graphs, and {profile} is a profile"
+                f"--ranks, --bandwidth-factor and --memory-gb are for graphs, and {profile} is a profile"
             )
         if servers is not None:
             others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
@@ -304,7 +316,7 @@ def _refuse_for_graphs(given: dict[str, Any]) -> None:
     if named:
         raise InvalidOptions(
             f"{', '.join(named)}: for profiles only, and {given['profile']} is a graph; graphs have "
-            "--bandwidth-factor and --memory-gb"
+            "--ranks, --bandwidth-factor and --memory-gb"
         )
 
 

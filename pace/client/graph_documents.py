@@ -11,11 +11,13 @@ from pace.documents.base import Document
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Name
 from pace.documents.schedule import Schedule, Sha256
+from pace.whatif.graph_ranks import MOST_RANKS
 from pace.whatif.graphs import GraphGrid, GraphWhatIf
 
 MemoryBudget = Annotated[int, Field(gt=0, lt=2**63)]
 # A bandwidth at which no cost overflows.
 Factor = Annotated[float, Field(ge=1e-6, lt=1e6)]
+Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
 Gigabytes = Annotated[float, Field(gt=0, lt=1e6)]
 
 
@@ -80,6 +82,7 @@ class GraphWindowResult(Document):
 class GraphGridDocument(Document):
     """Axes of a graph's what-if. See ``pace.whatif.graphs.GraphGrid``."""
 
+    ranks: Annotated[tuple[Ranks, ...], Field(max_length=200, exclude_if=lambda ranks: not ranks)] = ()
     bandwidth_factor: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=200)] = (1.0,)
     memory_gb: Annotated[tuple[Gigabytes, ...], Field(max_length=200)] = ()
     policies: Annotated[tuple[PolicyName, ...], Field(min_length=1, max_length=8)] = (
@@ -103,6 +106,7 @@ class GraphWhatIfRequest(Document):
 class GraphCellDocument(Document):
     """One policy at one point. See ``pace.whatif.graphs.GraphCell``."""
 
+    ranks: Annotated[int | None, Field(exclude_if=lambda ranks: ranks is None)] = None
     bandwidth_factor: float
     memory_gb: float | None
     policy: str

@@ -160,8 +160,25 @@ def read_node_list(
         communicators=tuple(_communicators(path, groups, collectives, tuple(times))),
         copy_bytes_per_s=copy_bytes_per_s,
         resident_bytes=sum(row["bytes"] for row in rows if row["i"] in inputs),
+        resident_shard_bytes=_shard_bytes(rows, inputs),
         nodes=tuple(nodes),
     )
+
+
+def _shard_bytes(rows: Sequence[dict[str, Any]], inputs: set[int]) -> int:
+    """Return the bytes of inputs that are gathered as they are, or behind casts and views."""
+    by_number = {row["i"]: row for row in rows}
+    shards = set()
+    for row in rows:
+        above = row
+        while COLLECTIVES.get(row["kind"]) == "all-gather" and len(above["deps"]) == 1:
+            (dep,) = above["deps"]
+            if dep in inputs:
+                shards.add(dep)
+            if dep in inputs or dep not in by_number or by_number[dep]["kind"] != "op":
+                break
+            above = by_number[dep]
+    return sum(by_number[shard]["bytes"] for shard in shards)
 
 
 def _row(path: str | Path, place: int, row: Any) -> dict[str, Any]:
@@ -221,6 +238,7 @@ def _communicators(
     best = max(times, key=lambda table: _agreeing(table, collectives), default=None)
     for group in groups:
         ranks, costs = (2, ()) if best is None else best.costs(group)
+        ranks = _ranks(row for row in collectives if row["group"] == group) or ranks
         priced = {cost.op for cost in costs}
         own: list[OpCost] = []
         for kind in sorted({row["kind"] for row in collectives if row["group"] == group}):
@@ -241,6 +259,17 @@ def _communicators(
                     "the list's own times are taken",
                 )
         yield Communicator(name=group, ranks=ranks, wire=group, costs=(*costs, *own))
+
+
+def _ranks(collectives: Iterable[dict[str, Any]]) -> int | None:
+    """Return the ranks that all-gathers and reduce-scatters of a group have by their bytes, or None."""
+    found = set()
+    for row in collectives:
+        op = COLLECTIVES[row["kind"]]
+        whole, shard = sorted((row["bytes"], row["in_bytes"]), reverse=True)
+        if op in ("all-gather", "reduce-scatter"):
+            found.add(whole // shard if shard and whole > shard and whole % shard == 0 else None)
+    return found.pop() if len(found) == 1 else None
 
 
 def _agreeing(table: CollectiveTimes, collectives: Sequence[dict[str, Any]]) -> int:

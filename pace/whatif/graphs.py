@@ -1,4 +1,4 @@
-"""What-ifs of graphs of sharded training: other bandwidths and memory budgets, under policies."""
+"""What-ifs of graphs of sharded training: other ranks, bandwidths and memory budgets, under policies."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from pace.planning.optimize import lower_bound_s
 from pace.simulation import make_policy
 from pace.simulation.graph.run import run_graph_policy
 from pace.simulation.registry import knobs_of
+from pace.whatif.graph_ranks import MOST_RANKS, with_ranks
 
 MOST_CELLS = 2000
 
@@ -25,6 +26,9 @@ class GraphGrid:
 
     Attributes
     ----------
+    ranks
+        Numbers of ranks that parameters are sharded over (``pace.whatif.graph_ranks``); empty for the graph's
+        own number.
     bandwidth_factor
         How many times as fast every wire is. The latency stays: of a measured cost, that of its smallest
         sample.
@@ -32,11 +36,15 @@ class GraphGrid:
         Budgets for policies that plan within one, in GB (10^9 bytes); empty for no limit.
     """
 
+    ranks: tuple[int, ...] = ()
     bandwidth_factor: tuple[float, ...] = (1.0,)
     memory_gb: tuple[float, ...] = ()
     policies: tuple[str, ...] = ("fsdp2", "inductor", "pace")
 
     def __post_init__(self) -> None:
+        for number in self.ranks:
+            if not 2 <= number <= MOST_RANKS:
+                raise InvalidOptions(f"ranks {number}: expected 2 to {MOST_RANKS:,}")
         for name, values in (("bandwidth_factor", self.bandwidth_factor), ("memory_gb", self.memory_gb)):
             for value in values:
                 if not 0 < value < 1e6:
@@ -47,7 +55,8 @@ class GraphGrid:
     @property
     def num_cells(self) -> int:
         """Number of points times policies."""
-        return len(self.bandwidth_factor) * max(1, len(self.memory_gb)) * len(self.policies)
+        points = max(1, len(self.ranks)) * len(self.bandwidth_factor) * max(1, len(self.memory_gb))
+        return points * len(self.policies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ class GraphCell:
 
     Attributes
     ----------
+    ranks
+        Number of ranks that parameters are sharded over; None for the graph's own.
     memory_gb
         The budget; None for no limit.
     iteration_s, peak_bytes
@@ -66,6 +77,7 @@ class GraphCell:
         What no plan beats at this bandwidth, with any amount of memory.
     """
 
+    ranks: int | None = None
     bandwidth_factor: float
     memory_gb: float | None
     policy: str
@@ -87,18 +99,23 @@ class GraphWhatIf:
         """Return what JSON holds."""
         return {
             "graph": self.graph,
-            "grid": asdict(self.grid),
-            "cells": [asdict(cell) for cell in self.cells],
+            "grid": _without_ranks(asdict(self.grid)),
+            "cells": [_without_ranks(asdict(cell)) for cell in self.cells],
         }
 
     def to_csv(self) -> str:
         """Return one line for each cell."""
-        rows = [asdict(cell) for cell in self.cells]
+        rows = [_without_ranks(asdict(cell)) for cell in self.cells]
         output = io.StringIO()
         writer = csv.DictWriter(output, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return output.getvalue()
+
+
+def _without_ranks(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields without those of an axis that was not asked for."""
+    return {name: value for name, value in fields.items() if name != "ranks" or value}
 
 
 def what_if_graph(
@@ -109,13 +126,16 @@ def what_if_graph(
     Raises
     ------
     InvalidOptions
-        If a policy is unknown, or a cost says nothing about other bandwidths.
+        If a policy is unknown, or the graph cannot have another number of ranks.
     """
     for policy in grid.policies:
         make_policy(policy, "graph")
+    graphs: list[tuple[int | None, CollectiveGraph]] = [(None, graph)]
+    if grid.ranks:
+        graphs = [(ranks, with_ranks(graph, ranks)) for ranks in grid.ranks]
     cells: list[GraphCell] = []
-    for factor in grid.bandwidth_factor:
-        scaled = with_bandwidth(graph, factor)
+    for (ranks, resharded), factor in product(graphs, grid.bandwidth_factor):
+        scaled = with_bandwidth(resharded, factor)
         bound = lower_bound_s(scaled)
         alike: dict[str, tuple[float, int]] = {}
         for memory, policy in product(grid.memory_gb or (None,), grid.policies):
@@ -128,6 +148,7 @@ def what_if_graph(
                     alike[policy] = found
             cells.append(
                 GraphCell(
+                    ranks=ranks,
                     bandwidth_factor=factor,
                     memory_gb=memory,
                     policy=policy,

@@ -96,11 +96,13 @@ class FxProgram:
                     ranks=each.ranks,
                     wire=wires[self.calls[each.name].group],
                     costs=(OpCost(op=self.calls[each.name].op, cost=costs[self.calls[each.name]]),),
+                    group=each.group,
                 )
                 for each in self.untimed.communicators
             ),
             copy_bytes_per_s=copy_bytes_per_s,
             resident_bytes=self.untimed.resident_bytes,
+            resident_shard_bytes=self.untimed.resident_shard_bytes,
             nodes=tuple(
                 node.model_copy(update={"duration_s": durations_s.get(node.name, 0.0)})
                 for node in self.untimed.nodes
@@ -202,6 +204,7 @@ class _Reader:
     last_effect: fx.Node | None = None
     lines: list[str] = field(default_factory=list)
     resident_bytes: int = 0
+    shards: set[fx.Node] = field(default_factory=set)
 
     def read(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -302,12 +305,18 @@ class _Reader:
         if name not in self.communicators:
             ranks = len(tuple(self.groups.values())[number].ranks)
             self.communicators[name] = Communicator(
-                name=name, ranks=ranks, wire="network", costs=(OpCost(op=op, cost=NO_COST),)
+                name=name,
+                ranks=ranks,
+                wire="network",
+                costs=(OpCost(op=op, cost=NO_COST),),
+                group=f"group {number}",
             )
             self.calls[name] = GroupCall(group=number, op=op)
         value = node.meta["val"]
         source = node.args[0]
         assert isinstance(source, fx.Node)
+        if op == "all-gather":
+            self._read_shard(source)
         return CollectiveCall(
             op=op,
             communicator=name,
@@ -315,6 +324,14 @@ class _Reader:
             input_bytes=max(1, bytes_of(source.meta["val"])),
             output_bytes=bytes_of(value),
         )
+
+    def _read_shard(self, node: fx.Node) -> None:
+        """Note an input that is gathered as it is, or behind casts and views."""
+        while node not in self.inputs:
+            if is_collective(node) or is_wait(node) or len(node.all_input_nodes) != 1:
+                return
+            (node,) = node.all_input_nodes
+        self.shards.add(node)
 
     def _group(self, node: fx.Node) -> int:
         group = process_group(group_name(node))
@@ -335,6 +352,7 @@ class _Reader:
                 communicators=tuple(self.communicators.values()),
                 copy_bytes_per_s=1.0,
                 resident_bytes=self.resident_bytes,
+                resident_shard_bytes=sum(bytes_of(each.meta.get("val")) for each in self.shards),
                 nodes=documents,
             ),
             nodes=tuple(self.nodes),

@@ -74,7 +74,12 @@ def ask_everything() -> None:
     planned = answer_question("graph", graph, json.dumps({"memory_bytes": 10**9}))
     policies = ("as-traced", "fsdp2", "inductor", "zero-3", "blocks")
     graph_windows(graph, planned, GraphWindowRequest(schedule_id="0" * 32, policies=policies))
-    grid = {"bandwidth_factor": [1.0, 2.0], "memory_gb": [1e-3, 1.0], "policies": [*policies, "pace"]}
+    grid = {
+        "ranks": [2, 8],
+        "bandwidth_factor": [1.0, 2.0],
+        "memory_gb": [1e-3, 1.0],
+        "policies": [*policies, "pace"],
+    }
     answer_question("graph-grid", graph, json.dumps(grid))
     program = _packed(KINDS["order"].example["program"])
     for streams in ("side-by-side", "launch-order"):

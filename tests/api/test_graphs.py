@@ -82,8 +82,11 @@ def test_windows_have_wires_and_memory(service: Caller) -> None:
 
 def test_what_ifs_are_the_librarys(service: Caller) -> None:
     """Cells of both axes, also those in which no plan fits."""
-    grid = GraphGrid(bandwidth_factor=(0.5, 2.0), memory_gb=(1e-7, 1.0), policies=("as-traced", "pace"))
+    grid = GraphGrid(
+        ranks=(2, 8), bandwidth_factor=(0.5, 2.0), memory_gb=(1e-7, 1.0), policies=("as-traced", "pace")
+    )
     asked = {
+        "ranks": grid.ranks,
         "bandwidth_factor": grid.bandwidth_factor,
         "memory_gb": grid.memory_gb,
         "policies": grid.policies,
@@ -92,7 +95,7 @@ def test_what_ifs_are_the_librarys(service: Caller) -> None:
     assert answer.status_code == 201, answer.text
     expected = json.loads(json.dumps(what_if_graph(GRAPH, grid).to_document()))
     assert answer.json()["what_if"] == expected
-    assert answer.json()["num_cells"] == 8
+    assert answer.json()["num_cells"] == 16
     assert any(cell["iteration_s"] is None for cell in expected["cells"])
 
 
@@ -113,6 +116,13 @@ def test_what_is_wrong_is_named(service: Caller) -> None:
             422,
             'policy "ddp"',
         ),
+        (
+            "/v1/graph-what-if",
+            {"graph": document(), "grid": {"ranks": [3], "policies": ["pace"]}},
+            422,
+            "do not divide into 3 shards",
+        ),
+        ("/v1/graph-what-if", {"graph": document(), "grid": {"ranks": [1]}}, 422, "ranks"),
         (windows, {"schedule_id": made["id"], "policies": ["ddp"]}, 422, 'policy "ddp"'),
         (windows, {"schedule_id": "0" * 32}, 404, "no graph schedule"),
     ):

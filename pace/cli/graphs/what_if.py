@@ -1,4 +1,4 @@
-"""``pace what-if``: a graph at other bandwidths and within other memory budgets."""
+"""``pace what-if``: a graph with other ranks, bandwidths and memory budgets."""
 
 import json
 import sys
@@ -31,11 +31,14 @@ def _show(result: GraphWhatIf) -> None:
     console = make_console(width=160)
     console.print(f"{result.graph}: iteration ms (peak GB); * exceeds the memory", highlight=False)
     policies = result.grid.policies
-    table = make_table("bandwidth", "memory GB", *policies, "bound ms")
+    table = make_table(
+        *(["ranks"] if result.grid.ranks else []), "bandwidth", "memory GB", *policies, "bound ms"
+    )
     for at in range(0, len(result.cells), len(policies)):
         cells = result.cells[at : at + len(policies)]
         one = cells[0]
         table.add_row(
+            *([] if one.ranks is None else [str(one.ranks)]),
             f"{one.bandwidth_factor:g}",
             "no limit" if one.memory_gb is None else f"{one.memory_gb:g}",
             *(_cell(cell) for cell in cells),

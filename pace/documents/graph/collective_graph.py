@@ -33,6 +33,9 @@ class CollectiveGraph(Document):
         Rate of the device's memory, at which buckets are copied; a copy reads and writes.
     resident_bytes
         Memory in use before the first node and until the last, such as inputs.
+    resident_shard_bytes
+        Those of `resident_bytes` that are shards of parameters. More ranks need fewer of them. 0 if not
+        known.
     """
 
     refused_as = InvalidGraph
@@ -44,10 +47,16 @@ class CollectiveGraph(Document):
     communicators: tuple[Communicator, ...]
     copy_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     resident_bytes: Bytes = 0
+    resident_shard_bytes: Annotated[Bytes, Field(exclude_if=lambda size: size == 0)] = 0
     nodes: tuple[GraphNode, ...]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.resident_shard_bytes > self.resident_bytes:
+            raise ValueError(
+                f"resident_shard_bytes ({self.resident_shard_bytes:,}) are part of resident_bytes, which are "
+                f"only {self.resident_bytes:,}"
+            )
         for kind, names in (
             ("wire", list(self.wires)),
             ("communicator", [each.name for each in self.communicators]),

@@ -86,7 +86,13 @@ class OpCost(Document):
 
 
 class Communicator(Document):
-    """A process group: its size, the wire that it shares with others, and what its collectives cost."""
+    """A process group: its size, the wire that it shares with others, and what its collectives cost.
+
+    Attributes
+    ----------
+    group
+        The process group, where several communicators stand for one. Null if the communicator is all of it.
+    """
 
     refused_as = InvalidGraph
 
@@ -94,3 +100,9 @@ class Communicator(Document):
     ranks: Annotated[int, Field(ge=1)]
     wire: Name
     costs: tuple[OpCost, ...]
+    group: Annotated[Name | None, Field(exclude_if=_is_empty)] = None
+
+    @property
+    def process_group(self) -> str:
+        """The name of the process group."""
+        return self.group or self.name

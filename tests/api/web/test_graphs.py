@@ -69,7 +69,7 @@ def test_pointing_at_a_collective_marks_it_in_all_rows(visitor: Visitor, service
 
 
 def test_what_ifs_of_a_graph_are_drawn(visitor: Visitor, service: Caller) -> None:
-    """Over bandwidth, and over the memory budget, where some policies do not fit."""
+    """Over bandwidth, over ranks, and over the memory budget, where some policies do not fit."""
     made = service.http.post("/v1/graph-schedules", json={"graph": GRAPH.model_dump(mode="json")}).json()
     page = visitor.go(f"result?graph={made['id']}&policies=none")
     drawn(page)
@@ -77,6 +77,14 @@ def test_what_ifs_of_a_graph_are_drawn(visitor: Visitor, service: Caller) -> Non
     page.wait_for_selector("canvas")
     points = page.get_by_role("region", name="Simulated points").locator("tbody tr")
     expect(points).to_have_count(20)
+    page.get_by_label("Over", exact=True).select_option("ranks")
+    expect(page.get_by_text("Costs change like those of a ring")).to_be_visible()
+    expect(points).to_have_count(8)
+    expect(points.first).to_contain_text("2")
+    visitor.tolerated = lambda fault: "422" in fault
+    page.get_by_label("From").fill("3")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("do not divide into 3 shards")
     page.get_by_label("Over", exact=True).select_option("memory")
     expect(page.get_by_text("over the budget").first).to_be_visible()
     page.get_by_label("From").fill("1e-7")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pace.cli import app
 from pace.models import build
+from tests.sharded_graphs import forward, graph_of
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
 FEW = ["--policy", "fifo", "--policy", "pace"]
@@ -39,6 +40,27 @@ def test_json_is_one_document(profile: Path) -> None:
     document = json.loads(result.stdout)
     assert len(document["cells"]) == 18
     assert document["baseline"] == "fifo"
+
+
+def test_graphs_have_ranks(tmp_path: Path) -> None:
+    """As a column of the table and a field of each cell; profiles have workers instead."""
+    graph = tmp_path / "graph.json"
+    graph.write_bytes(graph_of(forward(2)).to_json())
+    table = run(graph, "--ranks", "2,8", "--policy", "pace")
+    assert table.exit_code == 0, table.output
+    assert re.search(r"ranks\s+bandwidth\s+memory GB\s+pace", table.stdout)
+    asked = run(graph, "--ranks", "2,8", "--policy", "pace", "--json")
+    assert [cell["ranks"] for cell in json.loads(asked.stdout)["cells"]] == [2, 8]
+    refused = run(graph, "--ranks", "3")
+    assert refused.exit_code == 2
+    assert "do not divide into 3 shards" in refused.output
+
+
+def test_profiles_have_no_ranks(profile: Path) -> None:
+    """The message says that graphs have."""
+    refused = run(profile, "--ranks", "8")
+    assert refused.exit_code == 2
+    assert "--ranks" in refused.output
 
 
 def test_csv_has_a_line_for_each_cell(profile: Path) -> None:

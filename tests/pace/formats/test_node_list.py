@@ -47,13 +47,33 @@ def test_a_list_becomes_a_graph(tmp_path: Path) -> None:
     """Inputs are resident, times are in seconds, views share memory, and the output's nodes are returned."""
     graph = read_node_list(write(tmp_path, program()), copy_bytes_per_s=1e9)
     assert graph.name == "nodes"
-    assert graph.resident_bytes == 1000
+    assert graph.resident_bytes == graph.resident_shard_bytes == 1000
+    assert graph.communicators[0].ranks == 8
     gather, waiting, view, product = graph.nodes
     assert gather.collective is not None
     assert (gather.collective.op, gather.collective.input_bytes) == ("all-gather", 1 << 20)
     assert waiting.waits_for == gather.name
     assert (view.view_of, view.allocates_bytes) == (waiting.name, 0)
     assert (product.duration_s, product.allocates_bytes, product.returned) == (0.002, 64, True)
+
+
+def test_shards_are_the_inputs_that_are_gathered(tmp_path: Path) -> None:
+    """As they are or behind casts and views; each counts once, and other inputs do not."""
+    gathered: dict[str, Any] = {"group": "0", "in_bytes": 1 << 10, "bytes": 8 << 10}
+    rows = [
+        row(0, op="placeholder", target="shard", bytes=2000),
+        row(1, op="placeholder", target="batch", bytes=300),
+        row(2, target="prims.convert_element_type.default", deps=[0], bytes=1000),
+        row(3, "all_gather_into_tensor", deps=[2], **gathered),
+        row(4, "wait", deps=[3]),
+        row(5, deps=[1, 4]),
+        row(6, "all_gather_into_tensor", deps=[5], **gathered),
+        row(7, "wait", deps=[6]),
+        row(8, "all_gather_into_tensor", deps=[0], **gathered),
+        row(9, "wait", deps=[8]),
+    ]
+    graph = read_node_list(write(tmp_path, rows), copy_bytes_per_s=1e9)
+    assert (graph.resident_bytes, graph.resident_shard_bytes) == (2300, 2000)
 
 
 def test_a_table_prices_buckets(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ def test_memory_limits_planners_and_marks_the_others() -> None:
 
 
 def test_results_are_written_and_drawn(tmp_path: Path) -> None:
-    """As CSV with a line for each cell, as a document, and as a chart over memory or bandwidth."""
+    """As CSV with a line for each cell, as a document, and as a chart over memory, bandwidth or ranks."""
     for grid in (
         GraphGrid(memory_gb=(1e-9, 0.5, 1.0), policies=("fsdp2", "pace")),
         GraphGrid(bandwidth_factor=(1.0, 2.0), policies=("pace",)),
+        GraphGrid(ranks=(2, 4, 8), bandwidth_factor=(1.0, 2.0), policies=("pace",)),
     ):
         result = what_if_graph(GRAPH, grid)
         assert result.to_csv().count("\n") == 1 + len(result.cells)

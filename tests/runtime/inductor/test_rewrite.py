@@ -18,6 +18,7 @@ from pace.errors import InvalidGraph
 from pace.runtime.inductor.fx_program import FxProgram, read_fx
 from pace.runtime.inductor.node_times import NodeTimes
 from pace.runtime.inductor.rewrite import apply_plan, tie
+from pace.whatif.graph_ranks import with_ranks
 from tests.runtime.inductor.graphs import (
     OPS,
     RANKS,
@@ -80,6 +81,17 @@ def test_planned_graphs_return_the_same_bits(group: str, cost: AffineAllReduce, 
     assert schedule.predicted.iteration_s < sum(node.duration_s for node in graph.nodes) + sum(
         float(cost.cost(RANKS)(float(elements * 4))) for _, elements in before
     )
+
+
+def test_shards_and_their_group_are_read(group: str) -> None:
+    """Shards that are gathered twice count once, and what-ifs of other ranks change all of the group."""
+    module, _ = iteration(group, layers=2)
+    graph = read_fx(module.graph, "test").untimed
+    assert graph.resident_shard_bytes == 2 * WIDTH // RANKS * WIDTH * 4
+    assert {each.process_group for each in graph.communicators} == {"group 0"}
+    wider = with_ranks(graph, 2 * RANKS)
+    assert {each.ranks for each in wider.communicators} == {2 * RANKS}
+    assert wider.resident_shard_bytes == graph.resident_shard_bytes // 2
 
 
 def test_ties_keep_the_order(group: str) -> None:
