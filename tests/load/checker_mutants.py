@@ -3,10 +3,11 @@
     .venv/bin/python -m tests.load.checker_mutants [--mutants N] [--seed S] [--json OUT]
 
 Plans are made for drawn fabrics, parameter servers and all-reduces. A mutant differs in one number by 1 to
-50 %, has two entries of a list exchanged, or one entry twice or not at all. What only records how a plan was
-made (``RECORDS``) and what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says
-the same in other words, or claims less (``meaning``), is counted and may be accepted. Prints every other
-mutant that a checker accepts, and exits with 1 if there is one.
+50 %, has two entries of a list exchanged, or one entry twice or not at all; or it is a forgery
+(``forged_plans``), whose changes fit one another. What only records how a plan was made (``RECORDS``) and
+what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says the same in other
+words, or claims less (``meaning``), is counted and may be accepted. Prints every other mutant that a checker
+accepts, and exits with 1 if there is one.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from pace.fabric.checker.transfers import check_transfers
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 from pace.fabric.plan import plan_transfers
 from pace.planning.optimize import optimize
+from tests.load.forged_plans import FABRIC_FORGERIES, Forgery, servers_forgeries
 from tests.pace.fabric.batches import batch_of, network_of
 from tests.pace.planning.servers.clusters import cluster
 from tests.strategies import affine, layered
@@ -38,6 +41,7 @@ RECORDS = {"solver", "options", "name", "schema_version", "fingerprint", "profil
 FREE = {"execution"}
 
 Judge = Callable[[str], bool]
+Case = tuple[str, Judge, list[Forgery]]
 
 
 def drawn_profile(random_: random.Random) -> Profile:
@@ -63,8 +67,8 @@ def judged_schedule(profile: Profile) -> Judge:
     return accepts
 
 
-def fabric_case(random_: random.Random) -> tuple[str, Judge]:
-    """Return the plan of a drawn batch, and its judge."""
+def fabric_case(random_: random.Random) -> Case:
+    """Return the plan of a drawn batch, its judge, and its forgeries."""
     names = [f"h{number}" for number in range(random_.randint(2, 5))]
     network = network_of(
         {name: random_.choice([20, 50, 100]) for name in names},
@@ -85,21 +89,22 @@ def fabric_case(random_: random.Random) -> tuple[str, Judge]:
         except (InvalidFabric, InvalidOptions, ValueError):
             return False
 
-    return plan.to_json().decode(), accepts
+    return plan.to_json().decode(), accepts, FABRIC_FORGERIES
 
 
-def servers_case(random_: random.Random) -> tuple[str, Judge]:
-    """Return a schedule over servers, and its judge."""
+def servers_case(random_: random.Random) -> Case:
+    """Return a schedule over servers, its judge, and its forgeries."""
     profile = drawn_profile(random_)
     colocated = random_.random() < 0.5
     servers = cluster(2, bytes_per_s=20.0, colocated=colocated, partition_s=0.25, round_trip_s=0.5)
-    return optimize(profile, Options(cluster=servers)).to_json().decode(), judged_schedule(profile)
+    schedule = optimize(profile, Options(cluster=servers)).to_json().decode()
+    return schedule, judged_schedule(profile), servers_forgeries(profile)
 
 
-def allreduce_case(random_: random.Random) -> tuple[str, Judge]:
-    """Return a schedule of all-reduces, and its judge."""
+def allreduce_case(random_: random.Random) -> Case:
+    """Return a schedule of all-reduces and its judge."""
     profile = drawn_profile(random_)
-    return optimize(profile, Options()).to_json().decode(), judged_schedule(profile)
+    return optimize(profile, Options()).to_json().decode(), judged_schedule(profile), []
 
 
 CASES = {"fabric": fabric_case, "servers": servers_case, "allreduce": allreduce_case}
@@ -150,9 +155,13 @@ def mutant(document: Any, random_: random.Random) -> tuple[str, str]:
 def meaning(plan: Any, original: Any) -> Any:
     """Return what a plan says, whatever the order of a set or the steps between priorities.
 
+    Tensors of a group are ready together and needed together, so that their order in its buffer is free.
+
     A chain bound below the original's is the original's: it is true as well, and proves less.
     """
     said = copy.deepcopy(plan)
+    for group in said.get("groups", ()):
+        group["tensors"].sort()
     for drop in said.get("dropped", ()):
         drop["witness"] = sorted(drop["witness"])
     if said.get("exchange", "allreduce") == "allreduce" and "groups" in said:
@@ -164,35 +173,55 @@ def meaning(plan: Any, original: Any) -> Any:
     return said
 
 
+def mutants(document: Any, forgeries: list[Forgery], random_: random.Random) -> Iterator[tuple[Any, str]]:
+    """Yield every forgery of a document once, and then changed documents without end; each with its name."""
+    for forge in forgeries:
+        forged = forge(document, random_)
+        if forged is not None:
+            yield forged, forge.__qualname__.partition(".")[0]
+    while True:
+        changed, what = mutant(document, random_)
+        yield json.loads(changed), what
+
+
+def search(num_mutants: int, seed: int, kinds: Iterable[str] = CASES) -> tuple[Counter[str], list[str], int]:
+    """Make mutants until so many were judged.
+
+    Returns how many were refused of each kind, which were accepted, and how many more say the same.
+    """
+    random_ = random.Random(seed)
+    refused: Counter[str] = Counter()
+    accepted: list[str] = []
+    equal = 0
+    while refused.total() + len(accepted) < num_mutants:
+        for name in kinds:
+            text, accepts, forgeries = CASES[name](random_)
+            if not accepts(text):
+                raise RuntimeError(f"{name}: the checker refuses the plan itself: {text}")
+            document = json.loads(text)
+            left = num_mutants - refused.total() - len(accepted)
+            for changed, what in islice(mutants(document, forgeries, random_), min(20, left)):
+                if changed == document:
+                    continue
+                if meaning(changed, document) == meaning(document, document):
+                    equal += 1
+                elif accepts(json.dumps(changed)):
+                    accepted.append(f"{name}: {what}")
+                    print(f"accepted: {accepted[-1]}", flush=True)
+                else:
+                    refused[name] += 1
+    return refused, accepted, equal
+
+
 def main() -> int:
     """Make mutants, and print those that are accepted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mutants", type=int, default=1000, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of plans and mutants")
+    parser.add_argument("--kinds", default=",".join(CASES), help="kinds of plans (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
-    random_ = random.Random(arguments.seed)
-    refused: Counter[str] = Counter()
-    accepted: list[str] = []
-    equal = 0
-    while refused.total() + len(accepted) < arguments.mutants:
-        for name, case in CASES.items():
-            text, accepts = case(random_)
-            if not accepts(text):
-                print(f"{name}: the checker refuses the plan itself")
-                return 1
-            document = json.loads(text)
-            for _ in range(min(20, arguments.mutants - refused.total() - len(accepted))):
-                changed, what = mutant(document, random_)
-                if json.loads(changed) == document:
-                    continue
-                if meaning(json.loads(changed), document) == meaning(document, document):
-                    equal += 1
-                elif accepts(changed):
-                    accepted.append(f"{name}: {what}")
-                    print(f"accepted: {accepted[-1]}", flush=True)
-                else:
-                    refused[name] += 1
+    refused, accepted, equal = search(arguments.mutants, arguments.seed, arguments.kinds.split(","))
     print(
         f"{refused.total()} mutants refused ({dict(refused)}), {len(accepted)} accepted;"
         f" {equal} more say the same"

@@ -104,8 +104,11 @@ def _check_drops(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
             latest = max((limit for limit in limits if limit is not None), default=0)
             if len(limits) <= latest:
                 yield f'update "{drop.id}": {len(limits)} updates fit into {latest} positions'
-        elif drop.reason == "overtaken" and not drop.witness:
-            yield f'update "{drop.id}" is dropped as overtaken, and nobody overtakes it'
+        elif drop.reason == "overtaken" and len(drop.witness) < (last if plan.rule == "strict" else 1):
+            yield (
+                f'update "{drop.id}" is dropped as overtaken, and may commit up to position {last}: '
+                f"{len(drop.witness)} updates overtake it"
+            )
 
 
 def _check_undeliverable(

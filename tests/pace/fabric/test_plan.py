@@ -109,6 +109,12 @@ def fitting(plan: dict[str, Any]) -> None:
     plan["dropped"].append({"id": name, "reason": "expired", "witness": []})
 
 
+def outrun(plan: dict[str, Any]) -> None:
+    """Drop what is kept, as overtaken by too few."""
+    fitting(plan)
+    plan["dropped"][-1] |= {"reason": "overtaken", "witness": plan["order"][:1]}
+
+
 def unsent(plan: dict[str, Any]) -> None:
     """Take away a transfer to an aggregator."""
     summed = next(t for t in plan["transfers"] if t["after"])
@@ -158,6 +164,7 @@ def sooner(plan: dict[str, Any]) -> None:
         (early, "before"),
         (twice, "2 times"),
         (fitting, "expired"),
+        (outrun, "updates overtake it"),
         (unsent, "is not at"),
         (elsewhere, "is not at"),
         (shrunk, "size_bytes"),
