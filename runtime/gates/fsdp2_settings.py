@@ -20,6 +20,12 @@ def shard_by_settings(
     found = blocks_of(model) if blocks is None else list(blocks)
     if not found:
         raise InvalidOptions("blocks is empty: give the blocks of the model in forward order")
+    count = -(-len(found) // settings.blocks_per_unit)
+    if settings.kept_units and settings.kept_units[-1] >= count:
+        raise InvalidOptions(
+            f"kept_units has unit {settings.kept_units[-1]}, and the model has {count} units: the settings "
+            "are of another model"
+        )
     inside = set(model.modules())
     for number, block in enumerate(found):
         if block not in inside or block is model:
@@ -77,12 +83,17 @@ def _shard(
         )
     size = settings.blocks_per_unit
     units = []
-    for at in range(0, len(blocks), size):
+    for number, at in enumerate(range(0, len(blocks), size)):
         group = blocks[at : at + size]
-        fully_shard(group, reshard_after_forward=settings.reshard_after_forward, **options)
+        fully_shard(group, reshard_after_forward=_is_freed(settings, number), **options)
         units.append(group[0])
     fully_shard(model, **options)
     return [unit for unit in units if isinstance(unit, FSDPModule)]
+
+
+def _is_freed(settings: Fsdp2Settings, number: int) -> bool:
+    """Return whether a unit is freed after its forward pass."""
+    return settings.reshard_after_forward and number not in settings.kept_units
 
 
 def _sharded_units(blocks: list[nn.Module], settings: Fsdp2Settings) -> list[FSDPModule]:
@@ -120,14 +131,17 @@ def _set(model: FSDPModule, units: list[FSDPModule], settings: Fsdp2Settings) ->
             f"the installed torch has no {', '.join(lacking)}: install torch 2.13, or leave these settings "
             "out"
         )
-    for unit in units:
-        unit.set_reshard_after_forward(settings.reshard_after_forward, recurse=False)
     ahead, behind = settings.forward_ahead, settings.backward_ahead
     model.set_modules_to_forward_prefetch(units[:ahead])
-    model.set_modules_to_backward_prefetch(units[::-1][:behind])
-    for number, unit in enumerate(units):
+    # Kept units are not gathered in the backward pass, so they do not count as ahead.
+    before = [unit for number, unit in enumerate(units) if number not in settings.kept_units]
+    model.set_modules_to_backward_prefetch(before[::-1][:behind])
+    for number, unit in reversed(list(enumerate(units))):
+        unit.set_reshard_after_forward(_is_freed(settings, number), recurse=False)
         unit.set_modules_to_forward_prefetch(units[number + 1 : number + 1 + ahead])
-        unit.set_modules_to_backward_prefetch(units[max(0, number - behind) : number][::-1])
+        if before and before[-1] is unit:
+            before.pop()
+        unit.set_modules_to_backward_prefetch(before[::-1][:behind])
     if hasattr(model, "set_reduce_scatter_max_input_buffers"):
         model.set_reduce_scatter_max_input_buffers(settings.max_input_buffers)
     if hasattr(model, "set_separate_reduce_scatter_group"):

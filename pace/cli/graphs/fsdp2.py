@@ -35,6 +35,14 @@ def report_fsdp2(
     for direction, seconds in (("forward ", settings.forward_s), ("backward", settings.backward_s)):
         if seconds is not None:
             print_line(f"{direction}  {seconds * 1e3:.3f} ms predicted")
+    if settings.lower_bound_s is not None:
+        print_line(f"bound     {settings.lower_bound_s * 1e3:.3f} ms: no plan of these passes is faster")
+    if settings.kept_units:
+        print_line(
+            f"gathered  units {', '.join(map(str, settings.kept_units))} stay so for the backward pass"
+        )
+    elif not settings.reshard_after_forward:
+        print_line("gathered  all units stay so for the backward pass")
     print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
     print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
     print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")

@@ -1,11 +1,12 @@
 """Settings of FSDP2 for one model: which modules are gathered together, and how far ahead."""
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, load, parse
+from pace.documents.base import Bytes, Document, Index, load, parse
 from pace.documents.profile import Seconds
 from pace.errors import InvalidSchedule
 
@@ -27,8 +28,12 @@ class Fsdp2Settings(Document):
         Whether reduce-scatters have a process group of their own.
     reshard_after_forward
         Whether blocks are freed after the forward pass.
+    kept_units
+        Numbers, in forward order, of units that are not freed after the forward pass although others are.
     forward_s, backward_s
         Predicted times of the passes that were planned.
+    lower_bound_s
+        What no plan of these passes beats, whichever blocks it keeps within the memory; seconds of both.
     peak_bytes
         Predicted peak memory of these.
     """
@@ -42,9 +47,19 @@ class Fsdp2Settings(Document):
     max_input_buffers: Few = 1
     separate_reduce_scatter_group: bool = False
     reshard_after_forward: bool = True
+    kept_units: Annotated[tuple[Index, ...], Field(exclude_if=lambda units: not units)] = ()
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
+    lower_bound_s: Annotated[Seconds | None, Field(exclude_if=lambda bound: bound is None)] = None
     peak_bytes: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _keeps_some_units(self) -> Self:
+        if self.kept_units and not self.reshard_after_forward:
+            raise ValueError("kept_units are for reshard_after_forward=True: without it, all units are kept")
+        if any(one >= other for one, other in pairwise(self.kept_units)):
+            raise ValueError(f"kept_units {list(self.kept_units)} are not in order, each once")
+        return self
 
     def to_json(self) -> bytes:
         """Serialize; the same settings always give the same bytes."""

@@ -17,22 +17,33 @@ def code_to_paste(settings: Fsdp2Settings) -> str:
     `model` is the whole model, `blocks` its blocks in forward order.
     """
     size = settings.blocks_per_unit
+    kept = settings.kept_units
+    freed = f"number not in {set(kept)}"
     lines = [
         "from torch.distributed.fsdp import fully_shard",
         "",
         "blocks = list(model.layers)  # the transformer blocks, in forward order",
         f"groups = [blocks[at : at + {size}] for at in range(0, len(blocks), {size})]",
-        "for group in groups:",
-        f"    fully_shard(group, reshard_after_forward={settings.reshard_after_forward})",
+        "for number, group in enumerate(groups):" if kept else "for group in groups:",
+        f"    fully_shard(group, reshard_after_forward={freed if kept else settings.reshard_after_forward})",
         "fully_shard(model)",
         "units = [group[0] for group in groups]",
         f"model.set_modules_to_forward_prefetch(units[:{settings.forward_ahead}])",
-        f"model.set_modules_to_backward_prefetch(units[::-1][:{settings.backward_ahead}])",
+        *(
+            [f"gathered = [unit for number, unit in enumerate(units) if {freed}]  # in the backward pass too"]
+            if kept
+            else []
+        ),
+        f"model.set_modules_to_backward_prefetch({'gathered' if kept else 'units'}[::-1]"
+        f"[:{settings.backward_ahead}])",
         "for number, unit in enumerate(units):",
         f"    behind = units[number + 1 : number + {settings.forward_ahead + 1}]",
         "    unit.set_modules_to_forward_prefetch(behind)",
-        f"    before = units[max(0, number - {settings.backward_ahead}) : number]",
-        "    unit.set_modules_to_backward_prefetch(before[::-1])",
+        "    before = [each for each in units[:number] if each in gathered]"
+        if kept
+        else f"    before = units[max(0, number - {settings.backward_ahead}) : number]",
+        "    unit.set_modules_to_backward_prefetch(before[::-1]"
+        + (f"[:{settings.backward_ahead}])" if kept else ")"),
     ]
     if settings.max_input_buffers > 1:
         lines.append(f"model.set_reduce_scatter_max_input_buffers({settings.max_input_buffers})")

@@ -1,24 +1,23 @@
-"""The planner of FSDP2's settings: it tries each of a few values in the simulation and keeps the best.
+"""The planner of FSDP2's settings: it tries a few values in the simulation and keeps the best.
 
-A heuristic over what FSDP2 can be told; ``pace.planning.graph`` bounds what any plan can do.
+Which units stay gathered is tried in full where that takes few simulations, so that the settings are the best
+of those tried. Otherwise it is a heuristic. ``Fsdp2Settings.lower_bound_s`` says what no choice beats.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.fsdp2_settings import Fsdp2Settings
 from pace.errors import InvalidOptions
 from pace.planning.graph.arrays import program_of
-from pace.simulation.graph.policies import Fsdp2
-from pace.simulation.graph.run import GraphSimulation, run_graph_policy
+from pace.simulation.graph.fsdp2_passes import Fsdp2Passes, Kept, KeptChoice
 from pace.simulation.graph.units import sharded_units
+from pace.solver.graph.program import Program
 
 BLOCKS_PER_UNIT = (1, 2, 4)
-AHEAD = (1, 2, 3)
-INPUT_BUFFERS = (1, 2, 3)
-WORTH = 1e-3
-"""What share of the time more memory must save."""
+MOST_UNITS_IN_FULL = 6
+"""Up to so many units, every choice of kept ones is simulated."""
 
 
 def plan_fsdp2(
@@ -31,7 +30,7 @@ def plan_fsdp2(
     graphs
         The forward pass, the backward pass, or both. The backward pass is the one that reduces gradients.
     memory_bytes
-        Most memory in use at once; None for no limit.
+        Most memory in use at once. With None there is no limit, and no units stay gathered.
     unit_collectives
         Number of parameters in a block; 0 for the blocks found in the graph.
 
@@ -41,82 +40,103 @@ def plan_fsdp2(
         If two passes are of one direction, if a graph gathers no parameters, or if no settings stay within
         the memory.
     """
-    forward: CollectiveGraph | None = None
-    backward: CollectiveGraph | None = None
-    for graph in graphs:
-        units = sharded_units(program_of(graph), unit_collectives)
-        if not units.gathers:
-            raise InvalidOptions(f'graph "{graph.name}" gathers no parameters: FSDP2 has nothing to set')
-        other = backward if units.reductions else forward
-        if other is not None:
-            direction = "reduce gradients" if units.reductions else "reduce no gradients"
-            raise InvalidOptions(
-                f'graphs "{other.name}" and "{graph.name}" both {direction}: give one forward and one '
-                "backward pass"
-            )
-        forward, backward = (forward, graph) if units.reductions else (graph, backward)
-    best: tuple[tuple[int, float], Fsdp2Settings] | None = None
+    forward, backward = _passes(graphs, unit_collectives)
+    best: tuple[int, Fsdp2Passes, KeptChoice] | None = None
     for blocks in BLOCKS_PER_UNIT:
-        ahead, first = _best(forward, _forward(blocks, unit_collectives), memory_bytes)
-        (behind, buffers), second = _best(backward, _backward(blocks, unit_collectives), memory_bytes)
-        runs = [run for run in (first, second) if run is not None]
-        peak = max(run.memory.peak_bytes for run in runs)
-        found = Fsdp2Settings(
-            blocks_per_unit=blocks,
-            forward_ahead=ahead[0],
-            backward_ahead=behind,
-            max_input_buffers=buffers,
-            forward_s=None if first is None else first.iteration_s,
-            backward_s=None if second is None else second.iteration_s,
-            peak_bytes=peak,
+        passes = Fsdp2Passes(
+            forward, backward, memory_bytes, unit_collectives=unit_collectives, blocks_per_unit=blocks
         )
-        excess = 0 if memory_bytes is None else max(0, peak - memory_bytes)
-        cost = excess, sum(run.iteration_s for run in runs)
-        if best is None or (cost[0], cost[1] * (1 + WORTH)) < best[0]:
-            best = cost, found
+        found = passes.choose()
+        if memory_bytes is not None and not found.cost[0]:
+            found = _with_kept_units(passes, found)
+        if best is None or found.is_worth(best[2]):
+            best = blocks, passes, found
     assert best is not None
-    (excess, _), settings = best
-    if excess:
+    blocks, passes, choice = best
+    if choice.cost[0]:
         raise InvalidOptions(
             f"a memory budget of {memory_bytes:,} bytes is too small for FSDP2: the least settings need "
-            f"{settings.peak_bytes:,} bytes; allow at least that"
+            f"{choice.peak_bytes:,} bytes; allow at least that"
         )
-    return settings
+    ahead = 1 if choice.forward is None else choice.forward.values[0]
+    behind, buffers = (1, 1) if choice.backward is None else choice.backward.values
+    all_kept = 0 < len(choice.kept) == passes.num_units
+    return Fsdp2Settings(
+        blocks_per_unit=blocks,
+        forward_ahead=ahead,
+        backward_ahead=behind,
+        max_input_buffers=buffers,
+        reshard_after_forward=not all_kept,
+        kept_units=() if all_kept else tuple(sorted(choice.kept)),
+        forward_s=None if choice.forward is None else choice.forward.end_s,
+        backward_s=None if choice.backward is None else choice.backward.end_s,
+        lower_bound_s=passes.bound_s(keeps=memory_bytes is not None),
+        peak_bytes=choice.peak_bytes,
+    )
 
 
-def _forward(blocks: int, unit_collectives: int) -> Iterator[tuple[tuple[int, ...], Fsdp2]]:
-    for ahead in AHEAD:
-        yield (
-            (ahead,),
-            Fsdp2(unit_collectives=unit_collectives, blocks_per_unit=blocks, ahead=ahead),
-        )
+def _passes(
+    graphs: Sequence[CollectiveGraph], unit_collectives: int
+) -> tuple[Program | None, Program | None]:
+    """Return the forward and the backward pass as arrays."""
+    named: dict[bool, str] = {}
+    programs: dict[bool, Program] = {}
+    for graph in graphs:
+        program = program_of(graph)
+        units = sharded_units(program, unit_collectives)
+        if not units.gathers:
+            raise InvalidOptions(f'graph "{graph.name}" gathers no parameters: FSDP2 has nothing to set')
+        reduces = bool(units.reductions)
+        if reduces in programs:
+            direction = "reduce gradients" if reduces else "reduce no gradients"
+            raise InvalidOptions(
+                f'graphs "{named[reduces]}" and "{graph.name}" both {direction}: give one forward and one '
+                "backward pass"
+            )
+        named[reduces], programs[reduces] = graph.name, program
+    return programs.get(False), programs.get(True)
 
 
-def _backward(blocks: int, unit_collectives: int) -> Iterator[tuple[tuple[int, ...], Fsdp2]]:
-    for ahead, buffers in product(AHEAD, INPUT_BUFFERS):
-        policy = Fsdp2(
-            unit_collectives=unit_collectives,
-            blocks_per_unit=blocks,
-            ahead=ahead,
-            max_input_buffers=buffers,
-        )
-        yield (ahead, buffers), policy
+def _with_kept_units(passes: Fsdp2Passes, freed: KeptChoice) -> KeptChoice:
+    """Return the best choice of units that stay gathered, or `freed`, the best without any."""
+    count = passes.num_units
+    best = freed
+    if count <= MOST_UNITS_IN_FULL:
+        for size in range(1, count + 1):
+            for some in combinations(range(count), size):
+                found = passes.choose(frozenset(some))
+                best = found if found.is_worth(best) else best
+        return best
+    ahead = {1} if freed.forward is None else {1, freed.forward.values[0]}
+    behind = (
+        {(1, 1)} if freed.backward is None else {(1, 1), (freed.backward.values[0], freed.backward.values[1])}
+    )
+    for kept in _families(passes, ahead, behind):
+        found = passes.choose(kept, forward=sorted(ahead), backward=sorted(behind))
+        best = found if found.is_worth(best) else best
+    return passes.choose(best.kept) if best.kept else best
 
 
-def _best(
-    graph: CollectiveGraph | None,
-    policies: Iterator[tuple[tuple[int, ...], Fsdp2]],
-    memory_bytes: int | None,
-) -> tuple[tuple[int, ...], GraphSimulation | None]:
-    """Return the values of the best policy and its run; the first values without a graph."""
-    if graph is None:
-        return next(policies)[0], None
-    best: tuple[tuple[int, float], tuple[int, ...], GraphSimulation] | None = None
-    for values, policy in policies:
-        run = run_graph_policy(graph, policy)
-        excess = 0 if memory_bytes is None else max(0, run.memory.peak_bytes - memory_bytes)
-        # Values come in order of their memory: more of it must be worth something.
-        if best is None or (excess, run.iteration_s * (1 + WORTH)) < best[0]:
-            best = (excess, run.iteration_s), values, run
-    assert best is not None
-    return best[1], best[2]
+def _families(passes: Fsdp2Passes, ahead: Iterable[int], behind: Iterable[tuple[int, int]]) -> Iterable[Kept]:
+    """Return some choices: the last units or evenly spread ones, in halvings of the most that fit."""
+    count = passes.num_units
+    found: dict[Kept, None] = {}
+    for family in (_last, _spread):
+        fits, too_many = 0, count + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            choice = passes.choose(family(count, middle), forward=[min(ahead)], backward=[min(behind)])
+            fits, too_many = (middle, too_many) if not choice.cost[0] else (fits, middle)
+        while fits:
+            found[family(count, fits)] = None
+            fits //= 2
+    return sorted(found, key=lambda kept: (len(kept), sorted(kept)))
+
+
+def _last(count: int, size: int) -> Kept:
+    """Return the last units of the forward pass, which the backward pass needs first."""
+    return frozenset(range(count - size, count))
+
+
+def _spread(count: int, size: int) -> Kept:
+    return frozenset((2 * number + 1) * count // (2 * size) for number in range(size))

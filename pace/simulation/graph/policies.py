@@ -4,7 +4,7 @@ Each returns a plan of the program, which is priced like any other: bucket copie
 collective at a time on a wire, memory in program order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -88,13 +88,31 @@ class Fsdp2:
 
     def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
         """Gather units ahead of their use, and reduce them one behind the other."""
-        units = sharded_units(program, self.unit_collectives, self.blocks_per_unit)
+        return self.plan_units(program, sharded_units(program, self.unit_collectives, self.blocks_per_unit))
+
+    def plan_units(
+        self, program: Program, units: ShardedUnits, kept: Collection[int] = frozenset()
+    ) -> ProgramPlan:
+        """Plan given units.
+
+        Parameters
+        ----------
+        program
+            One in which kept units are gathered already (``pace.solver.graph.kept_gathers.with_kept``).
+        kept
+            Places in ``units.gathers``. Only the other units are gathered, and only they count as ahead.
+        """
         places = _Places(program)
-        uses = [places.gather(unit, units) for unit in units.gathers]
-        for number, unit in enumerate(units.gathers):
+        every = [min(units.first_use[node] for node in unit) for unit in units.gathers]
+        for number in kept:
+            places.hold(units.gathers[number])
+        gathered = [number for number in range(len(every)) if number not in kept]
+        uses = [places.gather(units.gathers[number], units) for number in gathered]
+        for at, number in enumerate(gathered):
             # Right behind the wait for the unit so many before; the first ones behind that for the first.
-            before = max(0, number - self.ahead)
-            places.issue(unit, uses[before] - (0.25 if before < number else 0.75))
+            before = uses[at - self.ahead] if at >= self.ahead else every[0]
+            is_ahead = at > 0 or before < uses[at]
+            places.issue(units.gathers[number], before - (0.25 if is_ahead else 0.75))
         places.reduce(units.reductions, self.max_input_buffers, waits_first=True)
         return places.plan()
 
@@ -208,6 +226,14 @@ class _Places:
         self._place[self._program.wait_of[list(unit)]] = use - 0.5
         self._fuse(unit)
         return use
+
+    def hold(self, unit: Sequence[int]) -> None:
+        """Put a unit that is gathered already, and the ops that serve only it, before everything else."""
+        above = list(unit)
+        while above:
+            node = above.pop()
+            self._place[node] = -1.0
+            above += self._program.deps[node].tolist()
 
     def issue(self, unit: Sequence[int], place: float) -> None:
         """Issue a unit's gathers at a place, with the ops that serve only them."""

@@ -6,6 +6,7 @@ the shortest period; what stands before and behind the run are units too.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,12 +27,15 @@ class ShardedUnits:
     reductions
         Collectives whose output no other collective needs, such as reduce-scatters of gradients, in program
         order.
+    blocks
+        Places in `gathers` of the units that are blocks; others belong to the root module.
     first_use
         Place of the first node that uses each gather's output.
     """
 
     gathers: tuple[Unit, ...]
     reductions: tuple[Unit, ...]
+    blocks: range
     first_use: dict[int, int]
 
 
@@ -50,11 +54,12 @@ def sharded_units(program: Program, unit_collectives: int = 0, blocks_per_unit: 
     known = set(gathers)
     reductions = [node for node in scheduler.sinks if node not in known]
     backward = bool(reductions)
+    cut = partial(cut_into_units, program, unit_collectives=unit_collectives, blocks_per_unit=blocks_per_unit)
+    gathered, blocks = cut(gathers, from_end=backward)
     return ShardedUnits(
-        gathers=tuple(cut_into_units(program, gathers, unit_collectives, blocks_per_unit, from_end=backward)),
-        reductions=tuple(
-            cut_into_units(program, reductions, unit_collectives, blocks_per_unit, from_end=backward)
-        ),
+        gathers=gathered,
+        reductions=cut(reductions, from_end=backward)[0],
+        blocks=blocks,
         first_use={node: int(scheduler.first_use[node]) for node in gathers},
     )
 
@@ -66,8 +71,11 @@ def cut_into_units(
     blocks_per_unit: int = 1,
     *,
     from_end: bool,
-) -> Iterator[Unit]:
-    """Yield units of neighbors; `from_end` aligns blocks with the end of the run, as backward passes do."""
+) -> tuple[tuple[Unit, ...], range]:
+    """Return units of neighbors, and which of them are blocks.
+
+    `from_end` aligns blocks with the end of the run, as backward passes do.
+    """
     begin, length, period = 0, len(members), unit_collectives
     if not unit_collectives:
         begin, length, period = _longest_run(
@@ -76,17 +84,16 @@ def cut_into_units(
     whole = length // period * period if period else 0
     if from_end:
         begin += length - whole
-    if begin:
-        yield tuple(members[:begin])
     step = period * blocks_per_unit
     # Where blocks do not fill the last unit of the forward pass, that unit comes first in the backward pass.
     first = whole % step if from_end and step else 0
-    if first:
-        yield tuple(members[begin : begin + first])
+    blocks = [(begin, begin + first)] if first else []
     for at in range(begin + first, begin + whole, step or 1):
-        yield tuple(members[at : min(at + step, begin + whole)])
-    if begin + whole < len(members):
-        yield tuple(members[begin + whole :])
+        blocks.append((at, min(at + step, begin + whole)))
+    before = [(0, begin)] if begin else []
+    after = [(begin + whole, len(members))] if begin + whole < len(members) else []
+    units = tuple(tuple(members[start:end]) for start, end in (*before, *blocks, *after))
+    return units, range(len(before), len(before) + len(blocks))
 
 
 def _longest_run(signatures: Sequence[tuple[int, int]]) -> tuple[int, int, int]:

@@ -97,13 +97,13 @@ def test_blocks_are_found_where_sizes_repeat() -> None:
         nodes += [gather.model_copy(update={"collective": sized}), wait(f"gather {number}")]
     program = program_of(graph_of(nodes))
     members = program.collectives().tolist()
-    found = [len(unit) for unit in cut_into_units(program, members, 0, from_end=False)]
+    found = [len(unit) for unit in cut_into_units(program, members, 0, from_end=False)[0]]
     assert found == [1, 2, 2, 2, 1]
-    assert [len(unit) for unit in cut_into_units(program, members[:1], 0, from_end=True)] == [1]
-    assert list(cut_into_units(program, [], 0, from_end=True)) == []
-    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=False)]
+    assert [len(unit) for unit in cut_into_units(program, members[:1], 0, from_end=True)[0]] == [1]
+    assert cut_into_units(program, [], 0, from_end=True) == ((), range(0))
+    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=False)[0]]
     assert found == [1, 4, 2, 1]
-    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=True)]
+    found = [len(unit) for unit in cut_into_units(program, members, 0, 2, from_end=True)[0]]
     assert found == [1, 2, 4, 1]
 
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.fsdp import Fsdp2Settings, apply
 from pace.runtime.gates.fsdp2_settings import blocks_of
+from pace.simulation.graph.fsdp2_planner import plan_fsdp2
 from tests.runtime.fsdp.job import Net
 from tests.runtime.rank_pool import Failed, RankPool
+from tests.sharded_graphs import backward, forward, graph_of
 
 SETTINGS = Fsdp2Settings(forward_ahead=2, backward_ahead=2, max_input_buffers=2)
 VARIANTS = (
@@ -21,6 +24,7 @@ VARIANTS = (
     SETTINGS,
     Fsdp2Settings(blocks_per_unit=2, max_input_buffers=3),
     Fsdp2Settings(separate_reduce_scatter_group=True, reshard_after_forward=False),
+    Fsdp2Settings(kept_units=(1,), backward_ahead=2),
 )
 
 
@@ -63,6 +67,21 @@ def compare(rank: int) -> list[str]:
         if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
             wrong.append(settings.model_dump_json())
     return wrong
+
+
+def gathers_of(rank: int, folder: str) -> list[int]:
+    """Train with planned settings; return the all-gathers of a step, and whether weights are torch's own."""
+    counts = []
+    weights = []
+    for settings in (Path(folder) / "planned.json", Fsdp2Settings()):
+        model = net()
+        apply(model, settings)
+        weights.append(trained(rank, model))
+        with CommDebugMode() as calls:  # type: ignore[no-untyped-call]  # torch has no types for it
+            model(torch.ones(4, 6)).sum().backward()
+        counts.append(sum(count for op, count in calls.get_comm_counts().items() if "allgather" in str(op)))
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    return counts
 
 
 def settings_in_force(_rank: int, folder: str) -> dict[str, Any]:
@@ -118,6 +137,25 @@ def results(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
 def test_weights_are_those_of_torchs_defaults(pool: RankPool) -> None:
     """To the bit on two ranks, for units of several blocks, more buffers and a group of its own."""
     assert results(pool, compare) == [[], []]
+
+
+def test_planned_units_are_gathered_once(pool: RankPool, tmp_path: Path) -> None:
+    """A kept unit has one all-gather a step instead of two, and the weights are the same to the bit."""
+    planned = plan_fsdp2([graph_of(forward(3)), graph_of(backward(3))], 10**6, unit_collectives=1)
+    assert (planned.blocks_per_unit, planned.kept_units) == (1, (2,))
+    (tmp_path / "planned.json").write_bytes(planned.to_json())
+    assert results(pool, gathers_of, str(tmp_path)) == [[6, 7], [6, 7]]
+
+
+def test_kept_units_are_not_gathered_ahead(pool: RankPool, tmp_path: Path) -> None:
+    """Only the others count; a unit that the model does not have is refused."""
+    settings = Fsdp2Settings(kept_units=(1,), backward_ahead=1)
+    (tmp_path / "settings.json").write_bytes(settings.to_json())
+    for found in results(pool, settings_in_force, str(tmp_path)):
+        assert found["backward"] == [[], [0], [0], [2]]
+        assert found["reshards"][:3] == [True, False, True]
+    with pytest.raises(InvalidOptions, match="has unit 3, and the model has 3 units"):
+        apply(net(), Fsdp2Settings(kept_units=(3,)))
 
 
 def test_settings_are_in_force(pool: RankPool, tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""The passes of a model under settings of FSDP2, with some units kept from the forward to the backward pass.
+
+A kept unit is gathered in the forward pass and not freed (``reshard_after_forward=False``). Its memory is in
+use until its backward pass has run, and nothing is gathered for it there.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from pace.planning.graph.optimize import lower_bound_s
+from pace.simulation.graph.policies import Fsdp2
+from pace.simulation.graph.units import sharded_units
+from pace.solver.graph.kept_gathers import returning, wire_bound_s, with_kept
+from pace.solver.graph.memory import memory_in_use
+from pace.solver.graph.program import Program, ProgramPlan
+from pace.solver.graph.timeline import run
+
+AHEAD = (1, 2, 3)
+INPUT_BUFFERS = (1, 2, 3)
+WORTH = 1e-3
+"""What share of the time more memory must save."""
+
+Kept = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRun:
+    """A pass under some settings: its end in seconds, its peak in bytes, and what was set.
+
+    Attributes
+    ----------
+    values
+        ``ahead``, and in the backward pass ``max_input_buffers``.
+    """
+
+    values: tuple[int, ...]
+    end_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptChoice:
+    """Kept units and the best values of both passes with them; `cost` compares choices.
+
+    Attributes
+    ----------
+    cost
+        Bytes beyond the memory, then seconds of both passes.
+    """
+
+    kept: Kept
+    forward: PassRun | None
+    backward: PassRun | None
+    cost: tuple[int, float]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory of both passes."""
+        return max(each.peak_bytes for each in (self.forward, self.backward) if each is not None)
+
+    def is_worth(self, than: "KeptChoice") -> bool:
+        """Return whether this choice, which may take more memory, is enough faster than another."""
+        return (self.cost[0], self.cost[1] * (1 + WORTH)) < than.cost
+
+
+class Fsdp2Passes:
+    """Simulates passes whose units have so many blocks."""
+
+    def __init__(
+        self,
+        forward: Program | None,
+        backward: Program | None,
+        memory_bytes: int | None,
+        *,
+        unit_collectives: int = 0,
+        blocks_per_unit: int = 1,
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._forward, self._backward = (
+            None if program is None else (program, sharded_units(program, unit_collectives, blocks_per_unit))
+            for program in (forward, backward)
+        )
+
+    @property
+    def num_units(self) -> int:
+        """Number of units of blocks that can be kept: those that the backward pass gathers again."""
+        if self._backward is None:
+            return 0
+        count = len(self._backward[1].blocks)
+        return count if self._forward is None or len(self._forward[1].blocks) == count else 0
+
+    def choose(
+        self,
+        kept: Kept = frozenset(),
+        *,
+        forward: Iterable[int] = AHEAD,
+        backward: Iterable[tuple[int, int]] | None = None,
+    ) -> KeptChoice:
+        """Return the best values for given units; those of less memory come first."""
+        best = self._best(self._forward_runs(kept, forward))
+        second = self._best(self._backward_runs(kept, backward or product(AHEAD, INPUT_BUFFERS)))
+        runs = [each for each in (best, second) if each is not None]
+        excess = max(self._excess(each) for each in runs)
+        return KeptChoice(
+            kept=kept, forward=best, backward=second, cost=(excess, sum(each.end_s for each in runs))
+        )
+
+    def bound_s(self, *, keeps: bool) -> float:
+        """Return the time in seconds that no plan of the passes beats; `keeps` allows it to keep any blocks.
+
+        The theorem is in ``pace.solver.graph.kept_gathers``.
+        """
+        bound = 0.0 if self._forward is None else lower_bound_s(self._forward[0])
+        if self._backward is None:
+            return bound
+        program, units = self._backward
+        if not keeps:
+            return bound + lower_bound_s(program)
+        blocks = [node for number in units.blocks for node in units.gathers[number]]
+        room = None if self._memory_bytes is None else max(0, self._memory_bytes - program.resident_bytes)
+        free = lower_bound_s(with_kept(program, blocks))
+        return bound + max(free, wire_bound_s(program, blocks, room))
+
+    def _best(self, runs: Iterable[PassRun]) -> PassRun | None:
+        best: PassRun | None = None
+        for each in runs:
+            worth = self._excess(each), each.end_s * (1 + WORTH)
+            if best is None or worth < (self._excess(best), best.end_s):
+                best = each
+        return best
+
+    def _excess(self, each: PassRun) -> int:
+        return 0 if self._memory_bytes is None else max(0, each.peak_bytes - self._memory_bytes)
+
+    def _forward_runs(self, kept: Kept, every: Iterable[int]) -> Iterator[PassRun]:
+        if self._forward is None:
+            return
+        program, units = self._forward
+        held = [node for unit in kept for node in units.gathers[units.blocks[unit]]]
+        program = returning(program, held) if held else program
+        for ahead in every:
+            yield _run(program, Fsdp2(ahead=ahead).plan_units(program, units), (ahead,))
+
+    def _backward_runs(self, kept: Kept, every: Iterable[tuple[int, int]]) -> Iterator[PassRun]:
+        if self._backward is None:
+            return
+        program, units = self._backward
+        places = frozenset(units.blocks[len(units.blocks) - 1 - unit] for unit in kept)
+        if kept:
+            program = with_kept(program, [node for place in places for node in units.gathers[place]])
+        for ahead, buffers in every:
+            policy = Fsdp2(ahead=ahead, max_input_buffers=buffers)
+            yield _run(program, policy.plan_units(program, units, places), (ahead, buffers))
+
+
+def _run(program: Program, plan: ProgramPlan, values: tuple[int, ...]) -> PassRun:
+    return PassRun(
+        values=values,
+        end_s=run(program, plan).end_s,
+        peak_bytes=memory_in_use(program, plan).peak_bytes,
+    )
