@@ -97,7 +97,7 @@ _KINDS: dict[type[Exception], _Kind] = {
         name="invalid-sync",
         status=422,
         title="Invalid weight synchronization",
-        meaning="The weight-sync or outer-sync document is not valid",
+        meaning="The document of a sync plan is not valid",
     ),
     InvalidSchedule: _Kind(
         name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"

@@ -120,10 +120,24 @@ _WITHOUT_LOCATION = {"create_report", "create_key"}
 _NEGOTIATED = {f"get_{kind.name.replace('-', '_')}" for kind in KINDS.values() if kind.csv is not None}
 
 
-def json_body(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the body of a route that reads and validates it in another process."""
-    reference = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": reference, "example": example}}}}
+def json_body(
+    model: type[BaseModel],
+    example: Mapping[str, Any],
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Describe the body of a route that reads and validates it in another process.
+
+    Parameters
+    ----------
+    others
+        Further examples, by what they are. OpenAPI has one example, or several with names.
+    """
+    content: dict[str, Any] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
+    if others:
+        content["examples"] = {name: {"value": body} for name, body in {"default": example, **others}.items()}
+    else:
+        content["example"] = example
+    return {"requestBody": {"required": True, "content": {JSON: content}}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

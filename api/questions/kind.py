@@ -121,8 +121,8 @@ class Kind:
         Its name in messages and the documentation.
     path
         Path of its routes.
-    title, description, example
-        What the documentation says of POST, and a body.
+    title, description, example, further_examples
+        What the documentation says of POST, a body, and bodies of other kinds by name.
     request, resource, summary
         Documents: a body, an answered question with the answer as its last field, and a question in a list.
     columns
@@ -160,6 +160,7 @@ class Kind:
     title: str
     description: str
     example: Mapping[str, Any]
+    further_examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     request: type[Document]
     resource: type[Document]
     summary: type[Document]

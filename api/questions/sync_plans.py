@@ -1,36 +1,63 @@
-"""Sync plans: how new weights go to rollout engines, and how workers of DiLoCo average fragments."""
+"""Sync plans: how new weights, shards and deltas go to rollout engines, and how DiLoCo averages fragments."""
 
 import json
 import zlib
+from typing import Any
 
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace.client.sync_documents import SyncPlanRequest, SyncPlanResource, SyncPlanSummary
+from pace.documents.sync.delta_sync import DeltaSync
 from pace.documents.sync.outer_sync import OuterSync
-from pace.documents.sync.sync_problem import parse_sync_problem
+from pace.documents.sync.resharding import Resharding
+from pace.documents.sync.sync_problem import AnySync, parse_sync_problem
+from pace.sync.box_classes import num_cells
+from pace.sync.deltas import plan_deltas
 from pace.sync.plan import plan_sync
 
 # Half a minute of planning, where layers are whole and there are two links.
 MOST_LAYER_STEPS = 5_000_000
+# The planner marks for each box into which shards cut a tensor which hosts hold or want it.
+MOST_BOX_HOSTS = 30_000_000
 
 
 def _read(request: SyncPlanRequest, limits: ReadLimits) -> Question:
     sync = request.sync
-    what, parts = ("layers", sync.layers) if isinstance(sync, OuterSync) else ("tensors", sync.tensors)
-    if len(parts) > limits.max_gradients:
-        detail = f"the document has {len(parts)} {what}; this service takes {limits.max_gradients}"
-        raise ContentTooLarge(detail)
-    if isinstance(sync, OuterSync) and len(parts) * sync.period_steps > MOST_LAYER_STEPS:
-        raise ContentTooLarge(
-            f"the document has {len(parts)} layers and period_steps {sync.period_steps}; "
-            f"this service takes a product of {MOST_LAYER_STEPS}"
-        )
+    _refuse_large(sync, limits)
     return Question(
         kind=KIND.name,
         options=json.dumps({"torchft": True} if request.torchft else {}),
         **about_document(sync.sha256, sync.name, sync.to_json().decode()),
     )
+
+
+def _refuse_large(sync: AnySync, limits: ReadLimits) -> None:
+    if isinstance(sync, OuterSync):
+        counts = {"layers": len(sync.layers)}
+    elif isinstance(sync, Resharding):
+        boxes = sum(len(each.shards) for each in sync.senders) + sum(
+            len(each.wants) for each in sync.receivers
+        )
+        counts = {"tensors": len(sync.tensors), "boxes": boxes}
+    else:
+        counts = {"tensors": len((sync.sync if isinstance(sync, DeltaSync) else sync).tensors)}
+    for what, count in counts.items():
+        if count > limits.max_gradients:
+            detail = f"the document has {count} {what}; this service takes {limits.max_gradients}"
+            raise ContentTooLarge(detail)
+    if isinstance(sync, OuterSync) and len(sync.layers) * sync.period_steps > MOST_LAYER_STEPS:
+        raise ContentTooLarge(
+            f"the document has {len(sync.layers)} layers and period_steps {sync.period_steps}; "
+            f"this service takes a product of {MOST_LAYER_STEPS}"
+        )
+    if isinstance(sync, Resharding):
+        cells, hosts = num_cells(sync), len(sync.senders) + len(sync.receivers)
+        if cells * hosts > MOST_BOX_HOSTS:
+            raise ContentTooLarge(
+                f"shards of {hosts} senders and receivers cut the tensors into {cells} boxes; "
+                f"this service takes a product of {MOST_BOX_HOSTS}"
+            )
 
 
 def _answer(sync_document: bytes, options: str, tell: Tell) -> bytes:
@@ -40,7 +67,11 @@ def _answer(sync_document: bytes, options: str, tell: Tell) -> bytes:
         from pace.sync.outer.plan import plan_outer  # the serving process only names this function
 
         return plan_outer(sync, **json.loads(options)).to_json()
-    return plan_sync(sync).to_json()
+    if isinstance(sync, Resharding):
+        from pace.sync.reshard import plan_reshard  # needs SciPy
+
+        return plan_reshard(sync).to_json()
+    return (plan_deltas(sync) if isinstance(sync, DeltaSync) else plan_sync(sync)).to_json()
 
 
 _WORK = [{"kind": "copy", "seconds_per_byte": 1e-10}, {"kind": "quantize", "seconds_per_byte": 4e-10}]
@@ -77,6 +108,42 @@ EXAMPLE_OUTER = {
     "links": [{"name": "wan", "bytes_per_s": 1e8, "latency_s": 0.001}],
     "cutting": "between-layers",
 }
+EXAMPLE_RESHARDING: dict[str, Any] = {
+    "schema_version": 1,
+    "name": "rows to columns",
+    "tensors": [{"name": "up", "shape": [4096, 1024]}, {"name": "down", "shape": [1024, 4096]}],
+    "senders": [
+        {
+            "name": f"trainer {rank}",
+            "bytes_per_s": 1.25e9,
+            "shards": [
+                {"tensor": "up", "begin": [2048 * (rank % 2), 0], "shape": [2048, 1024]},
+                {"tensor": "down", "begin": [512 * (rank % 2), 0], "shape": [512, 4096]},
+            ],
+        }
+        for rank in range(4)
+    ],
+    "receivers": [
+        {
+            "name": f"engine {rank}",
+            "bytes_per_s": 5e9,
+            "wants": [
+                {"tensor": "up", "begin": [0, 512 * rank], "shape": [4096, 512]},
+                {"tensor": "down", "begin": [0, 2048 * rank], "shape": [1024, 2048]},
+            ],
+            "hop_s": 1e-5,
+        }
+        for rank in range(2)
+    ],
+}
+EXAMPLE_DELTAS = {
+    "schema_version": 1,
+    "sync": _EXAMPLE,
+    "changed": 0.05,
+    "missed": 0.001,
+    "hash_s_per_byte": 1e-10,
+    "base_s_per_byte": 2e-10,
+}
 
 KIND = Kind(
     name="sync",
@@ -84,9 +151,16 @@ KIND = Kind(
     path="/v1/sync-plans",
     title="Plan weight synchronization or streaming DiLoCo",
     description="For a weight-sync document, choose buckets and their order for the shortest pause of "
-    "rollout engines. For an outer-sync document, choose fragments, send steps and delays for the highest "
-    "utilization. No plan beats the bound. An equal request gets the stored plan.",
+    "rollout engines. For a resharding document, choose who sends which shards to whom. For a delta-sync "
+    "document, choose between deltas and whole weights. For an outer-sync document, choose fragments, send "
+    "steps and delays for the highest utilization. No plan beats the bound. An equal request gets the stored "
+    "plan.",
     example={"sync": _EXAMPLE},
+    further_examples={
+        "resharding": {"sync": EXAMPLE_RESHARDING},
+        "delta-sync": {"sync": EXAMPLE_DELTAS},
+        "outer-sync": {"sync": EXAMPLE_OUTER, "torchft": True},
+    },
     request=SyncPlanRequest,
     resource=SyncPlanResource,
     summary=SyncPlanSummary,
@@ -94,6 +168,12 @@ KIND = Kind(
     parts={"sync": parse_sync_problem},
     read=_read,
     answer=_answer,
-    samples=((_EXAMPLE, "{}"), (_SEARCHED, "{}"), (EXAMPLE_OUTER, "{}")),
+    samples=(
+        (_EXAMPLE, "{}"),
+        (_SEARCHED, "{}"),
+        (EXAMPLE_RESHARDING, "{}"),
+        (EXAMPLE_DELTAS, "{}"),
+        (EXAMPLE_OUTER, "{}"),
+    ),
     simulates=False,
 )

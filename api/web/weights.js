@@ -1,10 +1,12 @@
-// Sync plans. New weights on their way to rollout engines: the link, and each receiver's own work. Streaming DiLoCo.
+// Sync plans. New weights on their way to rollout engines: the link, and each receiver's own work. Shards, deltas, streaming DiLoCo.
 import { html, useMemo, useRef, useState } from "./elements.js";
 import { goTo, useTitle } from "./address.js";
 import { Gantt } from "./gantt.js";
 import { groupKind } from "./gantt-chart.js";
+import { DeltaPlan } from "./delta-plan.js";
 import { useLoaded } from "./loading.js";
 import { OuterPlan } from "./outer-plan.js";
+import { ReshardPlan } from "./reshard-plan.js";
 import { bytes, count, milliseconds, percent, seconds } from "./numbers.js";
 import { DropFile, Empty, ProblemNote, Progress, Table, Waiting, readJson, save } from "./parts.js";
 import { getJson, postTask, resourcePath } from "./service.js";
@@ -32,8 +34,10 @@ export function Weights({ values }) {
   return html`<div class="side-by-side">
     <section class="card controls" aria-labelledby="weights-title">
       <h2 id="weights-title">New weights on time</h2>
-      <${DropFile} id="sync-file" label="Drop a weight-sync or outer-sync document" hint="JSON: tensors of a trainer, or layers of streaming DiLoCo, and links" busy=${busy} onFile=${plan(readJson)} />
+      <${DropFile} id="sync-file" label="Drop a document" hint="JSON: weight-sync, resharding, delta-sync or outer-sync" busy=${busy} onFile=${plan(readJson)} />
       <button type="button" disabled=${busy} onClick=${example("weight-sync")}>Use the example</button>
+      <button type="button" disabled=${busy} onClick=${example("resharding")}>Example of shards</button>
+      <button type="button" disabled=${busy} onClick=${example("delta-sync")}>Example of deltas</button>
       <button type="button" disabled=${busy} onClick=${example("outer-sync")}>Example of streaming DiLoCo</button>
       <p class="faint">The same as <code>pace sync plan</code> and <code>pace diloco plan</code>.</p>
     </section>
@@ -42,7 +46,7 @@ export function Weights({ values }) {
       <${ProblemNote} error=${state.error} />
       ${busy && html`<${Progress} task=${state.task} what="Planning" />`}
       ${values.plan ? html`<${Planned} key=${values.plan} id=${values.plan} />`
-        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a document, or use an example. For rollout engines, the plan says which tensors share a bucket, in which order buckets go, and how short any pause can be. For streaming DiLoCo, it says which fragments are averaged when, and how high the utilization can be.</p><//>`}
+        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a document, or use an example. For rollout engines, the plan says which tensors share a bucket, in which order buckets go, and how short any pause can be. For shards, it says who sends which of them to whom. For deltas, it says how often all weights go. For streaming DiLoCo, it says which fragments are averaged when, and how high the utilization can be.</p><//>`}
     </section>
   </div>`;
 }
@@ -85,7 +89,8 @@ function Planned({ id }) {
   const { resource, sync } = loaded.value || {};
   useTitle(resource?.name, "Weights");
   if (!resource) return html`<${ProblemNote} error=${loaded.error} retry=${loaded.again} />${!loaded.error && html`<${Waiting} what="the plan" rows=${8} />`}`;
-  return sync.layers ? html`<${OuterPlan} resource=${resource} sync=${sync} />` : html`<${BucketPlan} resource=${resource} sync=${sync} />`;
+  const Plan = sync.layers ? OuterPlan : sync.senders ? ReshardPlan : sync.sync ? DeltaPlan : BucketPlan;
+  return html`<${Plan} resource=${resource} sync=${sync} />`;
 }
 
 function BucketPlan({ resource, sync }) {

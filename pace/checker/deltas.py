@@ -4,6 +4,7 @@ import math
 
 from pace.documents.base import refuse_other
 from pace.documents.sync.delta_sync import DeltaPlan, DeltaSync
+from pace.documents.sync.weight_sync import SyncTensor
 from pace.errors import InvalidSync
 
 TOLERANCE = 1e-9
@@ -36,10 +37,14 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
         "ask": plan.delta_s + late * plan.anchor_s,
         "wait": plan.delta_s + (plan.anchor_s - plan.delta_s) / every,
     }
+    sent = math.fsum(_changed_bytes(problem, tensor) for tensor in problem.sync.tensors)
+    sizes = {"anchors": total, "ask": sent + late * total, "wait": sent + (total - sent) / every}
     if sorted(choice.rule for choice in plan.choices) != sorted(derived):
         return [*found, f"choices are not {', '.join(derived)}"]
     for choice in plan.choices:
-        mean = derived[choice.rule]
+        mean, size = derived[choice.rule], sizes[choice.rule]
+        if abs(choice.mean_bytes - size) > TOLERANCE * max(total, 1):
+            found.append(f'rule "{choice.rule}" has mean_bytes {choice.mean_bytes!r}, derived {size!r}')
         if abs(choice.mean_pause_s - mean) > TOLERANCE * max(mean, choice.mean_pause_s, hashed):
             found.append(f'rule "{choice.rule}" has mean_pause_s {choice.mean_pause_s!r}, derived {mean!r}')
     least = min(derived.values())
@@ -53,3 +58,10 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
     if plan.bound_s > plan.mean_pause_s * (1 + TOLERANCE):
         found.append(f"bound_s {plan.bound_s!r} is above mean_pause_s {plan.mean_pause_s!r}")
     return found
+
+
+def _changed_bytes(problem: DeltaSync, tensor: SyncTensor) -> int:
+    """Return the bytes of the blocks of a tensor that change."""
+    block = max(problem.block_bytes - problem.block_bytes % tensor.cut_bytes, tensor.cut_bytes)
+    blocks = math.ceil(tensor.size_bytes / block)
+    return min(round(blocks * problem.changed) * block, tensor.size_bytes)

@@ -1,7 +1,5 @@
 """The service's client, used by the command line and the runtime. Needs ``pace-scheduler[client]``."""
 
-import base64
-import hashlib
 import time
 import uuid
 from collections.abc import Callable
@@ -30,12 +28,10 @@ from pace.fabric.documents.network import FabricNetwork
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 
 if TYPE_CHECKING:
+    from pace import DeltaPlan, DeltaSync, OuterPlan, OuterSync, Resharding, ReshardPlan, SyncPlan, WeightSync
     from pace.documents.order.job_program import JobProgram
     from pace.documents.order.order_report import OrderReport, StreamRule
-    from pace.documents.sync.outer_plan import OuterPlan
-    from pace.documents.sync.outer_sync import OuterSync
-    from pace.documents.sync.sync_plan import SyncPlan
-    from pace.documents.sync.weight_sync import WeightSync
+    from pace.documents.sync.sync_problem import AnySync, PlanOfSync
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
@@ -260,10 +256,16 @@ class Client:
     def plan_sync(self, sync: "WeightSync") -> "SyncPlan": ...
 
     @overload
+    def plan_sync(self, sync: "Resharding") -> "ReshardPlan": ...
+
+    @overload
+    def plan_sync(self, sync: "DeltaSync") -> "DeltaPlan": ...
+
+    @overload
     def plan_sync(self, sync: "OuterSync", *, torchft: bool = ...) -> "OuterPlan": ...
 
-    def plan_sync(self, sync: "WeightSync | OuterSync", *, torchft: bool = False) -> "SyncPlan | OuterPlan":
-        """Let the service plan, and return the same as ``pace.plan_sync`` or ``pace.plan_outer``.
+    def plan_sync(self, sync: "AnySync", *, torchft: bool = False) -> "PlanOfSync":
+        """Let the service plan; return what ``pace.plan_sync``, ``plan_reshard`` and so on would.
 
         Raises
         ------
@@ -387,8 +389,7 @@ class Client:
             except ValidationError:
                 self._nonsense(f"status {answer.status}")
             raise error_of(problem, self.url)
-        digest = base64.b64encode(hashlib.sha256(answer.body).digest()).decode()
-        if answer.headers.get("Content-Digest") not in (None, f"sha-256=:{digest}:"):
+        if not answer.has_its_digest:
             self._nonsense("a body that does not have its digest")
         try:
             return document.model_validate_json(answer.body, strict=True)

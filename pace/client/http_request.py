@@ -1,6 +1,8 @@
 """One HTTP request and its answer, with limits on the total time and on the bytes."""
 
+import base64
 import contextlib
+import hashlib
 import queue
 import socket
 import ssl
@@ -23,6 +25,12 @@ class HttpAnswer:
     status: int
     headers: httpx.Headers
     body: bytes
+
+    @property
+    def has_its_digest(self) -> bool:
+        """Whether the body is what ``Content-Digest`` says; True without one."""
+        digest = base64.b64encode(hashlib.sha256(self.body).digest()).decode()
+        return self.headers.get("Content-Digest") in (None, f"sha-256=:{digest}:")
 
     @property
     def retry_after_s(self) -> float:

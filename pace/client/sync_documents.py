@@ -1,4 +1,4 @@
-"""Documents of the HTTP interface for sync plans: of weight synchronization, and of streaming DiLoCo."""
+"""Documents of the HTTP interface for sync plans: of weight synchronization and of streaming DiLoCo."""
 
 from datetime import datetime
 from typing import Self
@@ -10,7 +10,7 @@ from pace.documents.base import Document
 from pace.documents.profile import Name
 from pace.documents.schedule import Sha256
 from pace.documents.sync.outer_sync import OuterSync
-from pace.documents.sync.sync_problem import PlanOfSync, SyncProblem
+from pace.documents.sync.sync_problem import PlanOfSync, SyncProblem, sync_kind
 from pace.errors import InvalidSync
 
 
@@ -20,7 +20,7 @@ class SyncPlanRequest(Document):
     Attributes
     ----------
     sync
-        A weight-sync document, or an outer-sync document of streaming DiLoCo.
+        A weight-sync, resharding or delta-sync document, or an outer-sync document of streaming DiLoCo.
     torchft
         With an outer-sync document: plan only what torchft's DiLoCo can do.
     """
@@ -33,7 +33,8 @@ class SyncPlanRequest(Document):
     @model_validator(mode="after")
     def _for_diloco(self) -> Self:
         if self.torchft and not isinstance(self.sync, OuterSync):
-            raise ValueError("torchft is for outer-sync documents, and this is a weight-sync document")
+            kind = sync_kind(self.sync)
+            raise ValueError(f"torchft is for outer-sync documents, and this is a {kind} document")
         return self
 
 

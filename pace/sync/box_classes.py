@@ -1,5 +1,6 @@
 """Boxes of tensors by who holds them and who wants them: the intersections of all shards."""
 
+import math
 from collections.abc import Iterable
 from itertools import product
 
@@ -37,6 +38,28 @@ def box_classes(problem: Resharding) -> dict[BoxClass, list[TensorBox]]:
     return found
 
 
+def num_cells(problem: Resharding) -> int:
+    """Return how many boxes the borders of all shards cut all tensors into."""
+    boxes = _by_tensor(box for sender in problem.senders for box in sender.shards)
+    for receiver in problem.receivers:
+        for name, wanted in _by_tensor(receiver.wants).items():
+            boxes.setdefault(name, []).extend(wanted)
+    return sum(
+        math.prod(len(each) - 1 for each in _borders(tensor, boxes.get(tensor.name, [])))
+        for tensor in problem.tensors
+    )
+
+
+def _borders(tensor: WholeTensor, boxes: list[TensorBox]) -> list[IntArray]:
+    """Return where boxes begin and end, by dimension."""
+    return [
+        np.unique(
+            [0, length, *(box.begin[place] for box in boxes), *(box.end[place] for box in boxes)]
+        ).astype(np.int64)
+        for place, length in enumerate(tensor.shape)
+    ]
+
+
 def _by_tensor(boxes: Iterable[TensorBox]) -> dict[str, list[TensorBox]]:
     found: dict[str, list[TensorBox]] = {}
     for box in boxes:
@@ -51,13 +74,7 @@ def _classify(
     wanters: list[list[TensorBox]],
     found: dict[BoxClass, list[TensorBox]],
 ) -> None:
-    every = [box for boxes in (*holders, *wanters) for box in boxes]
-    borders = [
-        np.unique(
-            [0, length, *(box.begin[place] for box in every), *(box.end[place] for box in every)]
-        ).astype(np.int64)
-        for place, length in enumerate(tensor.shape)
-    ]
+    borders = _borders(tensor, [box for boxes in (*holders, *wanters) for box in boxes])
     counts = tuple(len(each) - 1 for each in borders)
     if np.prod(counts, dtype=np.float64) > MOST_CELLS:
         raise InvalidSync(f'tensor "{tensor.name}": shards cut it into more than {MOST_CELLS:,} boxes')

@@ -25,6 +25,7 @@ def plan_deltas(problem: DeltaSync) -> DeltaPlan:
       be late.
 
     So periodic anchors pay where A - D < p q A. Exact in this model, for versions that miss independently.
+    Expected bytes follow the same formulas, with the bytes of an anchor and of a delta.
 
     Raises
     ------
@@ -39,10 +40,18 @@ def plan_deltas(problem: DeltaSync) -> DeltaPlan:
     delta_s = _delta_s(problem, problem.changed)
     somebody = 1 - (1 - problem.missed) ** len(problem.sync.receivers)
     every = problem.most_versions
+    part = part_of(problem, problem.changed)
+    sent = sum(tensor.size_bytes for tensor in part.tensors)
     choices = (
-        DeltaChoice(rule="anchors", mean_pause_s=whole.predicted.pause_s),
-        DeltaChoice(rule="ask", mean_pause_s=delta_s + somebody * anchor_s),
-        DeltaChoice(rule="wait", mean_pause_s=(anchor_s + (every - 1) * delta_s) / every),
+        DeltaChoice(rule="anchors", mean_pause_s=whole.predicted.pause_s, mean_bytes=total),
+        DeltaChoice(
+            rule="ask", mean_pause_s=delta_s + somebody * anchor_s, mean_bytes=sent + somebody * total
+        ),
+        DeltaChoice(
+            rule="wait",
+            mean_pause_s=(anchor_s + (every - 1) * delta_s) / every,
+            mean_bytes=(total + (every - 1) * sent) / every,
+        ),
     )
     best = min(choices, key=lambda choice: choice.mean_pause_s)
     return DeltaPlan(
@@ -55,7 +64,7 @@ def plan_deltas(problem: DeltaSync) -> DeltaPlan:
         anchor_s=anchor_s,
         delta_s=delta_s,
         mean_pause_s=best.mean_pause_s,
-        bound_s=plan_sync(part_of(problem, problem.changed)).bound.bound_s,
+        bound_s=plan_sync(part).bound.bound_s,
         choices=choices,
     )
 

@@ -1,5 +1,6 @@
 """The planner of resharding: who sends which boxes to whom, along which chain of receivers, how fast."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,8 @@ from pace.version import __version__
 
 # Fair shares of links are let be where they are as good as paces, up to this factor.
 _AS_GOOD = 1.01
+# Fair shares of more streams are not simulated, as that takes too long: all have a pace.
+_MOST_FAIR_STREAMS = 1000
 # Small enough that receivers begin early, large enough that messages are few.
 _BUCKET_BYTES = 16 << 20
 
@@ -154,7 +157,7 @@ def _document(
         StreamOnLinks(size_bytes=size, links=tuple(places[way] for way in crossed(sender, names)))
         for sender, names, _, size in streams
     ]
-    fair_s = stream_times(on_links, capacity)
+    fair_s = stream_times(on_links, capacity) if len(on_links) <= _MOST_FAIR_STREAMS else [math.inf]
     loads = np.zeros(len(capacity))
     for each in on_links:
         loads[list(each.links)] += each.size_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pace.api.questions.registry import KINDS, answer_question
-from pace.api.questions.sync_plans import EXAMPLE_OUTER
+from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest
@@ -87,6 +87,8 @@ def ask_everything() -> None:
     sync: dict[str, Any] = KINDS["sync"].example["sync"]
     for changed in ({}, {"fan_out": "direct"}, {"credit_bytes": 5_000_000}):
         answer_question("sync", _packed(sync | changed), "{}")
+    for other in (EXAMPLE_RESHARDING, EXAMPLE_DELTAS):
+        answer_question("sync", _packed(other), "{}")
     for torchft in (False, True):
         answer_question("sync", _packed(EXAMPLE_OUTER), json.dumps({"torchft": torchft}))
     plan = {name: json.loads((_EXAMPLES / f"{name}.json").read_text()) for name in ("network", "batch")}

@@ -170,7 +170,7 @@ def _add_routes(router: APIRouter, kind: Kind) -> None:
             },
             **problems(401, 403, 408, 409, 413, 415, 422, 429, 500, 503, 507),
         },
-        openapi_extra=json_body(kind.request, kind.example),
+        openapi_extra=json_body(kind.request, kind.example, kind.further_examples),
     )
     if not kind.by_job:
         router.add_api_route(

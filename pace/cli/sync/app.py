@@ -13,11 +13,13 @@ from rich.console import Console
 
 from pace.cli.sync.reshard_table import describe_reshard
 from pace.cli.sync.sync_table import describe_deltas, describe_sync
-from pace.documents.sync.delta_sync import DeltaPlan, is_delta_sync, load_delta_plan, load_delta_sync
+from pace.documents.sync.delta_sync import DeltaPlan, DeltaSync, load_delta_plan
+from pace.documents.sync.outer_sync import OuterSync
 from pace.documents.sync.reshard_plan import ReshardPlan, load_reshard_plan
-from pace.documents.sync.resharding import is_resharding, load_resharding
+from pace.documents.sync.resharding import Resharding
 from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan
-from pace.documents.sync.weight_sync import load_weight_sync
+from pace.documents.sync.sync_problem import load_sync_problem, sync_kind
+from pace.documents.sync.weight_sync import WeightSync
 from pace.errors import InvalidOptions, InvalidSync
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
@@ -69,16 +71,14 @@ def plan(
     made: SyncPlan | ReshardPlan | DeltaPlan
     describe: Callable[[Console], None]
     with reported():
-        if is_resharding(document):
-            sharded = load_resharding(document)
-            made = streams = plan_reshard(sharded)
-            describe = partial(describe_reshard, sharded, streams)
-        elif is_delta_sync(document):
-            versions = load_delta_sync(document)
-            made = rule = plan_deltas(versions)
-            describe = partial(describe_deltas, versions, rule)
+        problem = _load(document)
+        if isinstance(problem, Resharding):
+            made = streams = plan_reshard(problem)
+            describe = partial(describe_reshard, problem, streams)
+        elif isinstance(problem, DeltaSync):
+            made = rule = plan_deltas(problem)
+            describe = partial(describe_deltas, problem, rule)
         else:
-            problem = load_weight_sync(document)
             made = buckets = plan_sync(problem)
             describe = partial(describe_sync, problem, buckets)
         if output is not None:
@@ -113,15 +113,21 @@ def check(
     from pace.checker.weight_sync import check_sync
 
     with reported():
-        if is_resharding(document):
-            sharded = load_resharding(document)
-            judged(plan_file, lambda: check_reshard(sharded, load_reshard_plan(plan_file)), as_json=as_json)
-        elif is_delta_sync(document):
-            versions = load_delta_sync(document)
-            judged(plan_file, lambda: check_deltas(versions, load_delta_plan(plan_file)), as_json=as_json)
+        problem = _load(document)
+        if isinstance(problem, Resharding):
+            judged(plan_file, lambda: check_reshard(problem, load_reshard_plan(plan_file)), as_json=as_json)
+        elif isinstance(problem, DeltaSync):
+            judged(plan_file, lambda: check_deltas(problem, load_delta_plan(plan_file)), as_json=as_json)
         else:
-            problem = load_weight_sync(document)
             judged(plan_file, lambda: check_sync(problem, load_sync_plan(plan_file)), as_json=as_json)
+
+
+def _load(document: Path) -> WeightSync | Resharding | DeltaSync:
+    """Read a document; those of streaming DiLoCo have a command of their own."""
+    problem = load_sync_problem(document)
+    if isinstance(problem, OuterSync):
+        raise InvalidSync(f"{document}: this is an outer-sync document: use `pace diloco` for it")
+    return problem
 
 
 @app.command(
@@ -164,10 +170,10 @@ def what_if(
     from pace.sync.what_if import sync_grid
 
     with reported():
-        for kind, other in (("a resharding", is_resharding), ("a delta-sync", is_delta_sync)):
-            if other(document):
-                raise InvalidSync(f"{document}: what-if takes a weight-sync document, and this is {kind} one")
-        problem = load_weight_sync(document)
+        problem = _load(document)
+        if not isinstance(problem, WeightSync):
+            kind = sync_kind(problem)
+            raise InvalidSync(f"{document}: what-if takes a weight-sync document, and this is a {kind} one")
         rates = read_numbers("--bandwidth-gbps", bandwidth_gbps)
         counts = read_whole_numbers("--receivers", receivers)
         credits_mb = read_numbers("--credit-mb", credit_mb)

@@ -69,10 +69,11 @@ def describe_deltas(problem: DeltaSync, made: DeltaPlan, console: Console) -> No
         f"pauses      {made.anchor_s * 1e3:.3f} ms whole, {made.delta_s * 1e3:.3f} ms for what changed"
     )
     print_line(f"anchor      pays when more than {made.anchor_above_bytes / 1e6:,.1f} MB changed")
-    table = make_table("rule", "mean pause ms", left=("rule",))
+    table = make_table("rule", "mean pause ms", "mean MB", left=("rule",))
     for choice in made.choices:
         table.add_row(
             told[choice.rule] if choice.rule != "wait" else "periodic anchors",
             f"{choice.mean_pause_s * 1e3:.3f}",
+            f"{choice.mean_bytes / 1e6:,.3f}",
         )
     console.print(table)

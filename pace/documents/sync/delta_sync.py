@@ -1,7 +1,6 @@
 """The delta-sync document and its plan: send only blocks that changed, or whole weights, and how often."""
 
 import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,6 +47,11 @@ class DeltaSync(Document):
     base_s_per_byte: NonNegative = 0.0
     most_versions: Annotated[int, Field(ge=1, le=1_000_000)] = 100
 
+    @property
+    def name(self) -> str:
+        """The name of its weight-sync document."""
+        return self.sync.name
+
     def to_json(self) -> bytes:
         """Serialize; the same document always gives the same bytes."""
         return self.model_dump_json().encode() + b"\n"
@@ -68,12 +72,15 @@ class DeltaChoice(Document):
         asks for whole weights. "wait": such a receiver keeps its version until the next periodic anchor.
     mean_pause_s
         Over versions, those included in which somebody missed one.
+    mean_bytes
+        Expected bytes of a version, each counted once, however many receivers get it.
     """
 
     refused_as = InvalidSync
 
     rule: DeltaRule
     mean_pause_s: NonNegative
+    mean_bytes: NonNegative
 
 
 class DeltaPlan(Document):
@@ -130,12 +137,3 @@ def parse_delta_plan(document: bytes | str) -> DeltaPlan:
 def load_delta_plan(path: str | Path) -> DeltaPlan:
     """Read a delta plan from a JSON file; raises InvalidSync and OSError."""
     return load(parse_delta_plan, path, InvalidSync)
-
-
-def is_delta_sync(path: str | Path) -> bool:
-    """Return whether a file holds a delta-sync document, going by its fields."""
-    try:
-        fields = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and "sync" in fields and "tensors" not in fields

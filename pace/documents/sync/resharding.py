@@ -1,11 +1,11 @@
 """The resharding document: which shards trainers hold, which shards receivers want, and their links."""
 
 import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from pace.documents.base import Bytes, Document, load, parse, repeated
@@ -16,6 +16,7 @@ from pace.errors import InvalidSync
 from pace.gc_pause import paused_gc
 
 MOST_DIMENSIONS = 8
+MOST_BOXES = 2000
 Extent = Annotated[int, Field(gt=0, lt=2**63)]
 
 
@@ -43,15 +44,6 @@ class TensorBox(Document):
     def num_elements(self) -> int:
         """How many elements it has."""
         return elements(self.shape)
-
-    def meets(self, other: "TensorBox") -> bool:
-        """Return whether two boxes of the same tensor have an element in common."""
-        return all(
-            max(low, other_low) < min(high, other_high)
-            for low, high, other_low, other_high in zip(
-                self.begin, self.end, other.begin, other.end, strict=True
-            )
-        )
 
     def told(self) -> str:
         """Return the box as Python would index it."""
@@ -102,6 +94,7 @@ class Resharding(Document):
     """Weights that go from M trainer ranks to N receivers, each with shards of its own.
 
     Valid once built: names are unique, boxes lie inside their tensors, and those of one host do not overlap.
+    A host has at most 2,000 boxes of a tensor.
     Bytes that several receivers want leave a sender once: each receiver hands them on to the next.
     """
 
@@ -177,11 +170,21 @@ def _refuse_outside(host: str, boxes: tuple[TensorBox, ...], shapes: dict[str, t
 def _refuse_overlaps(host: str, boxes: tuple[TensorBox, ...]) -> None:
     of_tensor: dict[str, list[TensorBox]] = {}
     for box in boxes:
-        before = of_tensor.setdefault(box.tensor, [])
-        for other in before:
-            if box.meets(other):
-                raise ValueError(f"{host}: {other.told()} and {box.told()} overlap")
-        before.append(box)
+        of_tensor.setdefault(box.tensor, []).append(box)
+    for tensor, mine in of_tensor.items():
+        if len(mine) > MOST_BOXES:
+            raise ValueError(
+                f'{host} has {len(mine)} boxes of tensor "{tensor}"; at most {MOST_BOXES} may be'
+            )
+        if len(mine) == 1:
+            continue
+        begins, ends = (
+            np.array([getattr(box, way) for box in mine], dtype=np.int64) for way in ("begin", "end")
+        )
+        for place, box in enumerate(mine):
+            meets = ((begins[:place] < ends[place]) & (begins[place] < ends[:place])).all(axis=1)
+            if meets.any():
+                raise ValueError(f"{host}: {mine[int(np.argmax(meets))].told()} and {box.told()} overlap")
 
 
 def parse_resharding(document: bytes | str) -> Resharding:
@@ -193,12 +196,3 @@ def parse_resharding(document: bytes | str) -> Resharding:
 def load_resharding(path: str | Path) -> Resharding:
     """Read a resharding document from a JSON file; raises InvalidSync and OSError."""
     return load(parse_resharding, path, InvalidSync)
-
-
-def is_resharding(path: str | Path) -> bool:
-    """Return whether a file holds a resharding document, going by its fields."""
-    try:
-        fields = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and "senders" in fields and "tensors" in fields

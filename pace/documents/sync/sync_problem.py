@@ -1,35 +1,68 @@
-"""What a sync plan can be asked for: new weights for rollout engines, or streaming DiLoCo."""
+"""What a sync plan can be asked for: new weights for rollout engines, shards, deltas, or streaming DiLoCo."""
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
+from pace.documents.base import load
+from pace.documents.sync.delta_sync import DeltaPlan, DeltaSync, parse_delta_sync
 from pace.documents.sync.outer_plan import OuterPlan
 from pace.documents.sync.outer_sync import OuterSync, parse_outer_sync
+from pace.documents.sync.reshard_plan import ReshardPlan
+from pace.documents.sync.resharding import Resharding, parse_resharding
 from pace.documents.sync.sync_plan import SyncPlan
 from pace.documents.sync.weight_sync import WeightSync, parse_weight_sync
+from pace.errors import InvalidSync
+
+SyncKind = Literal["weight-sync", "resharding", "delta-sync", "outer-sync"]
+AnySync = WeightSync | Resharding | DeltaSync | OuterSync
+
+_CLASSES: dict[type, SyncKind] = {
+    Resharding: "resharding",
+    DeltaSync: "delta-sync",
+    OuterSync: "outer-sync",
+}
+_PARSERS: dict[SyncKind, Callable[[bytes | str], AnySync]] = {
+    "weight-sync": parse_weight_sync,
+    "resharding": parse_resharding,
+    "delta-sync": parse_delta_sync,
+    "outer-sync": parse_outer_sync,
+}
 
 
-def _kind_of(document: Any) -> str:
-    """Return the tag of a document, going by its fields."""
-    if isinstance(document, OuterSync):
+def sync_kind(document: Any) -> SyncKind:
+    """Return the kind of a document or of its JSON object, going by its fields; "weight-sync" for others."""
+    if not isinstance(document, dict):
+        return _CLASSES.get(type(document), "weight-sync")
+    if "tensors" in document:
+        return "resharding" if "senders" in document else "weight-sync"
+    if "layers" in document:
         return "outer-sync"
-    is_outer = isinstance(document, dict) and "layers" in document and "tensors" not in document
-    return "outer-sync" if is_outer else "weight-sync"
+    return "delta-sync" if "sync" in document else "weight-sync"
 
 
 SyncProblem = Annotated[
-    Annotated[WeightSync, Tag("weight-sync")] | Annotated[OuterSync, Tag("outer-sync")],
-    Discriminator(_kind_of),
+    Annotated[WeightSync, Tag("weight-sync")]
+    | Annotated[Resharding, Tag("resharding")]
+    | Annotated[DeltaSync, Tag("delta-sync")]
+    | Annotated[OuterSync, Tag("outer-sync")],
+    Discriminator(sync_kind),
 ]
-PlanOfSync = SyncPlan | OuterPlan
+PlanOfSync = SyncPlan | ReshardPlan | DeltaPlan | OuterPlan
 
 
-def parse_sync_problem(document: bytes | str) -> WeightSync | OuterSync:
-    """Read a weight-sync or an outer-sync document from JSON; raises InvalidSync with one line per fault."""
+def parse_sync_problem(document: bytes | str) -> AnySync:
+    """Read a document of any of these kinds from JSON; raises InvalidSync with one line per fault."""
     try:
         fields = json.loads(document)
     except (ValueError, RecursionError):
         fields = None
-    return parse_outer_sync(document) if _kind_of(fields) == "outer-sync" else parse_weight_sync(document)
+    return _PARSERS[sync_kind(fields)](document)
+
+
+def load_sync_problem(path: str | Path) -> AnySync:
+    """Read a document of any of these kinds from a JSON file; raises InvalidSync and OSError."""
+    return load(parse_sync_problem, path, InvalidSync)

@@ -10,7 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from playwright.sync_api import Browser, expect
 
 from pace.api.questions.registry import KINDS
-from pace.api.questions.sync_plans import EXAMPLE_OUTER
+from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
@@ -132,7 +132,10 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         service.http.post(KINDS[name].path, json=dict(KINDS[name].example)).json()
         for name in ("graph", "order", "sync")
     )
-    outer = service.http.post(KINDS["sync"].path, json={"sync": EXAMPLE_OUTER}).json()
+    syncs = [
+        service.http.post(KINDS["sync"].path, json={"sync": document}).json()
+        for document in (EXAMPLE_OUTER, EXAMPLE_RESHARDING, EXAMPLE_DELTAS)
+    ]
     job = urllib.parse.quote(LONG_NAME)
     views = {
         "start": "table",
@@ -147,7 +150,7 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         f"order?check={check['id']}": ".gantt path[d^=M]",
         "weights": ".empty",
         f"weights?plan={plan['id']}": ".gantt path[d^=M]",
-        f"weights?plan={outer['id']}": ".gantt path[d^=M]",
+        **{f"weights?plan={sync['id']}": ".gantt path[d^=M]" for sync in syncs},
         "servers": ".empty",
         "fabric?example=1": ".gantt path[d^=M]",
         "jobs": "table",

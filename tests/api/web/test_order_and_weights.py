@@ -1,4 +1,4 @@
-"""Order checks and sync plans on the page: who waits for whom, and buckets on their way."""
+"""Order checks and sync plans on the page: who waits for whom, and buckets, shards, deltas on their way."""
 
 import json
 import re
@@ -10,7 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import expect
 
-from pace.api.questions.sync_plans import EXAMPLE_OUTER
+from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER
 from tests.api.web.chromium import Visitor
 from tests.api.web.visits import ON_SQLITE, choose, drawn
 
@@ -104,7 +104,7 @@ def test_buckets_are_drawn_on_the_link_and_at_receivers(visitor: Visitor) -> Non
     page.keyboard.press("]")
     expect(page.locator(".gantt path.alike[d^=M]")).to_have_count(5)
     plan = {"buckets": [], "problem_sha256": "0" * 64}
-    choose(page, "Drop a weight-sync or outer-sync document", ("plan.json", json.dumps(plan).encode()))
+    choose(page, "Drop a document", ("plan.json", json.dumps(plan).encode()))
     expect(page.get_by_role("alert")).to_contain_text("Drop the document that it was made from")
 
 
@@ -135,7 +135,7 @@ def test_an_outer_sync_document_is_planned_and_named_if_at_fault(visitor: Visito
     page = visitor.go("weights")
     links = [{"name": name, "bytes_per_s": rate} for name, rate in (("wan", 2e7), ("lan", 3e7))]
     document = EXAMPLE_OUTER | {"links": links, "cutting": "anywhere"}
-    file = "Drop a weight-sync or outer-sync document"
+    file = "Drop a document"
     choose(page, file, ("outer.json", json.dumps(document).encode()))
     drawn(page)
     assert page.locator(".gantt .lane-label").all_text_contents() == ["steps", "wan", "lan"]
@@ -143,3 +143,47 @@ def test_an_outer_sync_document_is_planned_and_named_if_at_fault(visitor: Visito
     layers = [{"name": "half", "size_bytes": 2}]
     choose(page, file, ("outer.json", json.dumps(document | {"layers": layers}).encode()))
     expect(page.get_by_role("alert")).to_contain_text('layer "half"')
+
+
+def test_shards_are_drawn_from_whom_to_whom(visitor: Visitor) -> None:
+    """A lane for each stream and receiver; the table names the boxes; a link to the plan shows the same."""
+    page = visitor.go("weights")
+    page.get_by_role("button", name="Example of shards").click()
+    drawn(page)
+    expect(page).to_have_url(re.compile("plan=[0-9a-f]{32}"))
+    for _ in range(2):
+        labels = page.locator(".gantt .lane-label").all_text_contents()
+        assert labels[-4:] == [f"engine {engine} rank {rank}" for engine in range(2) for rank in range(2)]
+        rules = page.get_by_role("region", name="Rules").locator("tbody tr")
+        expect(rules).to_have_count(3)
+        expect(rules.first).to_contain_text("PACE")
+        streams = page.get_by_role("region", name="Streams").locator("tbody tr")
+        expect(streams).to_have_count(len(labels) - 4)
+        expect(streams.first).to_contain_text("layers.0")
+        page.reload()
+        drawn(page)
+    page.get_by_role("application").focus()
+    page.keyboard.press("]")
+    expect(page.locator(".gantt [role=status]")).to_contain_text("sends to engine")
+
+
+def test_deltas_are_compared_with_whole_weights(visitor: Visitor) -> None:
+    """A lane for each rule; expected bytes and the period of anchors; a document at fault is named."""
+    page = visitor.go("weights")
+    page.get_by_role("button", name="Example of deltas").click()
+    drawn(page)
+    expect(page).to_have_url(re.compile("plan=[0-9a-f]{32}"))
+    assert page.locator(".gantt .lane-label").all_text_contents() == ["always whole", "ask", "anchors"]
+    answer = page.get_by_role("region", name="Sync plan")
+    expect(answer).to_contain_text("Expected bytes of a version")
+    expect(answer).to_contain_text("when a receiver asks")
+    rules = page.get_by_role("region", name="Rules").locator("tbody tr")
+    expect(rules.first).to_contain_text("Deltas, whole for those who ask (PACE)")
+    expect(rules.last).to_contain_text("Every version whole")
+    visitor.tolerated = lambda fault: "422" in fault
+    wrong = EXAMPLE_DELTAS | {"changed": 2}
+    choose(page, "Drop a document", ("deltas.json", json.dumps(wrong).encode()))
+    expect(page.get_by_role("alert")).to_contain_text("changed")
+    often = EXAMPLE_DELTAS | {"missed": 0.5, "most_versions": 30}
+    choose(page, "Drop a document", ("deltas.json", json.dumps(often).encode()))
+    expect(answer).to_contain_text("every 30 versions")

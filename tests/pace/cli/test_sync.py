@@ -19,6 +19,19 @@ def document(tmp_path: Path) -> Path:
     return file
 
 
+def outer_fields() -> dict[str, Any]:
+    """Return the fields of an outer-sync document."""
+    return {
+        "name": "three layers",
+        "layers": [{"name": f"layer {number}", "size_bytes": 4_000_000} for number in range(3)],
+        "workers": 4,
+        "step_s": 0.1,
+        "period_steps": 20,
+        "max_delay_steps": 5,
+        "links": [{"name": "wan", "bytes_per_s": 1e8}],
+    }
+
+
 def run(*arguments: object) -> Result:
     """Run ``pace sync``."""
     return CliRunner().invoke(app, ["sync", *map(str, arguments)])
@@ -108,6 +121,7 @@ def test_wrong_options_are_refused_in_one_line(
         ("plan", {"sync": sync_fields(), "changd": 0.5}, "changd: Extra inputs are not permitted"),
         ("what-if", reshard_fields(), "takes a weight-sync document, and this is a resharding one"),
         ("what-if", {"sync": sync_fields(), "changed": 0.5}, "and this is a delta-sync one"),
+        ("plan", outer_fields(), "this is an outer-sync document: use `pace diloco`"),
         ("plan", sync_fields() | {"tensors": [{"name": "a", "size_bytes": -1}]}, "or equal to 0 (got -1)"),
     ],
 )

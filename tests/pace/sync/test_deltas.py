@@ -26,6 +26,14 @@ def test_deltas_pay_where_little_changes() -> None:
     assert (plan.rule, plan.anchor_every) == ("ask", None)
     assert plan.delta_s < 0.15 * plan.anchor_s
     assert plan.bound_s <= plan.mean_pause_s <= 1.3 * plan.bound_s
+    # By hand: 5 % of 4,000 blocks of 1,000 bytes, of 2, and of 1,000 blocks of 6,000 and 6,000 of 1,000.
+    changed = 200_000 + 0 + 300_000 + 300_000
+    whole = 16_002_000
+    assert {choice.rule: choice.mean_bytes for choice in plan.choices} == {
+        "anchors": whole,
+        "ask": changed,
+        "wait": pytest.approx((whole + 99 * changed) / 100),
+    }
     assert check_deltas(problem, parse_delta_plan(plan.to_json())) == []
     assert plan.to_json() == plan_deltas(problem).to_json()
 

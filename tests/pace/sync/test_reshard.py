@@ -12,6 +12,7 @@ from pace.checker.resharding import check_reshard
 from pace.documents.sync.reshard_plan import parse_reshard_plan
 from pace.documents.sync.resharding import Resharding, parse_resharding
 from pace.errors import InvalidSync
+from pace.sync.box_classes import num_cells
 from pace.sync.reshard import plan_reshard
 from pace.sync.stream_times import StreamOnLinks, stream_times
 from tests.pace.sync.problems import box, reshard_fields
@@ -34,6 +35,45 @@ def test_replicas_share_the_work() -> None:
     gather, first = plan.rivals
     assert gather.pause_s == pytest.approx((6144 + 12288) / 1e6)
     assert first.pause_s == pytest.approx(6144 / 1e6)
+
+
+def test_cells_are_counted_before_planning() -> None:
+    """By hand: two rows of shards and two columns of wants cut each of two tensors into four."""
+    assert num_cells(problem_of()) == 8
+    assert (
+        num_cells(
+            problem_of(
+                tensors=[{"name": "up", "shape": [64, 48]}, {"name": "down", "shape": []}],
+                senders=[
+                    {
+                        "name": "t0",
+                        "bytes_per_s": 1e6,
+                        "shards": [box("up", (0, 0), (64, 48)), box("down", (), ())],
+                    }
+                ],
+                receivers=[{"name": "r0", "bytes_per_s": 1e6, "wants": [box("up", (16, 0), (16, 48))]}],
+            )
+        )
+        == 4
+    )
+
+
+def test_very_many_streams_have_a_pace() -> None:
+    """Fair shares of 1,024 streams are not simulated, which would take too long; the plan is right."""
+    senders = [
+        {"name": f"t{rank}", "bytes_per_s": 1e6 + rank, "shards": [box("up", (2 * rank, 0), (2, 64))]}
+        for rank in range(32)
+    ]
+    receivers = [
+        {"name": f"r{rank}", "bytes_per_s": 3e6, "wants": [box("up", (0, 2 * rank), (64, 2))]}
+        for rank in range(32)
+    ]
+    problem = problem_of(tensors=[{"name": "up", "shape": [64, 64]}], senders=senders, receivers=receivers)
+    plan = plan_reshard(problem)
+    assert len(plan.streams) == 1024
+    assert all(stream.bytes_per_s is not None for stream in plan.streams)
+    assert plan.predicted.gap < 1e-9
+    assert check_reshard(problem, plan) == []
 
 
 def test_bytes_for_several_receivers_leave_once() -> None:
