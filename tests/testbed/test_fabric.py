@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.network.hosts import why_unavailable
+from benchmarks.harness.network.hosts import Link, hosts, why_unavailable
 from benchmarks.studies.fabric.chain import measure
 
 pytestmark = [
@@ -19,8 +19,8 @@ pytestmark = [
 
 def test_weights_cross_every_link_once() -> None:
     """Three hosts have the weights; the sender sent them once along the chain, three times alone."""
-    found = measure(3, 50.0, 500_000, 1)
-    assert found["arrived"] == [True] * 3
+    with hosts([Link(rate_mbit_s=50.0)] * 4) as made:
+        found = measure(made, 500_000, 1, ["chain", "direct"])
     assert found["chain_sent_bytes"]["sender"] == 500_000
     assert sum(found["chain_sent_bytes"].values()) == 3 * 500_000
     assert found["direct_sent_bytes"]["sender"] == 3 * 500_000

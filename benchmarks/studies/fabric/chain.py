@@ -1,15 +1,21 @@
 """Weights to many hosts: a chain that passes blocks on, compared with one sender.
 
 python -m benchmarks fabric.chain --hosts 8 --mbit 100 --mebibytes 12
+python -m benchmarks fabric.chain --hosts 2 --mebibytes 1000 --loopback --only chain
 
-Needs root and iproute2. Prints both times, their ratio, and the bytes that every host sent.
+Needs root and iproute2; with `--loopback` all processes are on one host, without links, and no root is
+needed. Prints both times and their ratio. Fails if a host has not got all weights.
 """
 
+import contextlib
+import filecmp
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,8 @@ from benchmarks.harness.network.hosts import Host, Link, hosts
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 PORT = 7090
+WRITTEN_WITHIN_S = 60.0
+WAYS = {"chain": "chain", "direct": "one sender"}
 
 
 def main() -> None:
@@ -31,16 +39,31 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
     )
+    parser.add_argument("--only", choices=WAYS, help="one of the ways (default: both)")
+    parser.add_argument("--loopback", action="store_true", help="one host, as fast as it is")
     arguments = parser.parse_args()
-    found = measure(arguments.hosts, arguments.mbit, round(arguments.mebibytes * (1 << 20)), arguments.rounds)
-    chain, direct = min(found["chain_s"]), min(found["direct_s"])
-    print(f"chain {chain:.3g} s, one sender {direct:.3g} s: {direct / chain:.2f} x")
-    write_json(arguments.json, found)
+    link = Link(rate_mbit_s=arguments.mbit)
+    size_bytes = round(arguments.mebibytes * (1 << 20))
+    ways = [arguments.only] if arguments.only else list(WAYS)
+    with contextlib.ExitStack() as stack:
+        if arguments.loopback:
+            made: Sequence[Host] = [
+                Host(namespace="", name=f"host{number}", address=f"127.0.0.{number + 1}", link=link)
+                for number in range(arguments.hosts + 1)
+            ]
+        else:
+            made = stack.enter_context(hosts([link] * (arguments.hosts + 1)))
+        found = measure(made, size_bytes, arguments.rounds, ways)
+    least = {way: min(found[f"{way}_s"]) for way in ways}
+    print(", ".join(f"{WAYS[way]} {seconds:.3g} s" for way, seconds in least.items()))
+    if len(least) == 2:
+        print(f"the chain is {least['direct'] / least['chain']:.2f} x as fast")
+    write_json(arguments.json, {"mbit_s": None if arguments.loopback else arguments.mbit} | found)
 
 
-def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[str, Any]:
-    """Return seconds of both ways, and the bytes that each host sent along the chain."""
-    with tempfile.TemporaryDirectory() as folder, hosts([Link(rate_mbit_s=mbit)] * (num_hosts + 1)) as made:
+def measure(made: Sequence[Host], size_bytes: int, rounds: int, ways: Sequence[str]) -> dict[str, Any]:
+    """Return seconds of each way, and the bytes that each host sent; the first host sends to all others."""
+    with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights"
         token = Path(folder) / "token"
         token.write_text("secret")
@@ -51,17 +74,16 @@ def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[s
                 assert process.stderr is not None
                 if not any(line.startswith("listening") for line in process.stderr):
                     raise RuntimeError("a receiver did not start")
-            found: dict[str, Any] = {"size_bytes": size_bytes, "mbit_s": mbit, "chain_s": [], "direct_s": []}
+            found: dict[str, Any] = {"size_bytes": size_bytes} | {f"{way}_s": [] for way in ways}
             to = ",".join(f"{host.address}:{PORT}" for host in receiving)
             for _ in range(rounds):
-                for way, options in (("chain", []), ("direct", ["--direct"])):
-                    weights.write_bytes(os.urandom(size_bytes))  # what a host holds is not sent to it again
-                    report = _distribute(sender, token, weights, to, options)
+                for way in ways:
+                    _write_new(weights, size_bytes)  # what a host holds is not sent to it again
+                    report = _distribute(sender, token, weights, to, ["--direct"] if way == "direct" else [])
                     found[f"{way}_s"].append(report["seconds"])
                     found[f"{way}_sent_bytes"] = report["sent_bytes"]
-            found["arrived"] = [
-                (Path(folder) / host.name).read_bytes() == weights.read_bytes() for host in receiving
-            ]
+                    for host in receiving:
+                        _wait_until_equal(Path(folder) / host.name, weights)
             return found
         finally:
             for process in started:
@@ -71,8 +93,23 @@ def measure(num_hosts: int, mbit: float, size_bytes: int, rounds: int) -> dict[s
                     process.stderr.close()
 
 
+def _wait_until_equal(received: Path, weights: Path) -> None:
+    """Wait until a receiver has put its file in place."""
+    end = time.monotonic() + WRITTEN_WITHIN_S
+    while not received.exists() or not filecmp.cmp(received, weights, shallow=False):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{received.name} has other weights than were sent")
+        time.sleep(0.1)
+
+
+def _write_new(path: Path, size_bytes: int) -> None:
+    with path.open("wb") as file:
+        for begin in range(0, size_bytes, 1 << 24):
+            file.write(os.urandom(min(1 << 24, size_bytes - begin)))
+
+
 def _on(host: Host) -> list[str]:
-    return ["ip", "netns", "exec", host.namespace]
+    return ["ip", "netns", "exec", host.namespace] if host.namespace else []
 
 
 def _receive(host: Host, token: Path, output: Path) -> "subprocess.Popen[str]":

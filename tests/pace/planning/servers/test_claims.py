@@ -92,3 +92,17 @@ def test_the_commands_agree_on_colocated_servers(tmp_path: Path) -> None:
     planned = json.loads(CliRunner().invoke(app, ["optimize", *servers]).stdout)
     simulated = json.loads(CliRunner().invoke(app, ["simulate", *servers, "--policy", "pace"]).stdout)
     assert simulated["policies"][0]["iteration_s"] == pytest.approx(planned["predicted"]["iteration_s"])
+
+
+def test_when_the_rows_of_a_table_travel() -> None:
+    """A table as a gradient, worked by hand: 4 bytes at 1 byte/s to the server, 8 bytes of rows from it."""
+    profile = layered([4], allreduce=affine(0, 1), backward_s=[1], forward_s=[1], dtypes=["int8"], workers=1)
+    rows = profile.gradients[0].name
+    chosen = cluster(ratios={rows: (1.0, 2.0)}, min_partition_bytes=4)
+    schedule = optimize_servers(profile, Options(cluster=chosen))
+    assert check(profile, schedule) == []
+    push, pull = schedule.transfers
+    assert (push.start_s, push.end_s, pull.start_s, pull.end_s) == (1, 5, 5, 13)
+    assert schedule.predicted.iteration_s == 14
+    simulated = run_server_policy(profile, chosen, make_policy("pace", "servers")).iteration_s
+    assert simulated == pytest.approx(14)
