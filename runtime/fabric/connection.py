@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from pace.errors import InvalidUse
 from pace.runtime.event_log import log, note_refusal
 from pace.runtime.fabric.messages.any_message import Message, read_message
 from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.wire import meeting
 from pace.wire.addresses import ServerAddress
-from pace.wire.frames import HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire.frames import HEADER_BYTES, LARGEST_PAYLOAD_BYTES, Frame, FrameKind, WireFault
 from pace.wire.handshake import Greeting
 from pace.wire.outbox import Outbox, Parcel
 from pace.wire.streams import Stream
@@ -106,8 +107,11 @@ class FabricLink:
         return self._over.is_set()
 
     def send(self, message: Message) -> None:
-        """Write a message before any tensor that is still to be written."""
+        """Write a message before any tensor that is still to be written; raises InvalidUse above 16 MiB."""
         document = message.model_dump_json().encode()
+        most = LARGEST_PAYLOAD_BYTES[FrameKind.MESSAGE]
+        if len(document) > most:
+            raise InvalidUse(f"a message of {len(document):,} bytes; at most {most:,} can be sent")
         self._outbox.put((-1,), Parcel(Frame(kind=FrameKind.MESSAGE), memoryview(document), len(document)))
 
     def send_tensor(self, intro: TransferIntro, data: memoryview) -> None:

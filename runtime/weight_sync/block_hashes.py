@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pace.runtime.weight_sync.state_layout import DEFAULT_BUCKET_BYTES, StateTensor, Stretch
+from pace.runtime.weight_sync.state_layout import StateTensor, Stretch
 
 Digests = list[bytes]
 
@@ -55,18 +55,21 @@ def changed_stretches(
 
 
 def in_buckets(
-    stretches: Sequence[Stretch], tensors: Sequence[StateTensor], block_bytes: int
+    stretches: Sequence[Stretch], tensors: Sequence[StateTensor], block_bytes: int, bucket_bytes: int
 ) -> tuple[tuple[Stretch, ...], ...]:
-    """Return stretches in buckets of about one size; they are cut after whole blocks only."""
+    """Return stretches in buckets of at most one size; they are cut after whole blocks only.
+
+    A block that is larger has a bucket of its own.
+    """
     buckets: list[list[Stretch]] = []
     room = 0
     for number, begin, size in stretches:
         step = block_elements(tensors[number], block_bytes) * tensors[number].torch_dtype.itemsize
         at, end = begin, begin + size
         while at < end:
-            if room <= 0:
+            if room < min(step, end - at):
                 buckets.append([])
-                room = DEFAULT_BUCKET_BYTES
+                room = bucket_bytes
             part = min(max(room // step, 1) * step, end - at)
             buckets[-1].append((number, at, part))
             at, room = at + part, room - part

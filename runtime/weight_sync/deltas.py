@@ -13,7 +13,15 @@ from pace.runtime.weight_sync.block_hashes import (
     changed_stretches,
     in_buckets,
 )
-from pace.runtime.weight_sync.state_layout import DeltaBase, StateLayout, StateTensor
+from pace.runtime.weight_sync.state_layout import (
+    DEFAULT_BUCKET_BYTES,
+    DeltaBase,
+    StateLayout,
+    StateTensor,
+)
+
+# About 10 MB of text; a message has at most 16 MiB.
+_MOST_STRETCHES = 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +34,31 @@ class SentVersion:
 
 
 def delta_layout(
-    before: SentVersion, now: SentVersion, block_bytes: int, most_bytes: int
+    before: SentVersion,
+    now: SentVersion,
+    block_bytes: int,
+    most_bytes: int,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> StateLayout | None:
     """Return what a delta from one version to another carries; None if whole weights are to be sent.
 
-    That is where tensors are others, or more than `most_bytes` changed.
+    That is where tensors are others, more than `most_bytes` changed, what changed is in too many places to be
+    told in a message, or a block does not fit a bucket.
     """
     if before.tensors != now.tensors:
         return None
     stretches = changed_stretches(now.tensors, before.digests, now.digests, block_bytes)
-    if sum(size for _, _, size in stretches) > most_bytes:
+    if sum(size for _, _, size in stretches) > most_bytes or len(stretches) > _MOST_STRETCHES:
+        return None
+    buckets = in_buckets(stretches, now.tensors, block_bytes, bucket_bytes)
+    if any(sum(size for _, _, size in bucket) > bucket_bytes for bucket in buckets):
         return None
     return StateLayout(
         base=before.base,
         version_sha256=now.base.sha256,
         block_bytes=block_bytes,
         tensors=now.tensors,
-        buckets=in_buckets(stretches, now.tensors, block_bytes),
+        buckets=buckets,
     )
 
 
@@ -92,11 +108,12 @@ class DeltaTaker:
         self._version = version
         self._keep = keep
         self._made: dict[str, torch.Tensor] = {}
+        self._finished: HeldVersion | None = None
         self._changed: dict[str, list[tuple[int, int]]] = {}
 
     def take(self, bucket: int, data: bytearray, _begin: int, end: int) -> None:
         """Put a bucket that is whole into the copies; the first bytes start the copies."""
-        self._copy_base()
+        made = self._copy_base()
         if end < len(data):
             return
         at = 0
@@ -105,19 +122,19 @@ class DeltaTaker:
             dtype = tensor.torch_dtype
             source = torch.frombuffer(data, dtype=torch.uint8, offset=at, count=size).clone().view(dtype)
             first, count = offset // dtype.itemsize, size // dtype.itemsize
-            self._made[tensor.name].reshape(-1)[first : first + count].copy_(source)
+            made[tensor.name].reshape(-1)[first : first + count].copy_(source)
             self._changed.setdefault(tensor.name, []).append((first, count))
             at += size
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Return the new version, in the order of the one before."""
-        self._copy_base()
+        made = self._copy_base()
         digests = dict(self._held.digests)
         for tensor in self._layout.tensors:
             if tensor.name not in self._changed:
                 continue
             elements = block_elements(tensor, self._held.block_bytes)
-            flat = self._made[tensor.name].reshape(-1)
+            flat = made[tensor.name].reshape(-1)
             fresh = list(digests[tensor.name])
             for first, count in self._changed[tensor.name]:
                 place = first // elements
@@ -125,25 +142,28 @@ class DeltaTaker:
                 fresh[place : place + len(blocks)] = blocks
             digests[tensor.name] = fresh
         assert self._layout.version_sha256 is not None
-        self._keep(
-            HeldVersion(
-                version=self._version,
-                sha256=self._layout.version_sha256,
-                block_bytes=self._held.block_bytes,
-                tensors=self._held.tensors,
-                data=self._made,
-                digests=digests,
-            )
+        self._finished = HeldVersion(
+            version=self._version,
+            sha256=self._layout.version_sha256,
+            block_bytes=self._held.block_bytes,
+            tensors=self._held.tensors,
+            data=made,
+            digests=digests,
         )
-        return dict(self._made)
+        return dict(made)
+
+    def keep(self) -> None:
+        """Let the next delta change this version."""
+        assert self._finished is not None
+        self._keep(self._finished)
 
     def drop(self) -> None:
         """Forget the copies."""
         self._made = {}
 
-    def _copy_base(self) -> None:
+    def _copy_base(self) -> dict[str, torch.Tensor]:
         if self._made:
-            return
+            return self._made
         made = {}
         sent = {tensor.name: tensor for tensor in self._layout.tensors}
         for name, tensor in self._held.data.items():
@@ -155,6 +175,7 @@ class DeltaTaker:
                     "whole weights are needed"
                 )
         self._made = made
+        return made
 
 
 def digests_of(

@@ -157,6 +157,7 @@ class _StateTaker:
         self._staged: dict[int, torch.Tensor] = {}
         # Of the tensors as they are here: what the base of the next delta must still have.
         self._digests: dict[str, Digests] = {}
+        self._finished: HeldVersion | None = None
 
     def take(self, bucket: int, data: bytearray, begin: int, end: int) -> None:
         """Put bytes of a bucket into their tensors; what is whole is cast and put in its place."""
@@ -186,9 +187,12 @@ class _StateTaker:
     def finish(self) -> dict[str, torch.Tensor] | None:
         """Return the state dict; None while parts of other senders are missing."""
         data = self._assembly.result()
-        if data is not None:
-            self._keep(self._held_now(data))
+        self._finished = None if data is None else self._held_now(data)
         return data
+
+    def keep(self) -> None:
+        """Let the next delta change this version, if one can follow."""
+        self._keep(self._finished)
 
     def _held_now(self, data: dict[str, torch.Tensor]) -> HeldVersion | None:
         layout = self._layout

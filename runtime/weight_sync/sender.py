@@ -15,7 +15,7 @@ from pace.runtime.fabric.weight_sync.buckets import BucketSource
 from pace.runtime.fabric.weight_sync.sender import WeightDelivery, WeightSender
 from pace.runtime.weight_sync.block_hashes import version_hash
 from pace.runtime.weight_sync.deltas import SentVersion, delta_layout, digests_of
-from pace.runtime.weight_sync.state_layout import DeltaBase, StateLayout, lay_out
+from pace.runtime.weight_sync.state_layout import DEFAULT_BUCKET_BYTES, DeltaBase, StateLayout, lay_out
 from pace.wire.addresses import parse_address
 
 
@@ -104,7 +104,9 @@ class StateSender(Closing):
             return None
         if deltas.anchor_every is not None and self._since_anchor + 1 >= deltas.anchor_every:
             return None
-        return delta_layout(self._sent, now, deltas.block_bytes, deltas.anchor_above_bytes)
+        credit_bytes = None if self._plan is None else self._plan.credit_bytes
+        bucket_bytes = min(DEFAULT_BUCKET_BYTES, credit_bytes or DEFAULT_BUCKET_BYTES)
+        return delta_layout(self._sent, now, deltas.block_bytes, deltas.anchor_above_bytes, bucket_bytes)
 
     def _distribute(
         self,

@@ -53,6 +53,14 @@ class RelayAnswer(Document):
     wants_whole: bool = False
 
 
+class ChainCut(Document):
+    """A host takes an order, and cannot hand blocks on to the next host: those behind it need another way."""
+
+    kind: Literal["cut"] = "cut"
+    key: Text
+    reason: str
+
+
 class BlocksCall(Document):
     """A sender asks which blocks of weights a host lacks.
 
@@ -101,16 +109,21 @@ class RelayNotice(Document):
         Whether another sender failed, of which a part of the same version was due: sending again is in vain.
     wants_whole
         Whether it would take whole weights instead of a delta.
+    again
+        Whether it would take the same order by another way: the host before it is gone.
     """
 
     kind: Literal["relayed"] = "relayed"
     key: Text
     given_up: bool = False
     wants_whole: bool = False
+    again: bool = False
     received_bytes: Count = 0
     sent_bytes: Count = 0
     seconds: Amount = 0.0
     reason: str = ""
 
 
-WeightMessage = RelayOrder | RelayAnswer | BlocksCall | BlocksAnswer | BucketSeal | BucketNotice | RelayNotice
+WeightMessage = (
+    RelayOrder | RelayAnswer | ChainCut | BlocksCall | BlocksAnswer | BucketSeal | BucketNotice | RelayNotice
+)

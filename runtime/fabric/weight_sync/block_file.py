@@ -118,9 +118,10 @@ class BlockFile:
         ):
             raise InvalidUse("weights whose blocks do not fit their sizes")
         try:
-            self.newest = FileBlocks(self, layout, hashlib.sha256(order.layout.encode()).hexdigest())
+            self.part.open("ab").close()
         except OSError as error:
             raise InvalidUse(f"{self.part} cannot be written: {error}") from error
+        self.newest = FileBlocks(self, layout, hashlib.sha256(order.layout.encode()).hexdigest())
         return self.newest
 
 
@@ -140,7 +141,11 @@ class WholeFile(WholeBytes):
 
 
 class FileBlocks:
-    """Takes the blocks of one distribution; a later one to the same file ends it."""
+    """Takes the blocks of one distribution; a later one to the same file ends it.
+
+    The file is opened, cut and closed by the thread that takes blocks: an order that has only arrived must
+    not touch the file of one that is being finished.
+    """
 
     sender = ""
     whole: object | None = None
@@ -148,15 +153,13 @@ class FileBlocks:
     def __init__(self, file: BlockFile, layout: BlockLayout, layout_sha256: str) -> None:
         self.layout_sha256 = layout_sha256
         self._file, self._layout = file, layout
-        self._begun = os.open(file.part, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._begun, layout.size_bytes)
+        self._opened = -1
 
     def take(self, bucket: int, data: bytearray, _begin: int = 0, end: int | None = None) -> None:
         """Write a block once it is whole."""
-        if self._file.newest is not self:
-            raise InvalidUse("other weights for the same file have come meanwhile")
+        begun = self._begun()
         if end is None or end == len(data):
-            _write(self._begun, data, self._layout.span(self._layout.sent[bucket])[0])
+            _write(begun, data, self._layout.span(self._layout.sent[bucket])[0])
 
     def finish(self) -> int:
         """Replace the file; return its size.
@@ -164,29 +167,42 @@ class FileBlocks:
         Raises
         ------
         InvalidUse
-            When a block that was not sent is no longer in the files.
+            When a block that was not sent is no longer in the files, or other weights have come.
         """
-        layout = self._layout
+        layout, begun = self._layout, self._begun()
         here = sorted(set(range(len(layout.sha256))) - set(layout.sent))
         lacking = set(here) - set(_held(self._file.part, layout, here))
         if lacking - set(_held(self._file.output, layout, sorted(lacking))):
             raise InvalidUse(f"{self._file.output} has changed while weights came: send them again")
         for number in sorted(lacking):
             begin, end = layout.span(number)
-            _write(self._begun, _read(self._file.output, begin, end), begin)
-        os.fsync(self._begun)
+            _write(begun, _read(self._file.output, begin, end), begin)
+        os.fsync(begun)
         os.replace(self._file.part, self._file.output)
-        self.drop()
+        self._close()
         return layout.size_bytes
 
+    def keep(self) -> None:
+        """Keep nothing: the file is in its place."""
+
     def drop(self) -> None:
-        """Leave what has arrived where it is."""
-        if self._begun >= 0:
-            os.close(self._begun)
-            self._begun = -1
+        """Leave what has arrived where it is; a block may be being written, so the file is closed later."""
 
     def __del__(self) -> None:
-        self.drop()
+        self._close()
+
+    def _begun(self) -> int:
+        if self._file.newest is not self:
+            raise InvalidUse("other weights for the same file have come meanwhile")
+        if self._opened < 0:
+            self._opened = os.open(self._file.part, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._opened, self._layout.size_bytes)
+        return self._opened
+
+    def _close(self) -> None:
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
 
 
 def _held(path: Path, layout: BlockLayout, numbers: Sequence[int]) -> list[int]:

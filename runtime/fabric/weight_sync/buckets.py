@@ -63,8 +63,11 @@ class BucketTaker(Protocol):
     def finish(self) -> Any | None:
         """Return what the weights have become; None while other parts of the whole are missing."""
 
+    def keep(self) -> None:
+        """Learn that what `finish` returned is given away; a version that was given up meanwhile is not."""
+
     def drop(self) -> None:
-        """Forget what was taken: the sender is gone, or begins again."""
+        """Forget what was taken: the sender is gone, or begins again. `take` or `finish` may be running."""
 
 
 def whole_hash(sizes: Sequence[int]) -> str:
@@ -98,6 +101,9 @@ class WholeBytes:
     def finish(self) -> bytearray:
         """Return all bytes."""
         return self._buckets[0] if len(self._buckets) == 1 else bytearray().join(self._buckets)
+
+    def keep(self) -> None:
+        """Keep nothing: the bytes were given away."""
 
     def drop(self) -> None:
         """Forget all bytes."""

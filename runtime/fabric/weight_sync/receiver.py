@@ -20,11 +20,13 @@ from pace.runtime.fabric.messages.weights import (
     BlocksCall,
     BucketNotice,
     BucketSeal,
+    ChainCut,
     RelayAnswer,
     RelayNotice,
     RelayOrder,
 )
 from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes, WholeWanted
+from pace.runtime.fabric.weight_sync.relay import Relay
 from pace.wire.addresses import ServerAddress
 
 # How long, in seconds, the end of a receiver waits for a bucket that is copied and cast.
@@ -45,36 +47,6 @@ class ReceivedWeights:
 
     version: int
     data: Any
-
-
-class _Relay:
-    """State of one distribution at a host: buckets that arrive, were handed on, and are finished.
-
-    Attributes
-    ----------
-    arrives
-        Buckets of which bytes are here, until the worker has finished them.
-    told_bytes
-        How much of all buckets the worker was told of.
-    bucket, taken_bytes, hashed
-        The worker's own: the bucket that it works on, how far it is, and the hash until there.
-    """
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.began = time.monotonic()
-        self.order: RelayOrder | None = None
-        self.asked: FabricLink | None = None
-        self.taker: BucketTaker | None = None
-        self.next: FabricLink | None = None
-        self.arrives: dict[int, Incoming] = {}
-        self.seals: dict[int, str] = {}
-        self.handed_on: dict[int, int] = {}
-        self.received_bytes = 0
-        self.told_bytes = 0
-        self.bucket = self.taken_bytes = 0
-        self.hashed = hashlib.sha256()
-        self.over = False
 
 
 class WeightReceiver(Closing):
@@ -107,10 +79,10 @@ class WeightReceiver(Closing):
         self._most_bytes, self._silence_s = most_bytes, silence_s
         self._make_taker, self._missing = make_taker, missing
         self._lock = threading.RLock()
-        self._relays: dict[str, _Relay] = {}
+        self._relays: dict[str, Relay] = {}
         self._links: set[FabricLink] = set()
         self._received: queue.SimpleQueue[ReceivedWeights] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[_Relay | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Relay | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._take_all, name="pace.weights", daemon=True)
         self._worker.start()
         self._listener = listen(bind, self._accept, token=token, ssl_context=serving)
@@ -159,8 +131,8 @@ class WeightReceiver(Closing):
             self._links.add(link)
         link.start(self._hear, self._lose, self._arrive, self._forward)
 
-    def _relay(self, key: str) -> _Relay:
-        return self._relays.setdefault(key, _Relay(key))
+    def _relay(self, key: str) -> Relay:
+        return self._relays.setdefault(key, Relay(key))
 
     def _hear(self, link: FabricLink, message: Message) -> None:
         if isinstance(message, RelayOrder):
@@ -206,13 +178,15 @@ class WeightReceiver(Closing):
             self._end_others(relay, before, reason)
             told = "" if taker is None else taker.layout_sha256
             link.send(RelayAnswer(key=order.key, layout_sha256=told, reason=reason, wants_whole=wants_whole))
+            if not reason and order.host is not None and following is None:
+                link.send(ChainCut(key=order.key, reason=f"host {order.host} cannot be reached from here"))
             if reason:
                 self._drop(relay)
             elif not order.sizes:
                 self._work.put(relay)
 
     def _call_next(self, host: str, address: str, port: int) -> FabricLink | None:
-        """Connect to the next host; without it, this host has the weights and those behind do not."""
+        """Connect to the next host; without it, this host gets the weights and those behind another way."""
         place = ServerAddress(host=address, port=port, name=f"host {host}")
         try:
             link = connect(
@@ -228,7 +202,7 @@ class WeightReceiver(Closing):
         link.start(lambda _link, _message: None, self._lose)
         return link
 
-    def _forward(self, _link: FabricLink, incoming: Incoming) -> None:
+    def _forward(self, link: FabricLink, incoming: Incoming) -> None:
         """Hand on what has arrived of a bucket, and let the worker begin with it."""
         with self._lock:
             relay = self._relays.get(incoming.intro.key)
@@ -241,6 +215,7 @@ class WeightReceiver(Closing):
                     self._end(relay, f"bucket {bucket} of {len(incoming.data):,} bytes is not in the order")
                     return
                 relay.arrives[bucket] = incoming
+                relay.source = link
             self._hand_on(relay, incoming)
             here = relay.received_bytes + len(incoming.data) - incoming.missing
             if not incoming.missing:
@@ -249,7 +224,7 @@ class WeightReceiver(Closing):
                 relay.told_bytes = here
                 self._work.put(relay)
 
-    def _hand_on(self, relay: _Relay, incoming: Incoming) -> None:
+    def _hand_on(self, relay: Relay, incoming: Incoming) -> None:
         if relay.next is None:
             return
         transfer = incoming.intro.transfer
@@ -270,7 +245,7 @@ class WeightReceiver(Closing):
             while self._take(found):
                 pass
 
-    def _take(self, relay: _Relay) -> bool:
+    def _take(self, relay: Relay) -> bool:
         """Work on what is here of the next bucket, outside the lock: blocks of others arrive meanwhile.
 
         Returns whether the bucket is finished, and the next one is due.
@@ -314,6 +289,7 @@ class WeightReceiver(Closing):
                 return False
             if last:
                 if data is not None:
+                    taker.keep()
                     # Before the sender learns of it: whoever stops this host then must find the weights here.
                     self._received.put(ReceivedWeights(version=order.version, data=data))
                     self._end(relay, "")
@@ -322,7 +298,7 @@ class WeightReceiver(Closing):
                 relay.asked.send(BucketNotice(key=relay.key, bucket=bucket))
         return True
 
-    def _end_others(self, relay: _Relay, before: list[_Relay], reason: str) -> None:
+    def _end_others(self, relay: Relay, before: list[Relay], reason: str) -> None:
         """End what can never be whole, because of an order: parts of another version, or of a refused one."""
         order = relay.order
         whole = None if relay.taker is None else relay.taker.whole
@@ -338,7 +314,7 @@ class WeightReceiver(Closing):
                 said = f"version {other.order.version} was given up: version {order.version} has begun"
                 self._end(other, said, given_up=True)
 
-    def _drop(self, relay: _Relay) -> None:
+    def _drop(self, relay: Relay) -> None:
         """Forget a distribution."""
         relay.over = True
         self._relays.pop(relay.key, None)
@@ -347,7 +323,7 @@ class WeightReceiver(Closing):
         if relay.next is not None:
             threading.Thread(target=self._say_goodbye, args=(relay.next,), daemon=True).start()
 
-    def _end(self, relay: _Relay, reason: str, *, given_up: bool = False, wants_whole: bool = False) -> None:
+    def _end(self, relay: Relay, reason: str, *, given_up: bool = False, wants_whole: bool = False) -> None:
         """End a distribution and all parts of the same whole, and tell their senders."""
         whole = None if relay.taker is None else relay.taker.whole
         for each in list(self._relays.values()):
@@ -378,9 +354,17 @@ class WeightReceiver(Closing):
             self._links.discard(link)
             for relay in [each for each in self._relays.values() if each.next is link]:
                 relay.next = None
+                if relay.asked is not None:
+                    relay.asked.send(ChainCut(key=relay.key, reason=f"the next host is gone: {reason}"))
             for relay in [each for each in self._relays.values() if each.asked is link]:
                 # The sender is gone: what was staged is forgotten, and parts of others are in vain.
                 name = "" if relay.taker is None else f' "{relay.taker.sender}"'
                 self._end(relay, f"sender{name} of a part is gone: {reason}")
+            for relay in [each for each in self._relays.values() if each.source is link]:
+                if relay.lacks_bytes and relay.asked is not None:
+                    # Only this order: the parts of other senders go on.
+                    self._drop(relay)
+                    said = f"the host before it is gone: {reason}"
+                    relay.asked.send(RelayNotice(key=relay.key, reason=said, again=True))
         log.debug("pace.weights_link_ended", reason=reason)
         threading.Thread(target=link.close, daemon=True).start()

@@ -17,6 +17,7 @@ from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.runtime.fabric.messages.weights import (
     BucketNotice,
     BucketSeal,
+    ChainCut,
     RelayAnswer,
     RelayNotice,
     RelayOrder,
@@ -27,7 +28,7 @@ from pace.wire.addresses import ServerAddress
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
 _LAST_TRANSFER = (1 << 32) - 1
-_Notice = RelayAnswer | BucketNotice | RelayNotice
+_Notice = RelayAnswer | BucketNotice | RelayNotice | ChainCut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,18 @@ class WeightSender(Closing):
         """Bring buckets to all receivers, or only to some; those that fail are named in the report.
 
         No byte is sent before every receiver of a chain has answered with the hash of the same layout.
+
+        Raises
+        ------
+        InvalidUse
+            For buckets larger than the credit, which could never be sent, and for a version that is negative
+            or at least 2^53.
         """
+        largest = max(source.sizes, default=0)
+        if source.credit_bytes is not None and largest > source.credit_bytes:
+            raise InvalidUse(f"a bucket has {largest:,} bytes, and credit_bytes is {source.credit_bytes:,}")
+        if not 0 <= version < 2**53:
+            raise InvalidUse(f"version {version}: give a number from 0 to 2^53 - 1")
         sent, received = dict.fromkeys([self.SENDER, *self._places], 0), dict.fromkeys(self._places, 0)
         failed: dict[str, str] = {}
         wanting: list[str] = []
@@ -336,6 +348,10 @@ class _Chain:
             return
         if isinstance(notice, BucketNotice):
             self._finished[name] = max(self._finished[name], notice.bucket + 1)
+        elif isinstance(notice, ChainCut):
+            self._begin_again(name, 1)
+        elif isinstance(notice, RelayNotice) and notice.again:
+            self._begin_again(name, 0)
         elif isinstance(notice, RelayNotice) and notice.given_up:
             self.gone[name] = notice.reason
             self.untold = [other for other in self.served if other not in self.had and other != name]
@@ -345,14 +361,18 @@ class _Chain:
             self.gone[name] = notice.reason
             if notice.wants_whole:
                 self.wanting.append(name)
-            if name in self.served:
-                place = self.served.index(name)
-                # Who stands behind it gets nothing more: they begin again, without it.
-                self.served[place : place + 1 if self._direct else None] = []
+            # Who stands behind it gets nothing more: they begin again, without it.
+            self._begin_again(name, 0)
         elif isinstance(notice, RelayAnswer):
             self.answered[name] = notice.layout_sha256
         else:
             self.had[name] = notice
+
+    def _begin_again(self, name: str, first: int) -> None:
+        """Send nothing more from a host on, or from behind it: who is not gone is served by a new chain."""
+        if name in self.served:
+            place = self.served.index(name) + first
+            self.served[place : place + 1 if self._direct else None] = []
 
     def give_up(self) -> None:
         """Take those that have nothing in time for gone."""
