@@ -36,8 +36,8 @@ class TwoLinkSolution:
 
     Attributes
     ----------
-    push_order, pull_order : integer arrays of shape (num_jobs,)
-        The jobs in the order in which each link serves them.
+    push_order : integer array of shape (num_jobs,)
+        The jobs in the order in which the link of pushes serves them.
     push_starts, push_ends, pull_starts, pull_ends : arrays of shape (num_jobs,)
         When each job's push and pull start and end, in seconds.
     objective : float
@@ -45,7 +45,6 @@ class TwoLinkSolution:
     """
 
     push_order: IntArray
-    pull_order: IntArray
     push_starts: FloatArray
     push_ends: FloatArray
     pull_starts: FloatArray
@@ -54,13 +53,12 @@ class TwoLinkSolution:
 
 
 def timed(
-    instance: TwoLinks, push_starts: FloatArray, pull_starts: FloatArray, *, by: tuple[IntArray, IntArray]
+    instance: TwoLinks, push_starts: FloatArray, pull_starts: FloatArray, *, push_order: IntArray
 ) -> TwoLinkSolution:
-    """Return the solution with these starts, in seconds by job; `by` holds the orders of pushes and pulls."""
+    """Return the solution with these starts, in seconds by job."""
     pull_ends = pull_starts + instance.pull
     return TwoLinkSolution(
-        push_order=by[0],
-        pull_order=by[1],
+        push_order=push_order,
         push_starts=push_starts,
         push_ends=push_starts + instance.push,
         pull_starts=pull_starts,

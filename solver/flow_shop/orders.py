@@ -44,8 +44,7 @@ def serve_by_rank(instance: TwoLinks, by_rank: IntArray) -> TwoLinkSolution:
     push_ends = push_starts + instance.push
     by_arrival = np.lexsort((push_starts, push_ends))
     kernel.serve_by_rank(push_ends, instance.pull, by_arrival, by_rank, pull_starts)
-    orders = (np.lexsort((push_ends, push_starts)), np.lexsort((pull_starts + instance.pull, pull_starts)))
-    return timed(instance, push_starts, pull_starts, by=orders)
+    return timed(instance, push_starts, pull_starts, push_order=np.lexsort((push_ends, push_starts)))
 
 
 def longest_tail_first(instance: TwoLinks) -> TwoLinkSolution:
@@ -65,7 +64,7 @@ def serve_in_order(instance: TwoLinks, order: IntArray) -> TwoLinkSolution:
         free_up = push_starts[job] + instance.push[job]
         pull_starts[job] = max(free_down, free_up)
         free_down = pull_starts[job] + instance.pull[job]
-    return timed(instance, push_starts, pull_starts, by=(order, order))
+    return timed(instance, push_starts, pull_starts, push_order=order)
 
 
 def insertion_search(instance: TwoLinks, *, enough: float = 0.0) -> TwoLinkSolution:
