@@ -214,7 +214,7 @@ def _start(job: Job, rank: int, chance: random.Random) -> tuple[Any, Any, Any, C
         from tests.runtime.fsdp.job import mesh_of
 
         sharded = Sharded(rank, attach=False)
-        model = sharded.sharded(mesh_of(2))
+        model = sharded.wrapped(mesh_of(2))
         own: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         wrapper: Any = attach(model, own, mode="overlap", timeout_s=job.timeout_s)
         return wrapper, own, model, lambda step: model(sharded.batch(step)).pow(2).mean()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pace.runtime.options import Mode
+from tests.runtime.attached_loops import AttachedJob, usual
 from tests.runtime.training import backward
 
 WIDTH = 12
@@ -38,36 +38,23 @@ class Net(nn.Module):
         return output
 
 
-class Job:
-    """One rank's run of a loop.
-
-    Attributes
-    ----------
-    steps
-        How many steps a loop takes, about.
-    seen
-        What the loop wants compared.
-    """
+class Job(AttachedJob):
+    """A loop with DistributedDataParallel."""
 
     steps = 6
+    width = WIDTH
 
-    def __init__(self, rank: int, *, attach: bool, mode: Mode = "overlap") -> None:
-        self.rank = rank
-        self.attach = attach
-        self.seen: list[Any] = []
-        self.handle: Any = None
-        self.model: Any = None
-        self._mode = mode
+    def wrapped(self, module: nn.Module | None = None, **options: Any) -> Any:
+        """Make the model in DistributedDataParallel."""
+        torch.manual_seed(3)
+        self.model = DistributedDataParallel(module or Net(), **options)
+        return self.model
 
     def begin(
         self, kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
     ) -> tuple[Any, Any]:
         """Make the model in DistributedDataParallel and its optimizer; both are the loop's own."""
-        torch.manual_seed(3)
-        self.model = DistributedDataParallel(
-            options.pop("module") if "module" in options else Net(), **options
-        )
-        optimizer = kind(self.model.parameters(), lr=0.02)
+        optimizer = kind(self.wrapped(**options).parameters(), lr=0.02)
         self.attached(self.model, optimizer)
         return self.model, optimizer
 
@@ -77,44 +64,6 @@ class Job:
             from pace.runtime.ddp import attach
 
             self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0)
-
-    def batch(self, number: int) -> torch.Tensor:
-        """Draw a batch of this rank."""
-        return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * number + self.rank))
-
-    def backward(self, model: Any, number: int, factor: Any = 1.0, **named: Any) -> torch.Tensor:
-        """Run forward and backward passes."""
-        loss: torch.Tensor = model(self.batch(number), **named).pow(2).mean() * factor
-        backward(loss)
-        return loss
-
-    def see(self, *values: Any) -> None:
-        """Note values to compare."""
-        self.seen += [copy.deepcopy(value) for value in values]
-
-    def end(self) -> list[Any]:
-        """All that is to be compared."""
-        self.see(self.model.state_dict())
-        if self.handle is not None:
-            self.handle.close()
-            self.see_again = self.model.state_dict()
-        return self.seen
-
-
-def usual(job: Job) -> None:
-    """A learning rate schedule from before PACE was attached, and one from afterwards."""
-    model = job.model = DistributedDataParallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    early = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    job.attached(model, optimizer)
-    late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(job.steps):
-        optimizer.zero_grad()
-        job.backward(model, step)
-        optimizer.step()
-        early.step()
-        late.step()
-        job.see(optimizer.param_groups[0]["lr"])
 
 
 def accumulating(job: Job) -> None:

@@ -1,6 +1,5 @@
 """What ``attach`` refuses, and what is refused later; each leaves nothing behind."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
+from tests.runtime.attached_loops import Refusals
 from tests.runtime.ddp.loops import Job, Net
 
 
@@ -103,7 +103,7 @@ def nested(rank: int) -> None:
         outer(job.batch(0))
 
 
-REFUSALS: tuple[tuple[Callable[[int], None], str], ...] = (
+REFUSALS: Refusals = (
     (without_ddp, "a torch DistributedDataParallel is needed"),
     (twice, "attached to this model already"),
     (ignored, "are ignored"),
@@ -116,16 +116,3 @@ REFUSALS: tuple[tuple[Callable[[int], None], str], ...] = (
     (joined, "join()"),
     (nested, "reduce gradients a second time"),
 )
-
-
-def refused(rank: int) -> dict[str, tuple[str, str]]:
-    """Try all; return what each raised."""
-    found = {}
-    for refusal, _ in REFUSALS:
-        try:
-            refusal(rank)
-        except Exception as error:
-            found[refusal.__name__] = (type(error).__name__, str(error))
-        else:
-            found[refusal.__name__] = ("", "nothing was refused")
-    return found

@@ -1,6 +1,5 @@
 """A job of ``fully_shard``: its model and batches, and what its loop notes, with and without PACE."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pace.runtime.options import Mode
-from tests.runtime.training import backward, grouped
+from tests.runtime.attached_loops import AttachedJob
+from tests.runtime.training import grouped
 
 WIDTH = 10
 
@@ -49,26 +48,13 @@ class Net(nn.Module):
         return output
 
 
-class Job:
-    """One rank's run of a loop.
-
-    Attributes
-    ----------
-    seen
-        What the loop wants compared.
-    """
+class Job(AttachedJob):
+    """A loop with ``fully_shard``."""
 
     steps = 5
+    width = 6
 
-    def __init__(self, rank: int, *, attach: bool, mode: Mode = "overlap") -> None:
-        self.rank = rank
-        self.attach = attach
-        self.seen: list[Any] = []
-        self.handle: Any = None
-        self.model: Any = None
-        self._mode = mode
-
-    def sharded(self, mesh: DeviceMesh | None = None, **options: Any) -> Any:
+    def wrapped(self, mesh: DeviceMesh | None = None, **options: Any) -> Any:
         """Make the model, sharded."""
         torch.manual_seed(3)
         self.model = model = Net()
@@ -84,7 +70,7 @@ class Job:
         **options: Any,
     ) -> tuple[Any, Any]:
         """Make the model and its optimizer; both are the loop's own."""
-        model = self.sharded(mesh, **options)
+        model = self.wrapped(mesh, **options)
         optimizer = kind(model.parameters(), lr=0.02)
         self.attached(model, optimizer)
         return model, optimizer
@@ -96,14 +82,6 @@ class Job:
 
             self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **grouped(options))
 
-    def batch(self, number: int) -> torch.Tensor:
-        """Draw a batch of this rank."""
-        return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * number + self.rank))
-
-    def backward(self, model: Any, number: int, factor: Any = 1.0, **named: Any) -> None:
-        """Run forward and backward passes."""
-        backward(model(self.batch(number), **named).float().pow(2).mean() * factor)
-
     def train(self, model: Any, optimizer: Any, steps: int | None = None, **named: Any) -> None:
         """Take some usual steps."""
         for step in range(steps or self.steps):
@@ -111,34 +89,8 @@ class Job:
             self.backward(model, step, **named)
             optimizer.step()
 
-    def see(self, *values: Any) -> None:
-        """Note values to compare."""
-        self.seen += [copy.deepcopy(whole(value)) for value in values]
-
-    def end(self) -> list[Any]:
-        """All that is to be compared."""
-        self.see(self.model.state_dict())
-        if self.handle is not None:
-            self.handle.close()
-            self.see_nothing_new()
-        return self.seen
-
-    def see_nothing_new(self) -> None:
-        """Make sure that closing has left the weights as they were."""
-        after = whole(self.model.state_dict())
-        assert all(torch.equal(after[name], value) for name, value in self.seen[-1].items())
-
 
 def mesh_of(replicas: int) -> DeviceMesh:
     """Return all ranks as replicas of shards."""
     shape = (replicas, dist.get_world_size() // replicas)
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
-
-
-def whole(value: Any) -> Any:
-    """Return what was sharded as a whole; of a gradient what every replica agrees on."""
-    if isinstance(value, dict):
-        return {key: whole(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [whole(each) for each in value]
-    return value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -14,24 +14,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.runtime.fsdp.job import Job, Net, mesh_of, whole
+from tests.runtime.attached_loops import usual, whole
+from tests.runtime.fsdp.job import Job, Net, mesh_of
 from tests.runtime.schedules import shuffled_schedule
-
-
-def usual(job: Job) -> None:
-    """A learning rate schedule from before PACE was attached, and one from afterwards."""
-    model = job.sharded()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    early = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    job.attached(model, optimizer)
-    late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(job.steps):
-        optimizer.zero_grad()
-        job.backward(model, step)
-        optimizer.step()
-        early.step()
-        late.step()
-        job.see(optimizer.param_groups[0]["lr"])
 
 
 def many_steps(job: Job) -> None:
@@ -43,7 +28,7 @@ def many_steps(job: Job) -> None:
 def planned(job: Job) -> None:
     """Schedules whose groups hold shards of several units, cut and sent in a senseless order."""
     for seed in range(3):
-        model = job.sharded()
+        model = job.wrapped()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         schedule = shuffled_schedule(model, 2, seed, max_segment_bytes=200)
         job.attached(model, optimizer, schedule=schedule)
@@ -217,7 +202,7 @@ def compute_halved(job: Job) -> None:
 
 def divided_by_factor(job: Job) -> None:
     """Gradients divided by a number of the user's own."""
-    model = job.sharded()
+    model = job.wrapped()
     for module in (model, *model.blocks):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(8.0)
@@ -250,7 +235,7 @@ def shards_of_one(job: Job) -> None:
 def replicas_given(job: Job) -> None:
     """A mesh of shards alone under PACE, which is told of the replicas."""
     mesh = mesh_of(2)
-    model = job.sharded(mesh["shards"] if job.attach else mesh)
+    model = job.wrapped(mesh["shards"] if job.attach else mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job.attached(model, optimizer, replicas=mesh["replicas"].get_group())
     job.train(model, optimizer)
@@ -301,7 +286,7 @@ def compiled_blocks(job: Job) -> None:
 
 def compiled_around(job: Job) -> None:
     """What torch.compile made of the sharded model."""
-    model = job.sharded()
+    model = job.wrapped()
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job.attached(compiled, optimizer)

@@ -1,6 +1,5 @@
 """What ``attach`` refuses, and what is refused later; each leaves nothing behind."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 
+from tests.runtime.attached_loops import Refusals
 from tests.runtime.fsdp.job import Job, Net, mesh_of
 
 
@@ -22,7 +22,7 @@ def attach(model: Any, optimizer: Any = None, **options: Any) -> Any:
 
 def sharded(**options: Any) -> Any:
     """Return a model that can be attached to."""
-    return Job(0, attach=False).sharded(**options)
+    return Job(0, attach=False).wrapped(**options)
 
 
 def not_sharded(_rank: int) -> None:
@@ -157,7 +157,7 @@ def plain_wrapper(_rank: int) -> None:
     DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, timeout_s=60.0)
 
 
-REFUSALS: tuple[tuple[Callable[[int], None], str], ...] = (
+REFUSALS: Refusals = (
     (not_sharded, "pace.runtime.torch.DistributedOptimizer"),
     (no_model, "a torch.nn.Module is needed"),
     (twice, "attached to this model already"),
@@ -177,16 +177,3 @@ REFUSALS: tuple[tuple[Callable[[int], None], str], ...] = (
     (some_accumulate, "differs between modules"),
     (plain_wrapper, "FSDPModule"),
 )
-
-
-def refused(rank: int) -> dict[str, tuple[str, str]]:
-    """Try all; return what each raised."""
-    found = {}
-    for refusal, _ in REFUSALS:
-        try:
-            refusal(rank)
-        except Exception as error:
-            found[refusal.__name__] = (type(error).__name__, str(error))
-        else:
-            found[refusal.__name__] = ("", "nothing was refused")
-    return found

@@ -3,19 +3,18 @@
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from pace.runtime.control.parameters import gradient_sizes
-from pace.runtime.options import Mode
+from tests.runtime.attached_loops import check_refused, compare
 from tests.runtime.fsdp.job import Job
 from tests.runtime.fsdp.loops import COMPILED, LOOPS, ROUNDED, TRIED
-from tests.runtime.fsdp.refusals import REFUSALS, refused
+from tests.runtime.fsdp.refusals import REFUSALS
 from tests.runtime.logs import captured_events
-from tests.runtime.loop_differences import check, differences
+from tests.runtime.loop_differences import check
 from tests.runtime.rank_pool import Failed, RankPool
 
 
@@ -26,48 +25,21 @@ def pool() -> Iterator[RankPool]:
         yield ranks
 
 
-def compare(rank: int, names: Sequence[str]) -> dict[str, list[str]]:
-    """Run loops on this rank with and without PACE; return the differences of each."""
-    loops = {loop.__name__: loop for loop in (*LOOPS, *COMPILED)}
-    found = {}
-    for name in names:
-        without = finished(Job(rank, attach=False), loops[name])
-        near = 1e-6 if loops[name] in ROUNDED else 0.0
-        modes: tuple[Mode, ...] = ("overlap", "auto") if loops[name] in TRIED else ("overlap",)
-        for mode in modes:
-            with_pace = finished(Job(rank, attach=True, mode=mode), loops[name])
-            found[f"{name} {mode}"] = list(differences(with_pace, without, near))
-    return found
-
-
-def finished(job: Job, loop: Callable[[Job], None]) -> list[Any]:
-    """Run a loop; return what it saw."""
-    torch.manual_seed(11)
-    loop(job)
-    return job.end()
-
-
-@pytest.mark.parametrize("loop", [loop.__name__ for loop in LOOPS])
-def test_loops_train_as_without_pace(pool: RankPool, loop: str) -> None:
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_loops_train_as_without_pace(pool: RankPool, loop: Callable[[Job], None]) -> None:
     """Weights, gradients, checkpoints and learning rates have the same bits."""
-    check(pool.run(compare, [loop]))
+    check(pool.run(compare, Job, [loop], ROUNDED, TRIED))
 
 
 @pytest.mark.slow
 def test_compiled_models_train_as_without_pace(pool: RankPool) -> None:
     """Compiled inside of ``fully_shard``, and around it."""
-    check(pool.run(compare, [loop.__name__ for loop in COMPILED]))
+    check(pool.run(compare, Job, COMPILED, ROUNDED, TRIED))
 
 
 def test_what_would_train_otherwise_is_refused(pool: RankPool) -> None:
     """Each refusal says what, before anything is trained otherwise than by torch."""
-    for each in pool.run(refused):
-        assert not isinstance(each, Failed), each.reason
-        assert each.keys() == {refusal.__name__ for refusal, _ in REFUSALS}
-        for refusal, words in REFUSALS:
-            kind, message = each[refusal.__name__]
-            assert kind in ("InvalidUse", "InvalidOptions"), (refusal.__name__, kind, message)
-            assert words in message, (refusal.__name__, message)
+    check_refused(pool, REFUSALS)
 
 
 def clip(rank: int) -> tuple[list[str], float, float]:
@@ -100,7 +72,7 @@ def test_what_clipping_costs_is_in_the_report_and_said_once(pool: RankPool) -> N
 
 def size_up(rank: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes that the runtime counts for each parameter, and those that this rank has of it."""
-    model = Job(rank, attach=False).sharded()
+    model = Job(rank, attach=False).wrapped()
     parameters = dict(model.named_parameters())
     counted = {size.name: size.size_bytes for size in gradient_sizes(parameters)}
     return counted, {name: each.to_local().numel() * 4 for name, each in parameters.items()}

@@ -38,7 +38,7 @@ def _lose(how: Loss) -> None:
 
 def _loop(job: Job, *, ahead: bool) -> tuple[Any, Any]:
     """Make a sharded model; with `ahead`, gatherings are begun before their turn."""
-    model = job.sharded()
+    model = job.wrapped()
     if ahead:
         model._set_unshard_async_op(True)
         for block, following in zip(model.blocks, list(model.blocks)[1:], strict=False):
@@ -177,7 +177,7 @@ def _attach_twice(rank: int, size: int) -> list[list[float]]:
     handles = []
     for timeout_s in (50.0, 40.0, 7000.0):
         job = Job(rank, attach=False)
-        model = job.sharded(mesh)
+        model = job.wrapped(mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handles.append(attach(model, optimizer, timeout_s=timeout_s))
         job.train(model, optimizer, 1)
@@ -186,7 +186,7 @@ def _attach_twice(rank: int, size: int) -> list[list[float]]:
         handle.close()
         see()
     job = Job(rank, attach=False)
-    model = job.sharded(mesh)
+    model = job.wrapped(mesh)
     handle = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), timeout_s=60.0)
     backend._set_default_timeout(timedelta(seconds=70))
     handle.close()

@@ -21,7 +21,7 @@ MOST_STEPS = 20_000
 
 def _live(rank: int, _size: int, url: str) -> tuple[int, list[str], dict[str, int]]:
     job = Job(rank, attach=True)
-    model = job.sharded()
+    model = job.wrapped()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     settings = Replanning(profile_iterations=4, interval_s=3600.0)
     job.attached(model, optimizer, service=url, job="sharded", replanning=settings)
@@ -36,7 +36,7 @@ def _live(rank: int, _size: int, url: str) -> tuple[int, list[str], dict[str, in
     sizes = {size.name: size.size_bytes for size in gradient_sizes(dict(model.named_parameters()))}
     with_pace = job.end()
     plain = Job(rank, attach=False)
-    model = plain.sharded()
+    model = plain.wrapped()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     for step in range(1, steps + 1):
         _step(plain, model, optimizer, step)
