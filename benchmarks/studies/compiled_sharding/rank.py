@@ -82,9 +82,24 @@ class CompiledRank:
 
 
 def _estimation(costs: Costs) -> Callable[[fx.Node, int | None], float]:
-    """Return the milliseconds of nodes as PACE has them; buckets have other sizes."""
+    """Return the milliseconds of nodes as PACE has them; buckets have other sizes.
+
+    All ranks take the times of rank 0. With times of its own, each rank would make buckets of its own, and
+    collectives of different sizes would meet. What the pass adds, such as the copies of a bucket, is measured
+    by no rank, and counts as free.
+    """
     times = NodeTimes(torch.device("cpu"), None)
     curves = {op: cost.cost(dist.get_world_size()) for op, cost in costs.items()}
+    seconds: dict[str, float] = {}
+    timed: set[fx.Graph] = set()
+
+    def agree(graph: fx.Graph) -> None:
+        # The order in which the pass asks is not the same on all ranks, but that of the nodes is.
+        timed.add(graph)
+        ops = [node for node in graph.nodes if _computes(node)]
+        answer = [{node.name: times.duration_s(node) for node in ops} if dist.get_rank() == 0 else {}]
+        dist.broadcast_object_list(answer, 0)
+        seconds.update(answer[0])
 
     def estimated(node: fx.Node, size: int | None) -> float:
         if is_collective(node):
@@ -93,11 +108,21 @@ def _estimation(costs: Costs) -> Callable[[fx.Node, int | None], float]:
             assert isinstance(source, fx.Node)
             own = bytes_of(source.meta["val"]) if size is None else size
             return float(curves[COLLECTIVES[node.target._opname]](float(max(1, own)))) * 1e3
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        if not _computes(node):
             return 0.0
-        return times.duration_s(node) * 1e3
+        if node.graph not in timed:
+            agree(node.graph)
+        return seconds.get(node.name, 0.0) * 1e3
 
     return estimated
+
+
+def _computes(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "aten"
+        and not is_collective(node)
+    )
 
 
 def start(rank: int, on: Sequence[Host], port: int, contender: str, *arguments: Any) -> Answer:
