@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from pace.solver.arrays import BoolArray, FloatArray
 
@@ -66,6 +64,10 @@ def share_among_senders(sizes: FloatArray, holds: BoolArray, rates: FloatArray) 
 
 
 def _least_busy(sizes: FloatArray, holds: BoolArray, rates: FloatArray) -> FloatArray:
+    # A large library, which few plans need.
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     classes, senders = np.nonzero(holds)
     count = len(classes)
     numbers = np.arange(count)

@@ -47,7 +47,7 @@ class Job(AttachedJob):
     def wrapped(self, module: nn.Module | None = None, **options: Any) -> Any:
         """Make the model in DistributedDataParallel."""
         torch.manual_seed(3)
-        self.model = DistributedDataParallel(module or Net(), **options)
+        self.model = DistributedDataParallel(Net() if module is None else module, **options)
         return self.model
 
     def begin(
