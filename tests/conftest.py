@@ -111,7 +111,7 @@ def no_thread_stays() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     others = [each for each in threading.enumerate() if each not in before]
-    deadline = time.monotonic() + 10.0  # some only close what they had
+    deadline = time.monotonic() + 60.0  # some close what they had, or wait for a process that loads
     left = []
     for thread in others:
         if not isinstance(thread, threading._DummyThread):  # stands for one that Python did not start
