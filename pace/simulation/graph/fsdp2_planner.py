@@ -47,7 +47,8 @@ def plan_fsdp2(
             forward, backward, memory_bytes, unit_collectives=unit_collectives, blocks_per_unit=blocks
         )
         found = passes.choose()
-        if memory_bytes is not None and not found.cost[0]:
+        in_full = passes.num_units <= MOST_UNITS_IN_FULL  # they may fit where none fit that are freed
+        if memory_bytes is not None and (in_full or not found.cost[0]):
             found = _with_kept_units(passes, found)
         if best is None or found.is_worth(best[2]):
             best = blocks, passes, found
