@@ -26,6 +26,7 @@ tqdm.tqdm.monitor_interval = 0
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.
 _LONGEST = (
+    "test_examples.py",
     "test_delays.py",
     "test_gpu_check.py",
     "test_demo.py",

@@ -20,6 +20,8 @@ from pace.api.settings import Settings
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
+pytestmark = pytest.mark.timeout(900)  # a wheel, and an environment for it
+
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
 
