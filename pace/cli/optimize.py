@@ -132,7 +132,8 @@ def optimize(
         bool,
         typer.Option(
             "--fsdp2",
-            help="For a graph: choose settings of FSDP2 instead of a schedule, and print the code to paste.",
+            help="For a graph: choose settings of FSDP2 instead of a schedule. Print code to paste; --output "
+            "writes the settings.",
         ),
     ] = False,
     other_pass: Annotated[

@@ -138,7 +138,7 @@ def what_if(
     bandwidth_factor: Annotated[
         str | None,
         typer.Option(
-            help="For a graph: factors by which every wire is faster, for example 0.5,1,2.",
+            help="For a graph: factors that multiply all bandwidths, for example 0.5,1,2.",
             show_default="1",
             rich_help_panel=NETWORK,
         ),

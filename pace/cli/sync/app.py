@@ -60,9 +60,11 @@ def plan(
 ) -> None:
     """Plan how new weights reach receivers with the shortest pause, and print a bound that no plan beats.
 
-    For a weight-sync document (one sender), the plan has buckets and their order. For a resharding document
-    (several senders with shards), it says which sender sends which part to which receivers. For a delta-sync
-    document (versions that differ little), it says when to send whole weights, and when only what changed.
+    For a weight-sync document (one sender), the plan has buckets and their order.
+    For a resharding document (several senders with shards), it says which sender
+    sends which part to which receivers.
+    For a delta-sync document (versions that differ little), it says when to send
+    whole weights, and when only what changed.
     """
     from pace.sync.deltas import plan_deltas
     from pace.sync.plan import plan_sync
@@ -160,13 +162,13 @@ def what_if(
     credit_mb: Annotated[
         str | None,
         typer.Option(
-            help="Limits in MB (10^6 bytes) of what is sent but not finished, for example 64,512.",
+            help="Limits on bytes sent but not yet finished, in MB (10^6 bytes), for example 64,512.",
             show_default="as in the document",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the pause of plans and of simple rules, and the bound, for other links, receivers and credits."""
+    """Compare PACE's plan with simple rules and the bound, for other links, receivers and credit limits."""
     from pace.sync.what_if import sync_grid
 
     with reported():
