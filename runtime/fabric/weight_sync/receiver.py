@@ -29,6 +29,8 @@ from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeBytes, Who
 from pace.runtime.fabric.weight_sync.relay import Relay
 from pace.wire.addresses import ServerAddress
 
+# How long, in seconds, the next host is called: the sender has reached it, and all hosts wait meanwhile.
+_NEXT_HOST_S = 5.0
 # How long, in seconds, the end of a receiver waits for a bucket that is copied and cast.
 _LAST_BUCKET_S = 10.0
 # The worker hashes and copies a bucket in steps of this size, while the rest of it arrives.
@@ -193,7 +195,7 @@ class WeightReceiver(Closing):
                 place,
                 token=self._token,
                 silence_s=self._silence_s,
-                within_s=self._silence_s,
+                within_s=min(self._silence_s, _NEXT_HOST_S),
                 ssl_context=self._trusting,
             )
         except CommunicationFailed as error:

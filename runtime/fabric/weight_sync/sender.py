@@ -28,6 +28,8 @@ from pace.wire.addresses import ServerAddress
 # The key of a notice that is no receiver's: the connection has ended.
 _LINK_ENDED = "-"
 _LAST_TRANSFER = (1 << 32) - 1
+# How long, in seconds, a receiver is called that was called before: others wait meanwhile.
+_CALLED_AGAIN_S = 3.0
 _Notice = RelayAnswer | BucketNotice | RelayNotice | ChainCut
 
 
@@ -99,6 +101,7 @@ class WeightSender(Closing):
         self._bytes_per_s = bytes_per_s
         self._keep_order = keep_order
         self._next_transfer = 1
+        self._called: set[str] = set()
         self._controls: dict[str, FabricLink] = {}
         self._notices: queue.SimpleQueue[tuple[str, FabricLink, _Notice]] = queue.SimpleQueue()
 
@@ -179,6 +182,9 @@ class WeightSender(Closing):
             if not link.over:
                 return True
             link.close()
+        if name in self._called:
+            within_s = min(within_s, _CALLED_AGAIN_S)
+        self._called.add(name)
         try:
             link = self._connect(name, within_s)
         except CommunicationFailed as error:

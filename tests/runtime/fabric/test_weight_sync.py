@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pace.errors import InvalidUse
+from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes, whole_hash
 from pace.wire.addresses import ServerAddress
@@ -87,6 +89,28 @@ def test_a_version_follows_one_that_was_given_up_on_its_way() -> None:
                 assert sender.distribute(DATA, version + 1, timeout_s=WITHIN_S).failed == {}
         for each in (receiver, other):
             assert [each.receive(WITHIN_S).version for _ in range(2)] == [2, 4]
+
+
+def test_others_do_not_wait_long_for_a_host_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was called once is called for seconds only; those that are there get every version."""
+    called: list[tuple[str, float]] = []
+
+    def calling(place: ServerAddress, *, within_s: float, **options: Any) -> FabricLink:
+        called.append((place.name, within_s))
+        return connect(place, within_s=within_s, **options)
+
+    monkeypatch.setattr("pace.runtime.fabric.weight_sync.sender.connect", calling)
+    with WeightReceiver(token="secret") as receiver, WeightReceiver(token="secret") as leaves:
+        places = [place(receiver.address, "stays"), place(leaves.address, "leaves")]
+        with WeightSender(places, token="secret") as sender:
+            assert sender.distribute(DATA, 1, timeout_s=WITHIN_S).failed == {}
+            leaves.close()
+            for version in (2, 3):
+                assert set(sender.distribute(DATA, version, timeout_s=WITHIN_S).failed) == {"leaves"}
+        assert [receiver.receive(WITHIN_S).version for _ in range(3)] == [1, 2, 3]
+    again = [within_s for name, within_s in called[2:] if name == "leaves"]
+    assert again
+    assert max(again) <= 3.0 < min(within_s for _, within_s in called[:2])
 
 
 @pytest.mark.slow
