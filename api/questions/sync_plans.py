@@ -64,7 +64,8 @@ def _answer(sync_document: bytes, options: str, tell: Tell) -> bytes:
     del tell  # the planners cannot tell how far they are
     sync = parse_sync_problem(zlib.decompress(sync_document))
     if isinstance(sync, OuterSync):
-        from pace.sync.outer.plan import plan_outer  # the serving process only names this function
+        # The serving process, which only names this function, does without the planners of large documents.
+        from pace.sync.outer.plan import plan_outer
 
         return plan_outer(sync, **json.loads(options)).to_json()
     if isinstance(sync, Resharding):
