@@ -216,7 +216,7 @@ class LinkedTransport(GlooTransport):
         Returns
         -------
         list of dict
-            The data of all ranks.
+            The data of all ranks; ``lost`` names the servers to which the rank's connection was lost.
 
         Raises
         ------
@@ -227,7 +227,7 @@ class LinkedTransport(GlooTransport):
             link.close()
         mine = say() | {"lost": [link.address.name for link in self._links if link.gone or link.left]}
         words = gather(json.dumps(mine).encode()) if asked is None else asked
-        # A rank that says nothing was asked in a gathering of its own.
+        # A rank that was asked in a gathering of its own says below what it lost.
         said: list[dict[str, Any]] = [json.loads(each) if each else {"lost": []} for each in words]
         doubted = set().union(*(each["lost"] for each in said))
         with self._state:
@@ -241,10 +241,12 @@ class LinkedTransport(GlooTransport):
                 found[address.name] = self._link(number, within_s)
             except (CommunicationFailed, OSError) as error:
                 reasons[address.name] = str(error)
-        away = [json.loads(each) for each in gather(json.dumps(reasons).encode())]
+        answers = gather(json.dumps({"lost": mine["lost"], "away": reasons}).encode())
         lost: dict[str, str] = {}
-        for each in away:
-            lost |= each
+        for each, answer in zip(said, map(json.loads, answers), strict=True):
+            each["lost"] = answer["lost"]
+            lost |= answer["away"]
+        doubted = set(lost).union(*(each["lost"] for each in said))
         for name, link in found.items():
             if name in lost:
                 link.disown()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pace.runtime.servers.link import ServerLink
+from pace.runtime.servers.transport.linked_transport import LinkedTransport
 from pace.runtime.torch import ParameterServers, asynchronous
 from pace.wire.frames import Frame, FrameKind
 from tests.runtime.launch import run_ranks
@@ -180,9 +181,15 @@ def _without_any(rank: int, server: str, pid: int, folder: str) -> tuple[str, li
 
 
 def _without_waiting(
-    rank: int, servers: list[str], pid: int, staleness: int | None, finished: Path | None = None
+    rank: int,
+    servers: list[str],
+    pid: int,
+    staleness: int | None,
+    finished: Path | None = None,
+    link_type: type[ServerLink] = ServerLink,
 ) -> tuple[Weights, int, list[str]]:
     """Lose a server in the middle, or when others have `finished`, and go on with the other one."""
+    LinkedTransport.link_type = link_type
     before = {thread.ident for thread in threading.enumerate()}
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
@@ -210,6 +217,15 @@ def _without_waiting(
     return *found, _leftover_threads(before)
 
 
+class _LastToKnow(ServerLink):
+    """Notices the loss of its server only after another server has said it."""
+
+    def _lost(self, error: Exception) -> None:
+        while not self._over:
+            time.sleep(0.01)
+        super()._lost(error)
+
+
 def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     meet("gloo")
@@ -218,10 +234,14 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
     for deed in DEEDS:
         server, pid = victims[0] if "cut" in deed else victims.pop(0)
         found[deed] = _synchronous(rank, [server, survivor], pid, folder, deed)
-    (server, pid), (other, other_pid), (late, late_pid), (last, last_pid), _ = victims
+    (server, pid), (other, other_pid), (late, late_pid), (told, told_pid), (last, last_pid), _ = victims
     found["bulk"] = _without_waiting(rank, [server, survivor], pid, 0)
     found["async"] = _without_waiting(rank, [other, survivor], other_pid, None)
     found["finished"] = _without_waiting(rank, [late, survivor], late_pid, None, Path(folder, "finished"))
+    found["told by others"] = _without_waiting(
+        rank, [told, survivor], told_pid, None, Path(folder, "told"), _LastToKnow if rank == 1 else ServerLink
+    )
+    LinkedTransport.link_type = ServerLink
     found["without any"] = _without_any(rank, last, last_pid, folder)
     return found
 
@@ -233,7 +253,7 @@ def test_training_goes_on_without_lost_servers(tmp_path: Path) -> None:
     Synchronous jobs and those with a staleness of 0: as if nothing had happened. Without any server left, an
     error that names the one that was lost.
     """
-    with served(8) as (servers, pids):
+    with served(9) as (servers, pids):
         ranks = run_ranks(_live, SIZE, servers, pids, str(tmp_path), timeout_s=280)
     synchronous, expected = _plain_weights(), train_plainly_with_sgd()
     for found in ranks:
@@ -247,7 +267,7 @@ def test_training_goes_on_without_lost_servers(tmp_path: Path) -> None:
         assert message.startswith("CommunicationFailed"), message
         assert servers[-2] in message
         assert left == []
-        for how in ("bulk", "async", "finished"):
+        for how in ("bulk", "async", "finished", "told by others"):
             trained, num_servers, left = found[how]
             assert num_servers == 1
             assert left == []
