@@ -25,7 +25,7 @@ def check_outer(problem: OuterSync, plan: OuterPlan) -> list[str]:
     violations = [*_check_identity(problem, plan), *_check_content(problem, plan)]
     if violations:
         return violations
-    slack = TOLERANCE * (plan.predicted.period_s + problem.compute_s)
+    slack = TOLERANCE * (plan.predicted.period_s + problem.busy_s)
     return [
         *_check_times(problem, plan, slack),
         *_check_predictions(problem, plan),
@@ -77,7 +77,7 @@ def _check_times(problem: OuterSync, plan: OuterPlan, slack: float) -> Iterator[
     for wait_s in waits:
         reached.append(now)
         left.append(now + wait_s)
-        now += wait_s + problem.step_s
+        now += wait_s + problem.busy_step_s
     if abs(now - period) > slack:
         yield f"predicted.period_s is {period!r}, steps and waits take {now!r}"
     of_link: dict[str, list[tuple[int, OuterFragment]]] = {}
@@ -129,13 +129,13 @@ def _check_bound(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
     """In a shorter period than the bound, the links must be too slow (``docs``: Streaming DiLoCo)."""
     stated = plan.bound.period_s
     shorter = stated * (1 - TOLERANCE)
-    if shorter <= problem.compute_s:
+    if shorter <= problem.busy_s:
         return
     whole = 0.0
     if problem.cutting != "anywhere":
         largest = max(layer.size_bytes for layer in problem.layers)
         least = min(problem.call_s(link) + largest * problem.seconds_per_byte(link) for link in problem.links)
-        whole = problem.compute_s + max(least - problem.max_delay_steps * problem.step_s, 0.0)
+        whole = problem.busy_s + max(least - problem.max_delay_steps * problem.busy_step_s, 0.0)
     most = len(problem.layers) if problem.cutting != "anywhere" else problem.size_bytes
     if problem.max_fragments is not None:
         most = min(most, problem.max_fragments)
@@ -144,8 +144,8 @@ def _check_bound(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
         best = 0.0
         # More fragments than steps have no more room, and cost more calls.
         for count in range(1, min(most, problem.period_steps) + 1):
-            window = count * problem.max_delay_steps * problem.step_s
-            room = min(shorter, shorter - problem.compute_s + window) - count * problem.call_s(link)
+            window = count * problem.max_delay_steps * problem.busy_step_s
+            room = min(shorter, shorter - problem.busy_s + window) - count * problem.call_s(link)
             best = max(best, room / problem.seconds_per_byte(link))
         carried += best
     if carried >= problem.size_bytes and shorter > whole:

@@ -39,10 +39,12 @@ class GroupMean:
         ranks = dist.get_world_size(self._group)
         if ranks != members:
             raise InvalidUse(f"{name}: members is {members}, the group has {ranks} ranks")
-        summed = torch.from_numpy(np.append(update * np.float32(weight), np.float32(weight)))
+        summed = np.empty(len(update) + 1, dtype=np.float32)
+        np.multiply(update, np.float32(weight), out=summed[:-1])
+        summed[-1] = weight
         with self._failing(name):
-            dist.all_reduce(summed, group=self._group)
-        mean: Vector = (summed[:-1] / summed[-1]).numpy()
+            dist.all_reduce(torch.from_numpy(summed), group=self._group)
+        mean: Vector = np.divide(summed[:-1], summed[-1], out=summed[:-1])
         return mean
 
     def agree(self, facts: Mapping[str, str]) -> None:

@@ -4,7 +4,8 @@ python -m benchmarks diloco --workers 2 --mbit 100 --periods 6
 
 Needs root and iproute2. Every host has a link of `--mbit`. Compute is a sleep, so that workers do not share
 the processor. Both plans run on the same hosts: PACE's, and torchft's rule with its best settings. The link's
-rate and latency for the prediction are fitted to two all-reduces that are measured first.
+rate and latency for the prediction are fitted to two means that are measured first, as is the time of the
+outer step itself.
 """
 
 import json
@@ -45,7 +46,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.workers) as made:
         common = (list(made), arguments.layers, numbers, arguments.step_s)
-        small_s, large_s = run("calibrate", *common, 1)
+        small_s, large_s, update_s = run("calibrate", *common, 1)
         share = 2 * (arguments.workers - 1) / arguments.workers
         per_byte = (large_s - small_s) / (numbers * 4 * (1 - 1 / 8)) / share
         call_s = max(large_s - numbers * 4 * share * per_byte, 0.0)
@@ -59,6 +60,7 @@ def main() -> None:
             step_s=arguments.step_s,
             period_steps=arguments.period,
             max_delay_steps=arguments.delay,
+            update_s_per_byte=update_s / (arguments.layers * numbers * 4),
             links=(
                 OuterLink(
                     name="wan",
@@ -67,7 +69,7 @@ def main() -> None:
                 ),
             ),
         )
-        print(f"link: {8e-6 / per_byte:.1f} Mbit/s, {call_s * 1e3:.2f} ms a call")
+        print(f"link: {8e-6 / per_byte:.1f} Mbit/s, {call_s * 1e3:.2f} ms a call; outer step {update_s * 1e3:.1f} ms")
         for name, torchft in (("pace", False), ("torchft", True)):
             plan = plan_outer(problem, torchft=torchft)
             seconds = measured(plan, *common, arguments.periods)

@@ -6,12 +6,14 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from pace.documents.sync.outer_plan import load_outer_plan
 from pace.runtime.diloco import GroupMean, OuterStep
+from pace.runtime.fabric.commit_log import Vector
 
 PORT = 7091
 WAIT = timedelta(minutes=30)
@@ -25,24 +27,33 @@ def build_model(layers: int, numbers: int) -> nn.Module:
     return model
 
 
+def make_outer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the paper's outer optimizer."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class _Alone:
+    """A mean of one worker."""
+
+    def all_reduce(self, update: Vector, *, members: int, weight: float = 1.0, name: str = "mean") -> Vector:
+        return update
+
+
 def main() -> None:
-    """Measure periods of a plan, or the all-reduces of two sizes for the document."""
+    """Measure periods of a plan, or for the document the means of two sizes and the outer step itself."""
     torch.set_num_threads(1)
     rank, size, master, plan_file, layers, numbers, step_s, periods = sys.argv[1:]
     dist.init_process_group(
         "gloo", f"tcp://{master}:{PORT}", timeout=WAIT, rank=int(rank), world_size=int(size)
     )
     if plan_file == "calibrate":
-        print(json.dumps([calibrated(int(numbers) // 8), calibrated(int(numbers))]), flush=True)
+        sizes = int(numbers) // 8, int(numbers)
+        print(json.dumps([*map(calibrated, sizes), update_s(int(layers), int(numbers))]), flush=True)
         return
     plan = load_outer_plan(Path(plan_file))
     model = build_model(int(layers), int(numbers))
-
-    def outer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-
     seconds: list[float] = []
-    with OuterStep(model, outer, GroupMean(), members=int(size), plan=plan) as step:
+    with OuterStep(model, make_outer, GroupMean(), members=int(size), plan=plan) as step:
         dist.barrier()
         for number in range(int(periods)):
             began = time.monotonic()
@@ -56,12 +67,29 @@ def main() -> None:
 
 
 def calibrated(numbers: int) -> float:
-    """Return the seconds of an all-reduce of so many numbers, the median of five."""
+    """Return the seconds of the mean of so many numbers, the median of five."""
     found = []
+    mean, update = GroupMean(), np.zeros(numbers, dtype=np.float32)
     for _ in range(6):
         dist.barrier()
         began = time.monotonic()
-        dist.all_reduce(torch.zeros(numbers))
+        mean.all_reduce(update, members=dist.get_world_size())
+        found.append(time.monotonic() - began)
+    return sorted(found[1:])[2]
+
+
+def update_s(layers: int, numbers: int) -> float:
+    """Return the seconds of an outer step of the whole model without a network, the median of five.
+
+    Layer by layer, so that as much is in the processor's caches as when fragments are sent.
+    """
+    found = []
+    models = [build_model(1, numbers) for _ in range(layers)]
+    steps = [OuterStep(model, make_outer, _Alone(), members=1) for model in models]
+    for _ in range(6):
+        began = time.monotonic()
+        for step in steps:
+            step.step()
         found.append(time.monotonic() - began)
     return sorted(found[1:])[2]
 

@@ -79,6 +79,9 @@ class OuterSync(Document):
         Bytes sent for a byte of a layer: 0.125 for 4-bit floats of float32.
     max_fragments
         Most fragments; null for no limit.
+    update_s_per_byte
+        Seconds that the outer step itself takes on a worker for each byte of a layer: taking the change, the
+        outer optimizer, mixing. It is priced as if spread evenly over the steps of a period.
     """
 
     refused_as = InvalidSync
@@ -94,6 +97,7 @@ class OuterSync(Document):
     cutting: Cutting = "anywhere"
     sent_fraction: Annotated[float, Field(gt=0, le=4)] = 1.0
     max_fragments: Annotated[int | None, Field(ge=1)] = None
+    update_s_per_byte: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -111,7 +115,7 @@ class OuterSync(Document):
             raise ValueError("layers have more than 2^53 bytes together")
         calls = max(self.call_s(link) for link in self.links) * len(self.layers)
         slowest = min(link.bytes_per_s for link in self.links)
-        worst = calls + 2 * self.size_bytes * self.sent_fraction / slowest + self.compute_s
+        worst = calls + 2 * self.size_bytes * self.sent_fraction / slowest + self.busy_s
         if worst > MAX_TOTAL_S:
             raise ValueError(f"a period may take {worst:.3g} s, more than {MAX_TOTAL_S:g} s")
         return self
@@ -123,8 +127,18 @@ class OuterSync(Document):
 
     @property
     def compute_s(self) -> float:
-        """Compute time of a period."""
+        """Compute time of a period, without the outer step."""
         return self.period_steps * self.step_s
+
+    @property
+    def busy_s(self) -> float:
+        """Time of a period whose transfers are all hidden."""
+        return self.compute_s + self.update_s_per_byte * self.size_bytes
+
+    @property
+    def busy_step_s(self) -> float:
+        """An equal part of `busy_s` for each step."""
+        return self.busy_s / self.period_steps
 
     def call_s(self, link: OuterLink) -> float:
         """Seconds that a ring all-reduce takes beside its bytes."""

@@ -53,8 +53,8 @@ def needed_bandwidth(problem: OuterSync, utilization: float = 0.95) -> NeededBan
         )
 
     def limit(factor: float) -> float:
-        links = streaming_links(scaled(problem, factor))
-        return links.compute_s / least_period(links, problem.size_bytes)
+        least_s = least_period(streaming_links(scaled(problem, factor)), problem.size_bytes)
+        return problem.compute_s / least_s
 
     def planned(factor: float) -> float:
         most = limit(factor)  # the bound alone often tells

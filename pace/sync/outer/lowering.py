@@ -32,7 +32,7 @@ def streaming_links(problem: OuterSync) -> StreamingLinks:
     return StreamingLinks(
         call_s=np.array([problem.call_s(link) for link in problem.links]),
         seconds_per_byte=np.array([problem.seconds_per_byte(link) for link in problem.links]),
-        step_s=problem.step_s,
+        step_s=problem.busy_step_s,
         period_steps=problem.period_steps,
         most_delay=problem.max_delay_steps,
         most_fragments=most_fragments(problem),
@@ -62,7 +62,7 @@ def steady_state_of(problem: OuterSync, fragments: list[FragmentSend]) -> Steady
             link=np.array([each.link for each in fragments], dtype=np.int64),
             send_step=np.array([each.send_step for each in fragments], dtype=np.int64),
             delay_steps=np.array([each.delay_steps for each in fragments], dtype=np.int64),
-            step_s=problem.step_s,
+            step_s=problem.busy_step_s,
             period_steps=problem.period_steps,
         )
     )

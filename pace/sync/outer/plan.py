@@ -140,14 +140,14 @@ def _timed(problem: OuterSync, groups: list[tuple[Stretch, ...]], method: str) -
     A group goes to the link whose own bound (Theorem 1) is then least.
     """
     loads = [0.0] * len(problem.links)
-    waited = [problem.compute_s] * len(problem.links)
-    window = problem.max_delay_steps * problem.step_s
+    waited = [problem.busy_s] * len(problem.links)
+    window = problem.max_delay_steps * problem.busy_step_s
     of_link: list[list[int]] = [[] for _ in problem.links]
     sizes = [sum(size for _, _, size in group) for group in groups]
     for number in sorted(range(len(groups)), key=lambda each: -sizes[each]):
         taken_s = [transfer_s(problem, link, sizes[number]) for link in range(len(loads))]
         bounds = [
-            (max(load + taken, wait + max(taken - window, 0.0), problem.compute_s), load + taken, link)
+            (max(load + taken, wait + max(taken - window, 0.0), problem.busy_s), load + taken, link)
             for link, (load, wait, taken) in enumerate(zip(loads, waited, taken_s, strict=True))
         ]
         link = min(bounds)[2]
@@ -172,7 +172,7 @@ def _send_groups(
             continue
         sizes = [sum(size for _, _, size in groups[number]) for number in numbers]
         taken = np.array([transfer_s(problem, link, size) for size in sizes])
-        times = send_in_order(taken, problem.step_s + np.roll(waits, -1), problem.max_delay_steps)
+        times = send_in_order(taken, problem.busy_step_s + np.roll(waits, -1), problem.max_delay_steps)
         made += [
             FragmentSend(
                 parts=groups[numbers[place]],
@@ -191,7 +191,7 @@ def _send_groups(
 def _with_spare(problem: OuterSync, fragments: list[FragmentSend], state: SteadyState) -> list[FragmentSend]:
     """Apply a fragment a step later, within the limit, if its transfer would end just before it is needed."""
     steps, changed = problem.period_steps, []
-    reached = np.concatenate([[0.0], np.cumsum(state.wait_s[:-1] + problem.step_s)])
+    reached = np.concatenate([[0.0], np.cumsum(state.wait_s[:-1] + problem.busy_step_s)])
     for fragment, start, end in zip(fragments, state.start_s, state.end_s, strict=True):
         turns, due = divmod(fragment.send_step + fragment.delay_steps, steps)
         spare = turns * state.period_s + reached[due] - end
@@ -252,7 +252,7 @@ def _largest_bound(problem: OuterSync) -> float:
         return 0.0
     largest = max(layer.size_bytes for layer in problem.layers)
     least = min(transfer_s(problem, link, largest) for link in range(len(problem.links)))
-    return problem.compute_s + max(least - problem.max_delay_steps * problem.step_s, 0.0)
+    return problem.busy_s + max(least - problem.max_delay_steps * problem.busy_step_s, 0.0)
 
 
 def _most_under_way(fragments: list[FragmentSend], steps: int) -> int:

@@ -20,7 +20,7 @@ class OuterRun:
     period_s
         Time of each period.
     compute_s
-        Compute time of the mean step times the steps, by period: of the slowest worker in each step.
+        Compute time of the steps, by period: of the slowest worker in each step.
     wait_s
         Waiting for transfers, by period.
     """
@@ -70,6 +70,7 @@ def simulate_outer(
     sent: dict[int, list[int]] = {}
     for number, fragment in enumerate(plan.fragments):
         sent.setdefault(fragment.send_step, []).append(number)
+    update_s = problem.busy_step_s - problem.step_s
     free = dict.fromkeys(links, 0.0)
     due: dict[int, list[float]] = {}
     now = 0.0
@@ -81,7 +82,7 @@ def simulate_outer(
             longest = problem.step_s
             if jitter:
                 longest *= max(max(chance.gauss(1.0, jitter), 0.0) for _ in range(problem.workers))
-            now += longest
+            now += longest + update_s
             computed += longest
             for number in sent.get(step % problem.period_steps, ()):
                 fragment = plan.fragments[number]

@@ -34,6 +34,8 @@ CASES: list[dict[str, Any]] = [
     {"max_fragments": 2},
     {"max_fragments": 1, "links": [FAST, SLOW]},
     {"sent_fraction": 0.125},
+    {"update_s_per_byte": 2e-8},
+    {"update_s_per_byte": 2e-8, "cutting": "between-layers", "links": [FAST, SLOW]},
     {"layers": [{"name": "one", "size_bytes": 2, "dtype": "bfloat16"}]},
     {"layers": [{"name": f"l{n}", "size_bytes": 4 * (n * 7919 % 3001 + 1) * 400} for n in range(100)]},
     {"links": [{"name": "wan", "bytes_per_s": 1e3, "latency_s": 0.3}]},
@@ -52,6 +54,21 @@ def test_plans_are_valid_and_never_worse(changed: dict[str, Any]) -> None:
     assert plan.predicted.utilization <= plan.bound.utilization * (1 + 1e-9)
     run = simulate_outer(problem, plan, periods=30)
     assert run.utilization >= plan.predicted.utilization * (1 - 1e-9)  # it begins with idle links
+
+
+def test_the_outer_step_itself_takes_time() -> None:
+    """Where everything is hidden, utilization is the share of compute; more time hides longer transfers."""
+    quick, slow = small_outer(), small_outer(update_s_per_byte=5e-8)
+    update_s = slow.size_bytes * 5e-8
+    fast = scaled(slow, 1e6)
+    assert plan_outer(fast).predicted.utilization == pytest.approx(
+        slow.compute_s / (slow.compute_s + update_s), rel=1e-6
+    )
+    assert simulate_outer(fast, plan_outer(fast)).utilization == pytest.approx(
+        plan_outer(fast).predicted.utilization, rel=1e-6
+    )
+    assert plan_outer(quick).predicted.period_s <= plan_outer(slow).predicted.period_s
+    assert plan_outer(slow).predicted.period_s <= plan_outer(quick).predicted.period_s + update_s + 1e-9
 
 
 @pytest.mark.parametrize(
