@@ -98,7 +98,9 @@ class AccessControl:
         self._threads = threads
         self._rate_limit = parse(rate_limit) if rate_limit else None
         self._failure_limit = parse(failure_limit) if failure_limit else None
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+        self._windows = MemoryStorage()
+        self._limiter = FixedWindowRateLimiter(self._windows)
+        self._window_names: dict[str, str] = {}
         self._trust_s = trust_s
         self._observe = observe
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
@@ -106,8 +108,10 @@ class AccessControl:
         self._noting: set[asyncio.Task[None]] = set()
         self._everyone = Principal(tenant="default", scopes=frozenset(SCOPES), key_id=None)
 
-    async def admit(self, token: str | None, scope: Scope, address: str = "") -> Principal:
-        """Return the principal of a token.
+    async def admit(
+        self, token: str | None, scope: Scope, address: str = ""
+    ) -> tuple[Principal, RateLeft | None]:
+        """Return the principal of a token, and what is left of its tenant's rate limit if there is one.
 
         Parameters
         ----------
@@ -123,19 +127,22 @@ class AccessControl:
         if scope not in principal.scopes:
             held = ", ".join(sorted(principal.scopes)) or "none"
             raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
-        if self._rate_limit is not None and not await self._limiter.hit(self._rate_limit, principal.tenant):
-            reset_s = await self._reset_s(self._rate_limit, principal.tenant)
-            raise RateLimited(f"more requests than {self._rate_limit}", reset_s, self._rate_limit.amount)
+        left = None if self._rate_limit is None else await self._count(self._rate_limit, principal.tenant)
         self._observe(principal.tenant)
-        return principal
+        return principal, left
 
-    async def rate_left(self, tenant: str) -> RateLeft | None:
-        """Return how much of its rate limit a tenant has left; None without a limit."""
-        if self._rate_limit is None:
-            return None
-        window = await self._limiter.get_window_stats(self._rate_limit, tenant)
-        reset_s = max(1, round(window.reset_time - time.time()))
-        return RateLeft(limit=self._rate_limit.amount, remaining=window.remaining, reset_s=reset_s)
+    async def _count(self, limit: RateLimitItem, tenant: str) -> RateLeft:
+        """Count a request as the limiter does, which would have to be asked again for what is left."""
+        name = self._window_names.get(tenant)
+        if name is None:
+            if len(self._window_names) > _MOST_KNOWN:
+                self._window_names.clear()
+            name = self._window_names[tenant] = limit.key_for(tenant)
+        count = await self._windows.incr(name, limit.get_expiry())
+        reset_s = max(1, round(await self._windows.get_expiry(name) - time.time()))
+        if count > limit.amount:
+            raise RateLimited(f"more requests than {limit}", reset_s, limit.amount)
+        return RateLeft(limit=limit.amount, remaining=limit.amount - count, reset_s=reset_s)
 
     async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
         if token is None:

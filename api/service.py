@@ -18,7 +18,6 @@ from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
 from pace.api.problems import brief
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
-from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.database_start import when_it_answers
@@ -33,14 +32,13 @@ from pace.api.storage.resources import ResourceStore
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.dispatcher import Dispatcher
-from pace.api.tasks.executors import make_executors
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.queue_counts import QueueCounts
 from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
+from pace.api.tasks.worker_pools import NUM_COMPUTERS, WorkerPools
 from pace.api.tracing import Spans
 from pace.api.workers.body_reader import BodyReader
-from pace.api.workers.pool import WorkerPool
 from pace.client.documents import ProfileSummary
 from pace.errors import PaceError
 
@@ -52,7 +50,6 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_COMPUTERS = 2
 # Requests that are put into the database at once: SQLite has one writing transaction at a time anyway.
 _NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
 _MOST_ACCEPTING = 4000
@@ -102,13 +99,10 @@ class Service:
             max_attempts=settings.max_attempts,
             quota=quota,
         )
-        self.readers = WorkerPool("reading the body", settings.reader_processes, settings.read_memory_bytes)
-        self.executors = make_executors(settings)
-        # Started by the first request, because many services never draw or simulate.
-        self.computers = WorkerPool("the computation", _NUM_COMPUTERS, settings.solve_memory_bytes)
+        self.pools = WorkerPools(settings, metrics)
         self._turns = FairQueue(
             "computations",
-            _NUM_COMPUTERS,
+            NUM_COMPUTERS,
             settings.max_computing,
             tenants.weight,
             metrics.turn_observer("computation"),
@@ -121,7 +115,7 @@ class Service:
         )
         self.body_limits = BodyLimits(settings.max_bodies_bytes, tenants)
         self.body_reader = BodyReader(
-            self.readers,
+            self.pools.readers,
             limits,
             max_waiting=settings.max_reading,
             timeout_s=settings.read_timeout_s,
@@ -131,7 +125,7 @@ class Service:
         )
         self.dispatcher = Dispatcher(
             self.tasks,
-            self.executors,
+            self.pools.executors,
             metrics=metrics,
             spans=spans,
             timeout_s=settings.solve_timeout_s,
@@ -157,35 +151,13 @@ class Service:
             "pace_tasks_running", "Tasks that this service process runs", lambda: self.dispatcher.num_running
         )
         metrics.gauge(
-            "pace_solvers_alive",
-            "Solver processes that are alive",
-            lambda: self.executors["schedule"].num_alive,
-        )
-        metrics.gauge(
             "pace_database_waiting",
             "Database calls that run or wait for a thread",
             lambda: self.database_threads.num_waiting,
         )
-        pools: list[tuple[str, object]] = [("reader", self.readers), ("computer", self.computers)]
-        pools += self.executors.items()
-        local = {name: pool for name, pool in pools if isinstance(pool, WorkerPool)}
-        metrics.family(
-            "pace_worker_restarts",
-            "Worker processes that were replaced, by pool",
-            "pool",
-            lambda: {name: pool.num_restarts for name, pool in local.items()},
-            counts=True,
-        )
-        metrics.family(
-            "pace_workers_memory_bytes",
-            "Resident memory of the worker processes in bytes, by pool",
-            "pool",
-            lambda: {name: pool.memory_bytes for name, pool in local.items()},
-        )
-        metrics.gauge("pace_readers_alive", "Reader processes that are alive", lambda: self.readers.num_alive)
 
     async def start(self) -> None:
-        """Start worker processes; migrate the database and claim tasks as soon as it answers.
+        """Migrate the database and claim tasks as soon as it answers.
 
         Raises
         ------
@@ -204,10 +176,7 @@ class Service:
         tried.cancel()
         if preparing.done():
             preparing.result()
-        self.readers.start()
-        for name, executor in self.executors.items():
-            if not KINDS[name].long:
-                executor.start()
+        self.pools.start_with_service()
         self._chores += [preparing, asyncio.create_task(self.metrics.watch_event_loop())]
 
     async def _prepare_database(self) -> None:
@@ -253,8 +222,7 @@ class Service:
         await asyncio.gather(*self._chores, return_exceptions=True)
         assert self._drained_at is not None
         await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
-        for executor in (*self.executors.values(), self.readers, self.computers):
-            await asyncio.to_thread(executor.close)
+        await self.pools.close()
         self.database_threads.close()
         self.documents.close()
         self.database.close()
@@ -357,7 +325,7 @@ class Service:
     async def compute(self, function: Callable[..., bytes], *arguments: Any, tenant: str) -> bytes:
         """Run a function of ``pace.api.workers`` without a task; tenants share the processes fairly."""
         async with self._turns.turn(tenant):
-            result: bytes = await self.computers.run(
+            result: bytes = await self.pools.computers.run(
                 function, *arguments, timeout_s=self.settings.solve_timeout_s, attempts=3
             )
         return result

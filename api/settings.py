@@ -241,6 +241,11 @@ class WorkSettings(BaseSettings):
         description="Where tasks run: `processes` of the service, or a Dask cluster, "
         "`dask+tcp://SCHEDULER:8786`",
     )
+    start_workers: Literal["when-needed", "at-start"] = Field(
+        "when-needed",
+        description="When worker processes start: with the first request that is no probe, or with the "
+        "service, which then is not ready before them",
+    )
     solver_processes: Count = Field(
         default_factory=lambda: max(2, (os.cpu_count() or 2) - 1),
         description="Solves at the same time; large ones leave one free",

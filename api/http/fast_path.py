@@ -23,6 +23,8 @@ _KIND = KINDS[SCHEDULE]
 _PATH = _KIND.path
 _ID = re.compile("[0-9a-f]{32}")
 ROUTE_KEY = "pace.route"
+# They are asked again and again while nobody uses the service.
+_PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 
 
 class Application(FastAPI):
@@ -40,7 +42,11 @@ class Application(FastAPI):
         """Handle one connection, or the start and end of the server."""
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, self._without_traceback(send))
-        elif self.fast is not None and is_frequent(scope):
+            return
+        if scope["path"] not in _PROBES:
+            service: Service = self.state.service
+            service.pools.start()
+        if self.fast is not None and is_frequent(scope):
             scope["app"] = self
             await self.fast(scope, receive, send)
         else:

@@ -19,7 +19,7 @@ from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
 from pace.api.http.security import RATE_KEY
 from pace.api.metrics import Metrics
-from pace.api.problems import brief, headers_of, is_foreseen, problem_of, rate_headers
+from pace.api.problems import brief, headers_of, is_foreseen, problem_of
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
@@ -89,8 +89,9 @@ class Envelope:
                 headers.extend(_SAFE_HEADERS)
                 rate: RateLeft | None = wanted.get(RATE_KEY)
                 if rate is not None:
-                    told = rate_headers(rate.limit, rate.remaining, rate.reset_s)
-                    headers.extend((name.lower().encode(), value.encode()) for name, value in told.items())
+                    headers.append((b"ratelimit-limit", b"%d" % rate.limit))
+                    headers.append((b"ratelimit-remaining", b"%d" % rate.remaining))
+                    headers.append((b"ratelimit-reset", b"%d" % rate.reset_s))
                 headers.append(self._policies.get(wanted["path"], _NOTHING))
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)

@@ -31,7 +31,7 @@ async def admit_request(request: Request, service: Service, token: str | None, s
     shares: LoopShares | None = request.app.state.loop_shares
     client = "" if request.client is None else request.client.host
     try:
-        principal = await service.access.admit(token, scope, client)
+        principal, request.scope[RATE_KEY] = await service.access.admit(token, scope, client)
     except (Unauthorized, Forbidden, RateLimited) as error:
         if audits:
             audit_denial(request.method, request.url.path, client, str(error))
@@ -39,7 +39,6 @@ async def admit_request(request: Request, service: Service, token: str | None, s
             # Refusing a request takes time of the event loop, too.
             await shares.turn(request.scope, f"{_ADDRESS}{client}")
         raise
-    request.scope[RATE_KEY] = await service.access.rate_left(principal.tenant)
     if shares is not None:
         await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):

@@ -3,7 +3,7 @@
 from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.workers.executor import Executor
-from pace.api.workers.kernels import load_kernels
+from pace.api.workers.kernels import load_first_kernels, load_kernels
 from pace.api.workers.pool import WorkerPool
 
 
@@ -16,7 +16,8 @@ def make_executors(settings: Settings) -> dict[str, Executor]:
                 kind.purpose,
                 settings.what_if_processes if kind.long else settings.solver_processes,
                 memory_bytes,
-                prepare=load_kernels,
+                # The time that this takes is not charged to the first task.
+                prepare=load_kernels if kind.long else load_first_kernels,
             )
             for name, kind in KINDS.items()
         }

@@ -1,7 +1,8 @@
 """Loads every compiled loop that a request may need, so that nobody waits for a compiler."""
 
-import functools
 import json
+import math
+import time
 import zlib
 from typing import Any
 
@@ -34,26 +35,69 @@ _PLAN: dict[str, Any] = {
 _POLICIES = ("fifo", "tao", "p3")
 
 
-@functools.cache  # a fork has what its parent has loaded
 def load_kernels() -> None:
     """Answer something small of every kind.
 
     Takes a minute where nothing was compiled before, a second where it was, and nothing in a fork.
     """
-    # The serving process, which only names this function, does without these.
-    from pace.api.questions.registry import KINDS
-    from pace.api.workers.drawings import simulation
-    from pace.api.workers.transfer_plans import plan_of
+    load_kernels_within(math.inf)
+
+
+def load_first_kernels() -> None:
+    """Load what most schedules need: a fifth of everything where nothing was compiled before."""
+    load_kernels_within(0.0)
+
+
+def load_kernels_within(seconds: float) -> bool:
+    """Do what ``load_kernels`` does for at least so many seconds; return whether it was all.
+
+    Schedules, which are asked for most, come first, whatever it takes.
+    """
+    began = time.monotonic()
+    while _left and (len(_left) == _NUM_STEPS or time.monotonic() - began < seconds):
+        _left[-1]()
+        _left.pop()
+    return not _left
+
+
+# The serving process, which only names these functions, does without what they import.
+def _schedule() -> None:
+    from pace.planning.allreduce.optimize import warm_up
+
+    warm_up()
+
+
+def _every_schedule() -> None:
     from pace.planning.optimize import warm_up
 
     warm_up()
+
+
+def _simulate() -> None:
+    from pace.api.workers.drawings import simulation
+
     profile = Profile.model_validate(example_profile())
     document = zlib.compress(compact_profile(profile).encode())
     simulation(document, SimulationRequest(profile_id=profile.sha256, policies=_POLICIES))
+
+
+def _plan_transfers() -> None:
+    from pace.api.workers.transfer_plans import plan_of
+
     plan_of(json.dumps(_PLAN).encode(), False, 2**20)
+
+
+def _answer_samples() -> None:
+    from pace.api.questions.registry import KINDS
+
     for kind in KINDS.values():
         for asked, options in kind.samples:
             kind.answer(zlib.compress(json.dumps(asked).encode()), options, _ignore)
+
+
+# What is not loaded yet, the next one last; a fork has what its parent has loaded.
+_left = [_answer_samples, _plan_transfers, _simulate, _every_schedule, _schedule]
+_NUM_STEPS = len(_left)
 
 
 def _ignore(count: int) -> None:

@@ -66,17 +66,29 @@ class WorkerPool:
         self._idle = self._workers[::-1]
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"pace-{purpose}")
         self._closed = threading.Event()
+        self._starting = threading.Lock()
         self._supervisor: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the first process in the background, others once they are needed; replace those that die."""
-        self._supervisor = threading.Thread(target=self._supervise, name="pace-supervisor", daemon=True)
-        self._supervisor.start()
+        """Start the first process in the background, others once they are needed; replace those that die.
+
+        Idempotent; the first call does it, too.
+        """
+        with self._starting:
+            if self._supervisor is None and not self._closed.is_set():
+                name = "pace-supervisor"
+                self._supervisor = threading.Thread(target=self._supervise, name=name, daemon=True)
+                self._supervisor.start()
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether a process has ever been ready."""
+        return any(worker.was_ready for worker in self._workers)
 
     @property
     def num_alive(self) -> int:
         """Number of processes that work; 0 before the first is ready."""
-        if not any(worker.was_ready for worker in self._workers):
+        if not self.was_ready:
             return 0
         return sum(worker.alive for worker in self._workers)
 
@@ -132,6 +144,7 @@ class WorkerPool:
 
     def call(self, call: "WorkerCall", attempts: int = 1) -> Any:
         """Run a call in this thread; at most as many threads as processes may do so."""
+        self.start()
         worker = self._idle.pop()
         try:
             while True:
@@ -146,7 +159,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all processes."""
-        self._closed.set()
+        with self._starting:
+            self._closed.set()
         for worker in self._workers:
             worker.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -43,8 +43,9 @@ async def _service(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     made = Settings(database_url=f"sqlite:///{folder / 'pace.db'}", solver_processes=2, **settings)
     service = Service(made, Metrics(), Spans())
     await service.start()
+    service.pools.start()
     try:
-        while service.executors["schedule"].num_alive < 1:
+        while service.pools.executors["schedule"].num_alive < 1:
             await asyncio.sleep(0.05)
         yield service
     finally:
@@ -57,7 +58,7 @@ class _Watched:
     def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch, *, wait: bool = False) -> None:
         self.num_solves = 0
         self._begun = threading.Event()
-        pool = service.executors["schedule"]
+        pool = service.pools.executors["schedule"]
         run, submit = pool.run, service.tasks.submit
 
         def counted(*arguments: Any, **named: Any) -> Any:
@@ -131,7 +132,7 @@ def test_work_for_a_refused_request_is_thrown_away_and_paid_for(
                 await _until_free(service)
             assert watched.num_solves == 5
             assert service.tasks.shares.used(TENANT) > 0
-            pool = service.executors["schedule"]
+            pool = service.pools.executors["schedule"]
             assert isinstance(pool, WorkerPool)
             assert pool.num_restarts == 0
 
@@ -169,7 +170,7 @@ def test_a_task_that_was_begun_ahead_can_be_cancelled(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with _service(tmp_path) as service:
-            pool = service.executors["schedule"]
+            pool = service.pools.executors["schedule"]
             assert isinstance(pool, WorkerPool)
             processes = [worker._process for worker in pool._workers]
             children = [process.pid for process in processes if process is not None and process.pid]

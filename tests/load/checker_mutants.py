@@ -6,7 +6,7 @@ Plans are made for drawn fabrics, parameter servers and all-reduces. A mutant di
 50 %, has two entries of a list exchanged, or one entry twice or not at all; or it is a forgery
 (``forged_plans``), whose changes fit one another. What only records how a plan was made (``RECORDS``) and
 what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says the same in other
-words, or claims less (``meaning``), is counted and may be accepted. Prints every other mutant that a checker
+words, claims less (``meaning``), or is true of another cluster, is counted and may be accepted. Prints every other mutant that a checker
 accepts, and exits with 1 if there is one.
 """
 
@@ -205,11 +205,15 @@ def search(num_mutants: int, seed: int, kinds: Iterable[str] = CASES) -> tuple[C
                     continue
                 if meaning(changed, document) == meaning(document, document):
                     equal += 1
-                elif accepts(json.dumps(changed)):
+                elif not accepts(json.dumps(changed)):
+                    refused[name] += 1
+                elif changed | {"cluster": None} == document | {"cluster": None}:
+                    equal += (
+                        1  # the cluster is given: its times are no claim, and those that follow are right
+                    )
+                else:
                     accepted.append(f"{name}: {what}")
                     print(f"accepted: {accepted[-1]}", flush=True)
-                else:
-                    refused[name] += 1
     return refused, accepted, equal
 
 

@@ -48,9 +48,8 @@ async def readyz(service: RunningService) -> Response:
     except Exception as error:
         log.warning("objects-not-ready", error=str(error))
         objects = "does not answer"
-    for name, pool in (("solver", service.executors["schedule"]), ("reader", service.readers)):
-        if not pool.num_alive:
-            workers = f"no {name} process is alive"
+    if (missing := service.pools.missing()) is not None:
+        workers = f"no {missing} process is alive"
     ready = database == workers == objects == "ok"
     answer = document_answer(Readiness(ready=ready, database=database, workers=workers, objects=objects))
     return answer.response(200 if ready else 503)

@@ -6,6 +6,7 @@ Needs root, iproute2 and a C++ compiler. Every rank is on a host of its own and 
 and backward pass are timed; contenders take turns. Inductor's pass gets the times that PACE measured.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -145,12 +146,15 @@ def _predicted(plans: list[tuple[CollectiveGraph, Schedule]]) -> dict[str, float
 
 
 def _difference(ours: Any, theirs: Any) -> float:
-    """Return the largest difference of two weights of the same place."""
-    return max(
+    """Return the largest difference of two weights of the same place; they must be numbers."""
+    differences = [
         float(abs(one - other).max())
         for rank, of_rank in zip(ours, theirs, strict=True)
         for one, other in zip(rank, of_rank, strict=True)
-    )
+    ]
+    if not all(map(math.isfinite, differences)):
+        raise SystemExit("the model diverged: its weights say nothing")
+    return max(differences)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class CompiledRank:
         options: dict[str, Any] = {"post_grad_custom_post_pass": self._planner} if self._planner else {}
         self._model = ShardedTransformer(blocks, width)
         self._step = torch.compile(self._model, fullgraph=True, options=options)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._shape = (*batch, width)
         self._generator = torch.Generator().manual_seed(dist.get_rank())
 

@@ -69,7 +69,10 @@ def main() -> None:
                 ),
             ),
         )
-        print(f"link: {8e-6 / per_byte:.1f} Mbit/s, {call_s * 1e3:.2f} ms a call; outer step {update_s * 1e3:.1f} ms")
+        print(
+            f"link: {8e-6 / per_byte:.1f} Mbit/s, {call_s * 1e3:.2f} ms a call; "
+            f"outer step {update_s * 1e3:.1f} ms"
+        )
         for name, torchft in (("pace", False), ("torchft", True)):
             plan = plan_outer(problem, torchft=torchft)
             seconds = measured(plan, *common, arguments.periods)
