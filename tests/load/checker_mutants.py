@@ -6,8 +6,8 @@ Plans are made for drawn fabrics, parameter servers and all-reduces. A mutant di
 50 %, has two entries of a list exchanged, or one entry twice or not at all; or it is a forgery
 (``forged_plans``), whose changes fit one another. What only records how a plan was made (``RECORDS``) and
 what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says the same in other
-words, claims less (``meaning``), or is true of another cluster, is counted and may be accepted. Prints every other mutant that a checker
-accepts, and exits with 1 if there is one.
+words, claims less (``meaning``), or is true of another cluster, is counted and may be accepted. Prints every
+other mutant that a checker accepts, and exits with 1 if there is one.
 """
 
 import argparse
