@@ -30,15 +30,27 @@ _UNLIMITED = float((1 << 32) - 1)
 class Incoming:
     """A tensor whose blocks are arriving."""
 
-    __slots__ = ("began", "blocks", "data", "intro", "missing", "noted_missing", "noted_s")
+    __slots__ = ("_data", "began", "blocks", "intro", "missing", "noted_missing", "noted_s")
 
     def __init__(self, intro: TransferIntro) -> None:
         self.intro = intro
-        self.data = bytearray(intro.size_bytes)
+        self._data: bytearray | None = None
         self.missing = intro.size_bytes
         self.blocks = 0
         self.began = self.noted_s = time.monotonic()
         self.noted_missing = self.missing
+
+    @property
+    def data(self) -> bytearray:
+        """Its memory, which is cleared at the first use: half a second for a gigabyte."""
+        if self._data is None:
+            self._data = bytearray(self.intro.size_bytes)
+        return self._data
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have arrived."""
+        return self.intro.size_bytes - self.missing
 
     def recent(self) -> tuple[int, float]:
         """Return the bytes that arrived since the last call, or since the first block, and the seconds."""
@@ -50,7 +62,7 @@ class Incoming:
     @property
     def wire_bytes(self) -> int:
         """Bytes that have arrived, with the frames' headers."""
-        return len(self.data) - self.missing + HEADER_BYTES * self.blocks
+        return self.arrived_bytes + HEADER_BYTES * self.blocks
 
 
 class FabricLink:
@@ -93,7 +105,15 @@ class FabricLink:
         on_tensor: Callable[["FabricLink", Incoming], None] | None = None,
         on_blocks: Callable[["FabricLink", Incoming], None] | None = None,
     ) -> None:
-        """Begin to read; `on_end` is called once, with the reason, `on_blocks` for every part of a tensor."""
+        """Begin to read.
+
+        Parameters
+        ----------
+        on_end
+            Called once, with the reason.
+        on_blocks
+            Called when a tensor is announced, before it takes memory, and for every part of it.
+        """
         if on_blocks is not None:
             self._on_blocks = on_blocks
         self._on_message, self._on_end = on_message, on_end
@@ -178,6 +198,7 @@ class FabricLink:
         if message.transfer in self._incoming:
             raise WireFault(f"transfer {message.transfer} is under way already")
         incoming = self._incoming[message.transfer] = Incoming(message)
+        self._on_blocks(self, incoming)
         if not incoming.missing:
             self._arrived(incoming)
 
@@ -185,7 +206,7 @@ class FabricLink:
         incoming = self._incoming.get(frame.round)
         if incoming is None:
             raise WireFault(f"a block of transfer {frame.round}, which is not under way")
-        if frame.offset != len(incoming.data) - incoming.missing or not 0 < frame.length <= incoming.missing:
+        if frame.offset != incoming.arrived_bytes or not 0 < frame.length <= incoming.missing:
             raise WireFault(f"{frame.length} bytes from {frame.offset} on are not due in {frame.round}")
         self._stream.read_into(memoryview(incoming.data)[frame.offset : frame.offset + frame.length])
         incoming.missing -= frame.length

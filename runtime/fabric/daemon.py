@@ -303,7 +303,7 @@ class HostDaemon(Closing):
             recent_bytes, seconds = incoming.recent()
             notice = ArrivalNotice(
                 transfer=incoming.intro.transfer,
-                size_bytes=len(incoming.data) - incoming.missing,
+                size_bytes=incoming.arrived_bytes,
                 wire_bytes=incoming.wire_bytes,
                 recent_bytes=recent_bytes,
                 seconds=seconds,

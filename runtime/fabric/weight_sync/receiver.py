@@ -131,7 +131,7 @@ class WeightReceiver(Closing):
     def _accept(self, link: FabricLink) -> None:
         with self._lock:
             self._links.add(link)
-        link.start(self._hear, self._lose, self._arrive, self._forward)
+        link.start(self._hear, self._lose, on_blocks=self._forward)
 
     def _relay(self, key: str) -> Relay:
         return self._relays.setdefault(key, Relay(key))
@@ -212,14 +212,14 @@ class WeightReceiver(Closing):
                 return  # given up
             bucket = incoming.intro.transfer - relay.order.first_transfer
             if bucket not in relay.arrives:
-                sizes = relay.order.sizes
-                if not 0 <= bucket < len(sizes) or sizes[bucket] != len(incoming.data):
-                    self._end(relay, f"bucket {bucket} of {len(incoming.data):,} bytes is not in the order")
+                sizes, size_bytes = relay.order.sizes, incoming.intro.size_bytes
+                if not 0 <= bucket < len(sizes) or sizes[bucket] != size_bytes:
+                    self._end(relay, f"bucket {bucket} of {size_bytes:,} bytes is not in the order")
                     return
                 relay.arrives[bucket] = incoming
                 relay.source = link
             self._hand_on(relay, incoming)
-            here = relay.received_bytes + len(incoming.data) - incoming.missing
+            here = relay.received_bytes + incoming.arrived_bytes
             if not incoming.missing:
                 relay.received_bytes = here
             if not incoming.missing or here - relay.told_bytes >= _STEP_BYTES:
@@ -233,14 +233,10 @@ class WeightReceiver(Closing):
         if transfer not in relay.handed_on:
             relay.handed_on[transfer] = 0
             relay.next.send_intro(incoming.intro)
-        first, here = relay.handed_on[transfer], len(incoming.data) - incoming.missing
+        first, here = relay.handed_on[transfer], incoming.arrived_bytes
         if here > first:
             relay.next.send_part(transfer, first, memoryview(incoming.data)[first:here])
             relay.handed_on[transfer] = here
-
-    def _arrive(self, link: FabricLink, incoming: Incoming) -> None:
-        if not incoming.data:  # it has no blocks
-            self._forward(link, incoming)
 
     def _take_all(self) -> None:
         while (found := self._work.get()) is not None:
@@ -259,7 +255,7 @@ class WeightReceiver(Closing):
             order, taker = relay.order, relay.taker
             incoming = relay.arrives.get(bucket)
             seal = relay.seals.get(bucket)
-            here = 0 if incoming is None else len(incoming.data) - incoming.missing
+            here = 0 if incoming is None else incoming.arrived_bytes
         reason, last, wants_whole = "", False, False
         data: Any = None
         try:
@@ -268,7 +264,7 @@ class WeightReceiver(Closing):
                     relay.hashed.update(memoryview(incoming.data)[relay.taken_bytes : here])
                     taker.take(bucket, incoming.data, relay.taken_bytes, here)
                     relay.taken_bytes = here
-                if here < len(incoming.data) or seal is None:
+                if here < incoming.intro.size_bytes or seal is None:
                     return False
                 if relay.hashed.hexdigest() != seal:
                     reason = f"bucket {bucket} has another hash than the sender's"
