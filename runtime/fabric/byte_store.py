@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pace.runtime.fabric.commit_log import Vector, add_scaled, factors_of_steps
-from pace.runtime.fabric.formats.number_formats import encode
+from pace.runtime.fabric.formats.number_formats import Data, encode
 from pace.runtime.fabric.formats.update_forms import cut_update, dense_vector, numbers_of
 from pace.runtime.fabric.messages.transfers import AdditionOrder
 from pace.runtime.fabric.shards import shard_range, whole_of
@@ -20,7 +20,7 @@ PROBE_BYTES = 128 << 10
 class KeptBytes:
     """Bytes under a key; `copies` counts how often they arrived, and `owned` are this host's updates."""
 
-    data: bytearray
+    data: Data
     version: int = 0
     owned: bool = False
     copies: int = 1
@@ -53,11 +53,11 @@ class ByteStore:
         assert kept is not None
         return dense_vector(kept.data, kept.form)
 
-    def own(self, key: str, data: bytearray, version: int, form: UpdateForm = "float32") -> None:
+    def own(self, key: str, data: Data, version: int, form: UpdateForm = "float32") -> None:
         """Keep an update of this host until it is removed."""
         self._kept[key] = KeptBytes(data, version, owned=True, form=form)
 
-    def put(self, key: str, data: bytearray, version: int = 0, form: UpdateForm = "float32") -> None:
+    def put(self, key: str, data: Data, version: int = 0, form: UpdateForm = "float32") -> None:
         """Keep what has arrived or was made here."""
         if key in self._kept:
             self._kept[key].copies += 1

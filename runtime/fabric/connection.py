@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from pace.errors import InvalidUse
 from pace.runtime.event_log import log, note_refusal
 from pace.runtime.fabric.messages.any_message import Message, read_message
@@ -28,24 +30,24 @@ _UNLIMITED = float((1 << 32) - 1)
 
 
 class Incoming:
-    """A tensor whose blocks are arriving."""
+    """A tensor whose blocks are arriving.
 
-    __slots__ = ("_data", "began", "blocks", "intro", "missing", "noted_missing", "noted_s")
+    Attributes
+    ----------
+    data
+        Its memory, of which nothing is touched before it arrives: clearing it would take half a second for a
+        gigabyte, at every host of a chain one after the other.
+    """
+
+    __slots__ = ("began", "blocks", "data", "intro", "missing", "noted_missing", "noted_s")
 
     def __init__(self, intro: TransferIntro) -> None:
         self.intro = intro
-        self._data: bytearray | None = None
+        self.data = np.empty(intro.size_bytes, dtype=np.uint8).data
         self.missing = intro.size_bytes
         self.blocks = 0
         self.began = self.noted_s = time.monotonic()
         self.noted_missing = self.missing
-
-    @property
-    def data(self) -> bytearray:
-        """Its memory, which is cleared at the first use: half a second for a gigabyte."""
-        if self._data is None:
-            self._data = bytearray(self.intro.size_bytes)
-        return self._data
 
     @property
     def arrived_bytes(self) -> int:
@@ -112,7 +114,7 @@ class FabricLink:
         on_end
             Called once, with the reason.
         on_blocks
-            Called when a tensor is announced, before it takes memory, and for every part of it.
+            Called when a tensor is announced, and for every part of it.
         """
         if on_blocks is not None:
             self._on_blocks = on_blocks
@@ -208,7 +210,7 @@ class FabricLink:
             raise WireFault(f"a block of transfer {frame.round}, which is not under way")
         if frame.offset != incoming.arrived_bytes or not 0 < frame.length <= incoming.missing:
             raise WireFault(f"{frame.length} bytes from {frame.offset} on are not due in {frame.round}")
-        self._stream.read_into(memoryview(incoming.data)[frame.offset : frame.offset + frame.length])
+        self._stream.read_into(incoming.data[frame.offset : frame.offset + frame.length])
         incoming.missing -= frame.length
         incoming.blocks += 1
         self._on_blocks(self, incoming)

@@ -22,7 +22,7 @@ from pace.runtime.fabric.commit_log import (
     apply_step,
     apply_steps,
 )
-from pace.runtime.fabric.formats.number_formats import decode, encode
+from pace.runtime.fabric.formats.number_formats import Data, decode, encode
 from pace.runtime.fabric.messages.commits import CommitOrder
 from pace.runtime.fabric.update_records import NumberFormat
 
@@ -253,7 +253,7 @@ class HeldModel:
             log_event.warning("pace.fabric_model_not_narrow", version=self.version, reason=str(error))
             return encode(self.weights, "float32"), "float32"
 
-    def adopt(self, snapshot: bytearray) -> None:
+    def adopt(self, snapshot: Data) -> None:
         """Replace everything by a whole snapshot."""
         both = np.frombuffer(snapshot, dtype=np.float32, offset=_WHOLE_HEAD)
         if len(both) != 2 * len(self.weights):

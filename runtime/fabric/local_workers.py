@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pace.runtime.event_log import log
 from pace.runtime.fabric.byte_store import ByteStore, KeptBytes
 from pace.runtime.fabric.connection import FabricLink, Incoming
+from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.formats.update_forms import misfit
 from pace.runtime.fabric.messages.any_message import Message
 from pace.runtime.fabric.messages.commits import PushCall, TicketOrder, UpdateNotice
@@ -82,7 +83,7 @@ class LocalWorkers:
             self._tell_computing()
         return True
 
-    def _refusal(self, update: HeldUpdate, data: bytearray) -> str | None:
+    def _refusal(self, update: HeldUpdate, data: Data) -> str | None:
         """Return why an update cannot be kept; None if it can."""
         if update.id in self.updates or update.id in self._pushes:
             return "an update of this id is here"

@@ -116,7 +116,7 @@ class SparseUpdate:
         return bytearray(b"".join(part.tobytes() for part in parts))
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray) -> Self:
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
         """Read what came over the wire.
 
         Raises

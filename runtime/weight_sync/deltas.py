@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.weight_sync.buckets import WholeWanted
 from pace.runtime.weight_sync.block_hashes import (
     Digests,
@@ -111,7 +112,7 @@ class DeltaTaker:
         self._finished: HeldVersion | None = None
         self._changed: dict[str, list[tuple[int, int]]] = {}
 
-    def take(self, bucket: int, data: bytearray, _begin: int, end: int) -> None:
+    def take(self, bucket: int, data: Data, _begin: int, end: int) -> None:
         """Put a bucket that is whole into the copies; the first bytes start the copies."""
         made = self._copy_base()
         if end < len(data):

@@ -10,6 +10,7 @@ import torch
 
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
+from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.messages.weights import RelayOrder
 from pace.runtime.fabric.weight_sync.buckets import BucketTaker, WholeWanted
 from pace.runtime.fabric.weight_sync.receiver import ReceivedWeights, WeightReceiver
@@ -159,7 +160,7 @@ class _StateTaker:
         self._digests: dict[str, Digests] = {}
         self._finished: HeldVersion | None = None
 
-    def take(self, bucket: int, data: bytearray, begin: int, end: int) -> None:
+    def take(self, bucket: int, data: Data, begin: int, end: int) -> None:
         """Put bytes of a bucket into their tensors; what is whole is cast and put in its place."""
         stretches, starts = self._layout.buckets[bucket], self._starts[bucket]
         place = bisect_right(starts, begin) - 1

@@ -13,6 +13,9 @@ from pace.runtime.fabric.commit_log import Vector
 from pace.runtime.fabric.update_records import NumberFormat
 
 BLOCK_NUMBERS = 1024
+# Bytes as they are made here, or as they arrived.
+Data = bytearray | memoryview
+
 _HEAD_BYTES = 4
 _HEAD, _SCALE = np.dtype("<u4"), np.dtype("<f4")
 _WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -57,7 +60,7 @@ def encode(row: Vector, form: NumberFormat) -> bytearray:
             return _to_int8(row)
 
 
-def decode(data: bytes | bytearray, form: NumberFormat) -> Vector:
+def decode(data: bytes | Data, form: NumberFormat) -> Vector:
     """Return bytes as a row of float32; those of float32 are not copied.
 
     Raises
@@ -80,7 +83,7 @@ def decode(data: bytes | bytearray, form: NumberFormat) -> Vector:
             return np.frombuffer(data, dtype=np.float32)
 
 
-def count(data: bytes | bytearray, form: NumberFormat) -> int:
+def count(data: bytes | Data, form: NumberFormat) -> int:
     """Return how many numbers a row has; raises InvalidUse when it is none."""
     if form == "int8":
         return len(_parts_of_int8(data)[2])
@@ -89,7 +92,7 @@ def count(data: bytes | bytearray, form: NumberFormat) -> int:
     return len(data) // _WIDTH[form]
 
 
-def cut(data: bytearray, form: NumberFormat, first: int, last: int) -> bytearray:
+def cut(data: Data, form: NumberFormat, first: int, last: int) -> Data:
     """Return the bytes of numbers `first` to `last`, which keep their values to the bit."""
     if form != "int8":
         return data[_WIDTH[form] * first : _WIDTH[form] * last]
@@ -123,7 +126,7 @@ def _join_int8(lead: int, scales: Vector, numbers: NDArray[np.int8]) -> bytearra
     return bytearray(head.tobytes() + scales.astype(_SCALE).tobytes() + numbers.tobytes())
 
 
-def _parts_of_int8(data: bytes | bytearray) -> tuple[int, Vector, NDArray[np.int8]]:
+def _parts_of_int8(data: bytes | Data) -> tuple[int, Vector, NDArray[np.int8]]:
     """Return the length of the first block, scales and numbers."""
     if len(data) < _HEAD_BYTES:
         raise InvalidUse(f"{len(data)} bytes are no row of int8")

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from pace.errors import InvalidUse
 from pace.runtime.fabric.commit_log import Vector
-from pace.runtime.fabric.formats.number_formats import count, cut, decode
+from pace.runtime.fabric.formats.number_formats import Data, count, cut, decode
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.update_records import HeldUpdate, NumberFormat, UpdateForm
 
 
-def numbers_of(data: bytearray, form: UpdateForm) -> int:
+def numbers_of(data: Data, form: UpdateForm) -> int:
     """Return how many numbers the whole model has; raises InvalidUse for bytes that are no update."""
     return SparseUpdate.from_bytes(data).numbers if form == "sparse" else count(data, form)
 
 
-def misfit(update: HeldUpdate, data: bytearray) -> str | None:
+def misfit(update: HeldUpdate, data: Data) -> str | None:
     """Return why bytes are not the update that was announced; None if they are."""
     try:
         numbers = numbers_of(data, update.form)
@@ -25,12 +25,12 @@ def misfit(update: HeldUpdate, data: bytearray) -> str | None:
     return None
 
 
-def dense_vector(data: bytearray, form: UpdateForm) -> Vector:
+def dense_vector(data: Data, form: UpdateForm) -> Vector:
     """Return an update as a whole row of float32."""
     return SparseUpdate.from_bytes(data).dense() if form == "sparse" else decode(data, form)
 
 
-def cut_update(data: bytearray, form: UpdateForm, first: int, last: int) -> bytearray:
+def cut_update(data: Data, form: UpdateForm, first: int, last: int) -> Data:
     """Return what lies from number `first` on, before `last`, in the same form."""
     if form == "sparse":
         return SparseUpdate.from_bytes(data).cut(first, last).to_bytes()

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from pace.documents.base import Document, explain
 from pace.errors import InvalidUse
+from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.messages.weights import BlocksCall, RelayOrder
 from pace.runtime.fabric.update_records import Count, Text
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes
@@ -155,7 +156,7 @@ class FileBlocks:
         self._file, self._layout = file, layout
         self._opened = -1
 
-    def take(self, bucket: int, data: bytearray, _begin: int = 0, end: int | None = None) -> None:
+    def take(self, bucket: int, data: Data, _begin: int = 0, end: int | None = None) -> None:
         """Write a block once it is whole."""
         begun = self._begun()
         if end is None or end == len(data):
@@ -227,7 +228,7 @@ def _read(path: Path, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
-def _write(file: int, data: bytes | bytearray, begin: int) -> None:
+def _write(file: int, data: bytes | Data, begin: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(file, view, begin)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pace.errors import ScheduleMismatch
+from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.messages.weights import RelayOrder
 
 
@@ -53,7 +54,7 @@ class BucketTaker(Protocol):
     def whole(self) -> object | None:
         """What this distribution is a part of: the same object for all parts of it. None: of nothing."""
 
-    def take(self, bucket: int, data: bytearray, begin: int, end: int) -> None:
+    def take(self, bucket: int, data: Data, begin: int, end: int) -> None:
         """Work on bytes of a bucket that have arrived: all of them come in order, in one thread.
 
         The hash of the bucket is compared after its last byte, so nothing may be given to others before
@@ -91,14 +92,14 @@ class WholeBytes:
         self.layout_sha256 = whole_hash(order.sizes)
         self.sender = ""
         self.whole: object | None = None
-        self._buckets: list[bytearray] = []
+        self._buckets: list[Data] = []
 
-    def take(self, _bucket: int, data: bytearray, _begin: int, end: int) -> None:
+    def take(self, _bucket: int, data: Data, _begin: int, end: int) -> None:
         """Put a bucket that is whole behind those before it."""
         if end == len(data):
             self._buckets.append(data)
 
-    def finish(self) -> bytearray:
+    def finish(self) -> Data:
         """Return all bytes."""
         return self._buckets[0] if len(self._buckets) == 1 else bytearray().join(self._buckets)
 

@@ -119,7 +119,7 @@ def test_the_end_of_a_receiver_waits_for_the_bucket_in_work() -> None:
     begun, ended = threading.Event(), threading.Event()
 
     class Slow(WholeBytes):
-        def take(self, bucket: int, data: bytearray, begin: int, end: int) -> None:
+        def take(self, bucket: int, data: bytearray | memoryview, begin: int, end: int) -> None:
             begun.set()
             time.sleep(0.5)
             super().take(bucket, data, begin, end)
