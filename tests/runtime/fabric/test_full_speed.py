@@ -4,8 +4,11 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
+from pace.runtime.fabric.connection import Incoming
+from pace.runtime.fabric.messages.transfers import TransferIntro
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.weight_sync import WeightSender
 from pace.wire.addresses import ServerAddress
@@ -48,3 +51,12 @@ def test_weights_of_100_mb_are_written_before_a_receiver_stops(tmp_path: Path) -
     finally:
         for receiver in receivers:
             receiver.close()
+
+
+def test_a_tensor_takes_no_memory_before_its_bytes_arrive() -> None:
+    """Hosts of a chain once cleared a gigabyte one after the other, half a second each."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    incoming = Incoming(TransferIntro(transfer=1, key="weights", size_bytes=2**30))
+    assert len(incoming.data) == 2**30
+    assert process.memory_info().rss - before < 2**26
