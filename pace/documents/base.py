@@ -1,13 +1,16 @@
 """What all documents share: unknown fields are refused, values do not change, faults are named."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pace.errors import PaceError
+from pace.gc_pause import paused_gc
 from pace.gzipped import GZIP_MAGIC, GzipFault, GzipTooLarge, gunzipped
 
 MOST_FAULTS = 20
@@ -52,6 +55,19 @@ class Document(BaseModel):
         __init__.__pydantic_base_init__ = True
 
 
+class JsonDocument(Document):
+    """Base of documents that go into files; those that are equal have the same bytes."""
+
+    def to_json(self) -> bytes:
+        """Serialize; equal documents give the same bytes."""
+        return self.model_dump_json().encode() + b"\n"
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of `to_json()`; 64 hexadecimal digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+
 def repeated(names: Iterable[str]) -> str | None:
     """Return the first name that is there for the second time; None where all differ."""
     seen: set[str] = set()
@@ -73,7 +89,8 @@ def parse(kind: type[Kind], document: bytes | str) -> Kind:
     refused_as = kind.refused_as
     assert refused_as is not None
     try:
-        return kind.model_validate_json(document, strict=True)
+        with paused_gc():
+            return kind.model_validate_json(document, strict=True)
     except ValidationError as error:
         raise refused_as(faults(kind, document, error)) from None
 

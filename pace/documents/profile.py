@@ -20,7 +20,6 @@ from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.errors import InvalidProfile
-from pace.gc_pause import paused_gc
 from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
@@ -370,8 +369,7 @@ def parse_profile(document: bytes | str) -> Profile:
     InvalidProfile
         With one line per fault, each naming the op or gradient at fault.
     """
-    with paused_gc():
-        return parse(Profile, document)
+    return parse(Profile, document)
 
 
 def load_profile(path: str | Path) -> Profile:

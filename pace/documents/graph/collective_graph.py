@@ -11,16 +11,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, load, parse, read_file, repeated
+from pace.documents.base import Bytes, Index, JsonDocument, load, parse, read_file, repeated
 from pace.documents.graph.nodes import CollectiveOp, Communicator, GraphNode
 from pace.documents.profile import DType, Name
 from pace.errors import InvalidGraph
-from pace.gc_pause import paused_gc
 
 BucketKey = tuple[CollectiveOp, str, DType | None]
 
 
-class CollectiveGraph(Document):
+class CollectiveGraph(JsonDocument):
     """One iteration, or one pass of it, as compiled or traced.
 
     Valid once built: names are unique, nodes come after what they read, and each collective has one wait.
@@ -137,15 +136,6 @@ class CollectiveGraph(Document):
         assert node.collective is not None
         return node.collective.op, node.collective.communicator, node.collective.dtype
 
-    def to_json(self) -> bytes:
-        """Serialize; the same graph always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of what is the same on every rank: nodes, what they read, what collectives send."""
@@ -167,8 +157,7 @@ def is_graph(path: str | Path) -> bool:
 
 def parse_graph(document: bytes | str) -> CollectiveGraph:
     """Read a graph from JSON; raises InvalidGraph with one line per fault."""
-    with paused_gc():
-        return parse(CollectiveGraph, document)
+    return parse(CollectiveGraph, document)
 
 
 def load_graph(path: str | Path) -> CollectiveGraph:

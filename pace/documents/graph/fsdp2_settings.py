@@ -6,14 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, load, parse
+from pace.documents.base import Bytes, Index, JsonDocument, load, parse
 from pace.documents.profile import Seconds
 from pace.errors import InvalidSchedule
 
 Few = Annotated[int, Field(ge=1, le=1000)]
 
 
-class Fsdp2Settings(Document):
+class Fsdp2Settings(JsonDocument):
     """What ``pace.runtime.fsdp.apply`` sets.
 
     Attributes
@@ -60,10 +60,6 @@ class Fsdp2Settings(Document):
         if any(one >= other for one, other in pairwise(self.kept_units)):
             raise ValueError(f"kept_units {list(self.kept_units)} are not in order, each once")
         return self
-
-    def to_json(self) -> bytes:
-        """Serialize; the same settings always give the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
 
 
 def parse_fsdp2_settings(document: bytes | str) -> Fsdp2Settings:

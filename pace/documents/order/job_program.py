@@ -3,7 +3,6 @@
 What its fields mean for the proof is said in ``pace.solver.collective_order``.
 """
 
-import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, load, parse, repeated
+from pace.documents.base import Bytes, Document, Index, JsonDocument, load, parse, repeated
 from pace.documents.profile import Name
 from pace.errors import InvalidJobProgram
-from pace.gc_pause import paused_gc
 
 CollectiveKind = Literal[
     "all-reduce",
@@ -196,7 +194,7 @@ class RankProgram(Document):
     is_cut_off: Annotated[bool, Field(exclude_if=lambda is_cut_off: not is_cut_off)] = False
 
 
-class JobProgram(Document):
+class JobProgram(JsonDocument):
     """What every rank of a job enqueues.
 
     Valid once built: each rank has one program, and calls only groups that it is in.
@@ -270,16 +268,10 @@ class JobProgram(Document):
         """Serialize; the same program always gives the same bytes."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 def parse_job_program(document: bytes | str) -> JobProgram:
     """Read a job program from JSON; raises InvalidJobProgram with one line per fault."""
-    with paused_gc():
-        return parse(JobProgram, document)
+    return parse(JobProgram, document)
 
 
 def load_job_program(path: str | Path) -> JobProgram:

@@ -1,23 +1,20 @@
 """The delta-sync document and its plan: send only blocks that changed, or whole weights, and how often."""
 
-import hashlib
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pace.documents.base import Bytes, Document, load, parse
+from pace.documents.base import Bytes, Document, JsonDocument, load, parse
 from pace.documents.cost_document import NonNegative
 from pace.documents.sync.weight_sync import WeightSync
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 DeltaRule = Literal["anchors", "ask", "wait"]
 
 
-class DeltaSync(Document):
+class DeltaSync(JsonDocument):
     """Weights of one version after another, of which some blocks change.
 
     Attributes
@@ -52,15 +49,6 @@ class DeltaSync(Document):
         """The name of its weight-sync document."""
         return self.sync.name
 
-    def to_json(self) -> bytes:
-        """Serialize; the same document always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 class DeltaChoice(Document):
     """One rule, and what it costs.
@@ -83,7 +71,7 @@ class DeltaChoice(Document):
     mean_bytes: NonNegative
 
 
-class DeltaPlan(Document):
+class DeltaPlan(JsonDocument):
     """The rule with the shortest mean pause.
 
     Attributes
@@ -113,15 +101,10 @@ class DeltaPlan(Document):
     bound_s: NonNegative
     choices: tuple[DeltaChoice, ...]
 
-    def to_json(self) -> bytes:
-        """Serialize; the same plan always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
 
 def parse_delta_sync(document: bytes | str) -> DeltaSync:
     """Read a delta-sync document from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(DeltaSync, document)
+    return parse(DeltaSync, document)
 
 
 def load_delta_sync(path: str | Path) -> DeltaSync:

@@ -5,11 +5,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, Index, load, parse
+from pace.documents.base import Bytes, Document, Index, JsonDocument, load, parse
 from pace.documents.cost_document import NonNegative, Positive
 from pace.documents.profile import Name
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -104,7 +103,7 @@ class OuterRival(Document):
     utilization: Share
 
 
-class OuterPlan(Document):
+class OuterPlan(JsonDocument):
     """Fragments in the order in which they are sent.
 
     Valid once built: each byte is sent once in a period; delays are less than the period.
@@ -149,15 +148,10 @@ class OuterPlan(Document):
             raise ValueError(f"waits: steps must be less than period_steps {self.period_steps}")
         return self
 
-    def to_json(self) -> bytes:
-        """Serialize; the same plan always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
 
 def parse_outer_plan(document: bytes | str) -> OuterPlan:
     """Read an outer plan from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(OuterPlan, document)
+    return parse(OuterPlan, document)
 
 
 def load_outer_plan(path: str | Path) -> OuterPlan:

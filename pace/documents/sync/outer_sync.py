@@ -1,17 +1,14 @@
 """The outer-sync document: what streaming DiLoCo exchanges, over which links, and how late it may be."""
 
-import hashlib
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Document, load, parse, repeated
+from pace.documents.base import Document, JsonDocument, load, parse, repeated
 from pace.documents.cost_document import NonNegative, Positive
 from pace.documents.profile import ELEMENT_BYTES, MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 Cutting = Literal["anywhere", "between-layers", "none"]
 MAX_PERIOD = 10_000
@@ -59,7 +56,7 @@ class OuterLink(Document):
     latency_s: NonNegative = 0.0
 
 
-class OuterSync(Document):
+class OuterSync(JsonDocument):
     """A model whose fragments are averaged over workers, each once in a period of steps.
 
     Valid once built: names are unique, a fragment is applied before it is sent again.
@@ -148,20 +145,10 @@ class OuterSync(Document):
         """Seconds of a ring all-reduce for each byte of a layer."""
         return 2 * (self.workers - 1) / self.workers * self.sent_fraction / link.bytes_per_s
 
-    def to_json(self) -> bytes:
-        """Serialize; the same problem always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 def parse_outer_sync(document: bytes | str) -> OuterSync:
     """Read an outer-sync document from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(OuterSync, document)
+    return parse(OuterSync, document)
 
 
 def load_outer_sync(path: str | Path) -> OuterSync:

@@ -1,18 +1,15 @@
 """The reshard plan: which sender sends which boxes along which receivers, how fast, and the bound."""
 
-import hashlib
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pace.documents.base import Bytes, Document, load, parse
+from pace.documents.base import Bytes, Document, JsonDocument, load, parse
 from pace.documents.cost_document import NonNegative, Positive
 from pace.documents.profile import Name
 from pace.documents.sync.resharding import TensorBox, WholeTensor
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 
 class ShardStream(Document):
@@ -86,7 +83,7 @@ class ReshardPrediction(Document):
     gap: NonNegative
 
 
-class ReshardPlan(Document):
+class ReshardPlan(JsonDocument):
     """Streams from senders to receivers that cover what each receiver wants once."""
 
     refused_as = InvalidSync
@@ -101,20 +98,10 @@ class ReshardPlan(Document):
     bound: ReshardBound
     rivals: tuple[ReshardRival, ...]
 
-    def to_json(self) -> bytes:
-        """Serialize; the same plan always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the plan, which all senders and receivers of a version must share."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 def parse_reshard_plan(document: bytes | str) -> ReshardPlan:
     """Read a reshard plan from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(ReshardPlan, document)
+    return parse(ReshardPlan, document)
 
 
 def load_reshard_plan(path: str | Path) -> ReshardPlan:

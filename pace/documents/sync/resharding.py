@@ -1,6 +1,5 @@
 """The resharding document: which shards trainers hold, which shards receivers want, and their links."""
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -8,12 +7,11 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, load, parse, repeated
+from pace.documents.base import Bytes, Document, JsonDocument, load, parse, repeated
 from pace.documents.cost_document import NonNegative
 from pace.documents.profile import ELEMENT_BYTES, MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
 from pace.documents.sync.weight_sync import SyncHost
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 MOST_DIMENSIONS = 8
 MOST_BOXES = 2000
@@ -90,7 +88,7 @@ class ShardReceiver(SyncHost):
     hop_s: NonNegative = 0.0
 
 
-class Resharding(Document):
+class Resharding(JsonDocument):
     """Weights that go from M trainer ranks to N receivers, each with shards of its own.
 
     Valid once built: names are unique, boxes lie inside their tensors, and those of one host do not overlap.
@@ -138,15 +136,6 @@ class Resharding(Document):
         """Return the bytes of a box."""
         return box.num_elements * self._element_bytes[box.tensor]
 
-    def to_json(self) -> bytes:
-        """Serialize; the same problem always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 def elements(shape: tuple[int, ...]) -> int:
     """Return how many elements a shape has."""
@@ -189,8 +178,7 @@ def _refuse_overlaps(host: str, boxes: tuple[TensorBox, ...]) -> None:
 
 def parse_resharding(document: bytes | str) -> Resharding:
     """Read a resharding document from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(Resharding, document)
+    return parse(Resharding, document)
 
 
 def load_resharding(path: str | Path) -> Resharding:

@@ -1,18 +1,15 @@
 """The weight-sync document: tensors of one sender, its receivers, their links and their own work."""
 
-import hashlib
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, load, parse, repeated
+from pace.documents.base import Bytes, Document, JsonDocument, load, parse, repeated
 from pace.documents.cost_document import NonNegative, Positive
 from pace.documents.profile import ELEMENT_BYTES, MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
 from pace.errors import InvalidSync
-from pace.gc_pause import paused_gc
 
 FanOut = Literal["relay", "direct"]
 
@@ -98,7 +95,7 @@ class SyncReceiver(SyncHost):
         return self
 
 
-class WeightSync(Document):
+class WeightSync(JsonDocument):
     """Weights that go from one sender to all receivers, while these wait.
 
     Valid once built: names are unique, each kind of work has a rate at each receiver, blocks fit the credit.
@@ -170,20 +167,10 @@ class WeightSync(Document):
             return (0.0,) * len(self.receivers)
         return tuple(accumulate(receiver.hop_s for receiver in self.receivers))
 
-    def to_json(self) -> bytes:
-        """Serialize; the same problem always gives the same bytes."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the document; 64 hexadecimal digits."""
-        return hashlib.sha256(self.to_json()).hexdigest()
-
 
 def parse_weight_sync(document: bytes | str) -> WeightSync:
     """Read a weight-sync document from JSON; raises InvalidSync with one line per fault."""
-    with paused_gc():
-        return parse(WeightSync, document)
+    return parse(WeightSync, document)
 
 
 def load_weight_sync(path: str | Path) -> WeightSync:
