@@ -13,7 +13,14 @@ from torch.nn.functional import cross_entropy
 from workers import join, leave
 
 from pace.client import Client
-from pace.runtime.profiler import Capture, gradient_bytes, horovod_network, measure_allreduce, torch_network
+from pace.runtime.profiler import (
+    Capture,
+    gradient_bytes,
+    horovod_network,
+    measure_allreduce,
+    measure_contention,
+    torch_network,
+)
 
 
 def main() -> None:
@@ -25,27 +32,39 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batches = Batches(rank, arguments.batch_size)
 
+    def iterate() -> None:
+        images, labels = batches.next()
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
     # 1. The compute: your own training loop, on the model and the optimizer as they are before any wrapper.
     with Capture(model, optimizer) as capture:
         while not capture.finished:
-            images, labels = batches.next()
-            optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            iterate()
             capture.step()
 
-    # 2. The network: all ranks measure together.
+    # 2. The network, and how it slows compute down: all ranks measure together.
     network = horovod_network() if arguments.backend == "horovod" else torch_network()
     measured = measure_allreduce(network, largest_bytes=gradient_bytes(model))
+    contention = measure_contention(iterate, network, size_bytes=1 << 20)
 
     # 3. The schedule: one rank submits the profile; the workers fetch the answer when they train.
     if rank == 0:
         profile = capture.profile(
-            arguments.job, workers=workers, allreduce=measured.document, metadata=measured.metadata
+            arguments.job,
+            workers=workers,
+            allreduce=measured.document,
+            metadata=measured.metadata,
+            compute_slowdown=contention.compute_slowdown,
         )
         with Client(arguments.service, timeout_s=60) as client:
             schedule = client.create_schedule(profile, job=arguments.job)
         print(capture.report)
+        print(
+            f"compute is {contention.compute_slowdown:.2f} times as slow beside all-reduces,"
+            f" and they are {contention.allreduce_slowdown:.2f} times as slow beside compute"
+        )
         if not measured.one_at_a_time:
             print(
                 "Two all-reduces at once were faster than one after the other: the schedule is pessimistic."
