@@ -162,6 +162,8 @@ def meaning(plan: Any, original: Any) -> Any:
     said = copy.deepcopy(plan)
     for group in said.get("groups", ()):
         group["tensors"].sort()
+    for proof in said.get("proofs", ()):
+        proof["set"] = sorted(proof["set"])
     for drop in said.get("dropped", ()):
         drop["witness"] = sorted(drop["witness"])
     if said.get("exchange", "allreduce") == "allreduce" and "groups" in said:

@@ -55,15 +55,22 @@ def one_byte_a_second(document: dict[str, Any], _: random.Random) -> dict[str, A
 
 
 def another_server(document: dict[str, Any], random_: random.Random) -> dict[str, Any] | None:
-    """Move a push and its pull to another server, at the same times."""
+    """Move a push and its pull to another server, at the same times, at which its link is busy."""
     forged = copy.deepcopy(document)
     push = 2 * random_.randrange(len(forged["transfers"]) // 2)
     num_links = len(forged["links"])
     if num_links < 4:
         return None
-    for transfer in forged["transfers"][push : push + 2]:
+    moved = forged["transfers"][push : push + 2]
+    for transfer in moved:
         transfer["link"] = (transfer["link"] + 2) % num_links
-    return forged
+    clashes = (
+        each["link"] == one["link"] and each["start_s"] < one["end_s"] and one["start_s"] < each["end_s"]
+        for one in moved
+        for each in forged["transfers"]
+        if each not in moved
+    )
+    return forged if any(clashes) else None
 
 
 def segment_left_out(document: dict[str, Any], random_: random.Random) -> dict[str, Any]:
