@@ -9,6 +9,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+# Whether other processes find what this one has compiled.
+is_kept = True
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -27,7 +30,9 @@ def compiled_in_place(function: Function) -> Function:
 
 
 def _compile(function: Function, **options: Any) -> Function:
+    global is_kept
     try:
         return cast("Function", numba.njit(cache=True, nogil=True, **options)(function))
     except RuntimeError:  # numba finds no writable cache folder
+        is_kept = False
         return cast("Function", numba.njit(nogil=True, **options)(function))

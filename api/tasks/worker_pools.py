@@ -84,13 +84,15 @@ class WorkerPools:
         Processes that start once they are needed may be missing until one was ready, or could not start.
         """
         for name, pool in (("solver", self.executors["schedule"]), ("reader", self.readers)):
-            tried = not isinstance(pool, WorkerPool) or pool.was_ready or pool.num_restarts > 0
+            tried = not isinstance(pool, WorkerPool) or pool.was_tried
             if (self._at_start or tried) and not pool.num_alive:
                 return name
         return None
 
     def _num_alive(self, executor: Executor) -> float:
-        return executor.num_alive if self._started else math.nan
+        if isinstance(executor, WorkerPool) and not executor.started:
+            return math.nan
+        return executor.num_alive
 
     async def close(self) -> None:
         """End all processes."""

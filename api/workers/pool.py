@@ -24,13 +24,14 @@ import structlog
 
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNotStarted
 from pace.api.workers.executor import Progress
+from pace.api.workers.worker_call import WorkerCall
 from pace.api.workers.worker_process import work
 
 log = structlog.get_logger(__name__)
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["pace.api.workers.preloaded"])
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0
 LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _FORK_PAUSES_S = (0.05, 0.2, 0.5)
@@ -81,14 +82,19 @@ class WorkerPool:
                 self._supervisor.start()
 
     @property
-    def was_ready(self) -> bool:
-        """Whether a process has ever been ready."""
-        return any(worker.was_ready for worker in self._workers)
+    def started(self) -> bool:
+        """Whether processes start and are replaced."""
+        return self._supervisor is not None
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether a process has been ready, has died, or could not start."""
+        return any(each.was_ready or each.num_restarts or each.could_not_start for each in self._workers)
 
     @property
     def num_alive(self) -> int:
         """Number of processes that work; 0 before the first is ready."""
-        if not self.was_ready:
+        if not any(worker.was_ready for worker in self._workers):
             return 0
         return sum(worker.alive for worker in self._workers)
 
@@ -142,7 +148,7 @@ class WorkerPool:
         finally:
             self.waiting -= 1
 
-    def call(self, call: "WorkerCall", attempts: int = 1) -> Any:
+    def call(self, call: WorkerCall, attempts: int = 1) -> Any:
         """Run a call in this thread; at most as many threads as processes may do so."""
         self.start()
         worker = self._idle.pop()
@@ -171,51 +177,12 @@ class WorkerPool:
             worker.discard()
 
 
-class WorkerCall:
-    """A call of a function in a worker process, which another thread may cancel."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        timeout_s: float,
-        progress: Progress | None,
-        gives_way: bool = False,
-    ) -> None:
-        self.request = (function, arguments, progress is not None, gives_way)
-        self.timeout_s = timeout_s
-        self.progress = progress
-        self.cancelled = False
-        self._process: ForkServerProcess | None = None
-        self._lock = threading.Lock()
-
-    def cancel(self) -> None:
-        """Kill the process of this call, now or when the call starts."""
-        with self._lock:
-            self.cancelled = True
-            if self._process is not None:
-                self._process.kill()
-
-    def begin(self, process: ForkServerProcess) -> None:
-        """Set the process that runs the call."""
-        with self._lock:
-            self._process = process
-            if self.cancelled:
-                process.kill()
-
-    def end(self) -> bool:
-        """Clear the process of the call; return whether it was killed."""
-        with self._lock:
-            self._process = None
-            return self.cancelled
-
-
 class _Worker:
     def __init__(self, purpose: str, memory_bytes: int, prepare: Callable[[], None] | None) -> None:
         self._purpose = purpose
         self._memory_bytes = memory_bytes
         self._prepare = prepare
-        self.was_ready = False
+        self.was_ready = self.could_not_start = False
         self.num_restarts = 0
         self._ready = False
         self._wanted = False
@@ -271,6 +238,7 @@ class _Worker:
                 return process, ours
             finally:
                 theirs.close()
+        self.could_not_start = True
         raise WorkerNotStarted(f"no process for {self._purpose} could be started; ask again")
 
     def revive(self) -> str | None:

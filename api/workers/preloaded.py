@@ -7,6 +7,7 @@ import threading
 import pace.api.workers.worker_process  # noqa: F401 - loaded, not used
 from pace.api.workers.kernels import load_kernels, load_kernels_within
 from pace.gc_pause import freeze_what_is_loaded
+from pace.solver import compiled
 
 # Enough to load everything that was compiled before, on a slow machine too.
 _LOAD_S = 10.0
@@ -19,12 +20,12 @@ def _compile_in_background() -> None:
     if child := os.fork():
         os.waitpid(child, 0)  # this process reads the exit statuses of workers only
         return
-    if os.fork():
-        os._exit(0)
-    os.nice(19)
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     try:
-        load_kernels()
+        if not os.fork():
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # who connects to the server waits for it alone
+            os.nice(19)
+            threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+            load_kernels()
     finally:
         os._exit(0)
 
@@ -40,6 +41,9 @@ def _end_with(process: int) -> None:
 # A worker that cannot go without it tries again and tells its pool what went wrong.
 with contextlib.suppress(Exception):
     if not load_kernels_within(_LOAD_S):
-        _compile_in_background()
+        if compiled.is_kept:
+            _compile_in_background()
+        else:
+            load_kernels()
 
 freeze_what_is_loaded()

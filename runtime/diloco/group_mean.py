@@ -44,7 +44,8 @@ class GroupMean:
         summed[-1] = weight
         with self._failing(name):
             dist.all_reduce(torch.from_numpy(summed), group=self._group)
-        mean: Vector = np.divide(summed[:-1], summed[-1], out=summed[:-1])
+        with np.errstate(all="ignore"):  # a mean of nothing is NaN
+            mean: Vector = np.divide(summed[:-1], summed[-1], out=summed[:-1])
         return mean
 
     def agree(self, facts: Mapping[str, str]) -> None:

@@ -26,7 +26,8 @@ from sqlalchemy import select, update
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
-from pace.api.workers.pool import LOOK_EVERY_S, WorkerCall, WorkerPool
+from pace.api.workers.pool import LOOK_EVERY_S, WorkerPool
+from pace.api.workers.worker_call import WorkerCall
 from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile

@@ -22,7 +22,8 @@ from pace.api.errors import WorkerFailed
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
-from pace.api.workers.pool import WorkerCall, WorkerPool
+from pace.api.workers.pool import WorkerPool
+from pace.api.workers.worker_call import WorkerCall
 from pace.version import __version__
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile

@@ -44,7 +44,7 @@ class ReceivedWeights:
     Attributes
     ----------
     data
-        Bytes, unless the receiver makes something else of them.
+        A memoryview or bytearray, unless the receiver makes something else of the bytes.
     """
 
     version: int
