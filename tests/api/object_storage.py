@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from tests.free_ports import free_ports
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -53,7 +54,7 @@ class ObjectServer:
             (folder / "s3.json").write_text(json.dumps(_IDENTITIES))
             # Its own choice of ports would be the same for two servers on a machine.
             names = ("master", "volume", "filer", "s3")
-            ports = _free_ports(2 * len(names))
+            ports = free_ports(2 * len(names))
             http, grpc = dict(zip(names, ports, strict=False)), dict(zip(names, ports[4:], strict=True))
             assert WEED is not None
             command = [WEED, "server", "-s3", f"-s3.config={folder / 's3.json'}", f"-dir={folder}"]
@@ -126,11 +127,3 @@ class ObjectServer:
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,8 @@ from typing import Any, Self
 import psutil
 import psycopg
 import pytest
+
+from tests.free_ports import free_port
 
 
 def find_postgresql() -> Path | None:
@@ -33,9 +34,7 @@ class PostgresqlServer:
     def __init__(self, programs: Path) -> None:
         self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="pace-postgresql-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         # PostgreSQL refuses to run as root.
         self._owner: dict[str, Any] = {}

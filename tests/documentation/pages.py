@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.documentation.preloaded import ROOT, Programs
+from tests.free_ports import free_port
 
 AROUND = Path(__file__).with_name("around")
 PLACE = "# The example comes here.\n"
@@ -75,14 +76,6 @@ def blocks(page: Path) -> list[Block]:
             Block(language=match["language"], text=text, title=match["title"] or "", note=match["note"] or "")
         )
     return found
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ NVIDIA/Megatron-LM#1810 (one event lets two collectives of one group start in ei
 """
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from pace import FormatError, check_order, parse_job_program
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,9 +69,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
     hanging = {name: document for name, (document, _) in HANGS.items()}
     (folder / "jobs.json").write_text(json.dumps({**ENDS, **hanging}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.pace.order.gloo_rank"]
     ranks = [
         subprocess.Popen([*command, str(rank), "2", str(port), str(folder)], cwd=ROOT, stderr=subprocess.PIPE)
