@@ -72,7 +72,8 @@ class BarrierSession(WholeSession):
                 continue
             due.append(reply)
             if reply.segment == asked:
-                due += self._held
+                # In their order, as the first may leave before the others are put there.
+                due += sorted(self._held, key=lambda held: self._rank(layout.segments[held.segment].turn))
                 self._held = []
         Session._put(self, layout, number, due)
 
