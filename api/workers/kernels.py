@@ -1,9 +1,14 @@
 """Loads every compiled loop that a request may need, so that nobody waits for a compiler."""
 
+import fcntl
 import json
 import math
+import os
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from pace.client.documents import SimulationRequest, example_profile
@@ -32,6 +37,7 @@ _PLAN: dict[str, Any] = {
         ],
     },
 }
+_MOST_ALONE_S = 60.0
 _POLICIES = ("fifo", "tao", "p3")
 
 
@@ -40,7 +46,31 @@ def load_kernels() -> None:
 
     Takes a minute where nothing was compiled before, a second where it was, and nothing in a fork.
     """
-    load_kernels_within(math.inf)
+    if _left:
+        with _alone():
+            load_kernels_within(math.inf)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for other processes that compile, at most a minute: two could take the same name in the cache."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            deadline = time.monotonic() + _MOST_ALONE_S
+            while not _locked(folder) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def load_first_kernels() -> None:
