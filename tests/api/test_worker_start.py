@@ -33,6 +33,18 @@ def test_a_service_that_nobody_uses_has_no_workers(tmp_path: Path) -> None:
         assert len(service.workers()) == 2
 
 
+def test_processes_that_are_killed_while_they_start_are_started_again(tmp_path: Path) -> None:
+    """Workers and the process that forks them: the next request is answered, and the service stays ready."""
+    with ServiceProcess(tmp_path) as service:
+        assert service.http.get("/v1/jobs").status_code == 200
+        for process in psutil.Process(service.pid).children(recursive=True):
+            process.kill()
+        assert service.post_schedule(layered_profile(5)).status_code == 201
+        while (_alive(service, "solvers"), _alive(service, "readers")) != (1, 1):
+            time.sleep(0.05)
+        assert service.http.get("/readyz").status_code == 200
+
+
 def test_workers_can_start_with_the_service(tmp_path: Path) -> None:
     """It is ready once they are, without any request."""
     with ServiceProcess(tmp_path, solver_processes=2, start_workers="at-start") as service:

@@ -235,7 +235,7 @@ class WeightReceiver(Closing):
             relay.next.send_intro(incoming.intro)
         first, here = relay.handed_on[transfer], incoming.arrived_bytes
         if here > first:
-            relay.next.send_part(transfer, first, memoryview(incoming.data)[first:here])
+            relay.next.send_part(transfer, first, incoming.data[first:here])
             relay.handed_on[transfer] = here
 
     def _take_all(self) -> None:
@@ -261,7 +261,7 @@ class WeightReceiver(Closing):
         try:
             if incoming is not None:
                 if here > relay.taken_bytes:
-                    relay.hashed.update(memoryview(incoming.data)[relay.taken_bytes : here])
+                    relay.hashed.update(incoming.data[relay.taken_bytes : here])
                     taker.take(bucket, incoming.data, relay.taken_bytes, here)
                     relay.taken_bytes = here
                 if here < incoming.intro.size_bytes or seal is None:

@@ -246,7 +246,7 @@ class LinkedTransport(GlooTransport):
         for each, answer in zip(said, map(json.loads, answers), strict=True):
             each["lost"] = answer["lost"]
             lost |= answer["away"]
-        doubted = set(lost).union(*(each["lost"] for each in said))
+        doubted = set().union(*(each["lost"] for each in said))
         for name, link in found.items():
             if name in lost:
                 link.disown()

@@ -54,7 +54,7 @@ def test_weights_of_100_mb_are_written_before_a_receiver_stops(tmp_path: Path) -
 
 
 def test_a_tensor_takes_no_memory_before_its_bytes_arrive() -> None:
-    """Hosts of a chain once cleared a gigabyte one after the other, half a second each."""
+    """Otherwise hosts of a chain clear a gigabyte one after the other, half a second each."""
     process = psutil.Process()
     before = process.memory_info().rss
     incoming = Incoming(TransferIntro(transfer=1, key="weights", size_bytes=2**30))
