@@ -62,8 +62,8 @@ def main() -> None:
             schedule = client.create_schedule(profile, job=arguments.job)
         print(capture.report)
         print(
-            f"compute is {contention.compute_slowdown:.2f} times as slow beside all-reduces,"
-            f" and they are {contention.allreduce_slowdown:.2f} times as slow beside compute"
+            f"compute takes {contention.compute_slowdown:.2f} times as long during all-reduces,"
+            f" and they take {contention.allreduce_slowdown:.2f} times as long during compute"
         )
         if not measured.one_at_a_time:
             print(

@@ -77,8 +77,8 @@ class OuterSync(JsonDocument):
     max_fragments
         Most fragments; null for no limit.
     update_s_per_byte
-        Seconds that the outer step itself takes on a worker for each byte of a layer: taking the change, the
-        outer optimizer, mixing. It is priced as if spread evenly over the steps of a period.
+        Seconds of a worker's outer step itself for each byte of a layer: computing the change, the outer
+        optimizer, mixing. It is priced as if spread evenly over the steps of a period.
     """
 
     refused_as = InvalidSync
