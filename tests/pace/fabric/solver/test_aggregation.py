@@ -232,3 +232,47 @@ def test_what_arrives_first_commits_first() -> None:
     assert planned([9] * 4).mean_s == 3.5
     assert planned([9, 3, 9, 9]).groups == (((0, 1), 5.0), ((2, 3), 5.0))
     assert planned([3, 4, 9, 9]).order == (2, 3, 0, 1)
+
+
+@given(
+    st.integers(2, 9).flatmap(
+        lambda count: st.tuples(
+            st.lists(st.sampled_from([0.1, 0.3, 1.0, 2.0]), min_size=count + 3, max_size=count + 3),
+            st.lists(st.integers(0, 4), min_size=count, max_size=count),
+            st.integers(0, count),
+            st.lists(st.integers(1, count), min_size=2, max_size=2),
+        )
+    )
+)
+def test_commits_in_the_order_of_arrival_are_never_later(
+    drawn: tuple[list[float], list[int], int, list[int]],
+) -> None:
+    """Links of four rates, any groups: no mean grows, no update misses its position, hops stay."""
+    rates, slack, num_direct, ends = drawn
+    count = len(slack)
+    updates = Updates(
+        size=np.ones(count),
+        host=np.arange(count),
+        server=count + 2,
+        deadline=np.arange(1, count + 1) + np.array(slack, dtype=np.int64),
+    )
+    capacities = Capacities.constant(rates, [2.0] * (count + 3))
+    group_end = np.array([max(num_direct + 1, min(ends)), count])
+    made = split(
+        updates,
+        np.arange(count),
+        capacities,
+        np.array([count, count + 1]),
+        count + 2,
+        num_direct,
+        group_end,
+        DENSE,
+        0.0,
+    )
+    found = in_order_of_arrival(made, updates)
+    assert found.mean_s <= made.mean_s
+    assert found.last_s == made.last_s
+    assert found.hops == made.hops
+    place = np.argsort(found.order) + 1
+    assert (place <= updates.deadline).all()
+    assert all(before <= after for (_, before), (_, after) in itertools.pairwise(found.groups))
