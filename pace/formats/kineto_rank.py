@@ -174,14 +174,15 @@ def _reduced_units(
         own = [call for call in reduces if step.start_s <= call.issued_s < step.end_s]
         own.sort(key=attrgetter("issued_s"))
         edges = list(pairwise([0, *step.reduced_after]))
-        if len(own) != len(edges) or any(first == last for first, last in edges):
+        if len(own) != len(edges) or not all(last for _, last in edges):
             reason = "which all-reduce holds the shards of which gradients cannot be told from their order"
             raise FormatError(trace.path, f"HSDP with {len(own)} all-reduces of shards a step: {reason}")
         if not all(call.size_bytes for call in own):
             raise FormatError(trace.path, "the trace does not say what the all-reduces of shards carried")
         units = []
         for first, last in edges:
-            members = step.gradients[first:last]
+            # The outermost unit, sent last, may hold only what became ready first, such as a model's head.
+            members = step.gradients[first:last] or step.gradients[:last]
             uses = [step.backward[gradient.producer].forward for gradient in members]
             known = [use for use in uses if use is not None]
             units.append(replace(members[-1], consumer=min(known, default=None)))

@@ -1,19 +1,26 @@
-"""Traces of DistributedDataParallel, recorded on this machine.
+"""Traces of jobs of several kinds, recorded on this machine.
 
     python -m benchmarks importers.record FOLDER [--steps 6] [--buckets-mb 2]
     python -m benchmarks importers.kineto FOLDER
 
-Two processes train three models on Gloo, with one thread each, and torch.profiler records every rank's last
-steps into `MODEL.job/rankN.json.gz`. Nothing else should run on the machine: a process that waits for a
-processor spends time that no operator explains.
+Processes with one thread each train on Gloo, and torch.profiler records every rank's last steps into
+`JOB.job/rankN.json.gz`. Two processes train three models under DistributedDataParallel. They also train one
+of them with a hook that sends half, with accumulation, and with all-reduces behind the backward pass. Four
+processes train one with HSDP. Nothing else should run on the machine: a process that waits for a processor
+spends time that no operator explains.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -21,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from benchmarks.harness.conditions import study_parser
 
 WORKERS = 2
+HSDP_WORKERS = 4
 WARM_UP_STEPS = 4
 
 
@@ -64,32 +72,78 @@ def _made(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 MODELS = ("convolutions", "linears", "transformer")
+KINDS = ("hook", "accumulation", "serial")
+"""Other jobs of two processes, which train the linear layers."""
+MICRO_BATCHES = 4
 
 
 def train(rank: int, folder: str, steps: int, buckets_mb: float) -> None:
-    """Be one rank: train every model and write what the profiler records."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORKERS)
-    for name in MODELS:
+    """Be one of two ranks: train every model, and one model in every other manner."""
+    _join(rank, folder, WORKERS)
+    for name in (*MODELS, *KINDS):
         torch.manual_seed(rank)
-        model, inputs = _made(name)
-        replica = DistributedDataParallel(model, bucket_cap_mb=buckets_mb)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        targets = torch.zeros(len(inputs), dtype=torch.long)
-        trace = Path(folder, f"{name}.job", f"rank{rank}.json.gz")
-        trace.parent.mkdir(exist_ok=True)
-        with profile(
-            activities=[ProfilerActivity.CPU],
-            schedule=schedule(wait=WARM_UP_STEPS - 1, warmup=1, active=steps),
-            on_trace_ready=lambda done, trace=trace: done.export_chrome_trace(str(trace)),
-            record_shapes=True,
-        ) as profiler:
-            for _ in range(WARM_UP_STEPS + steps):
-                optimizer.zero_grad()
-                torch.autograd.backward(nn.functional.cross_entropy(replica(inputs), targets))
-                optimizer.step()
-                profiler.step()
+        model, inputs = _made(name if name in MODELS else "linears")
+        if name != "serial":
+            model = DistributedDataParallel(model, bucket_cap_mb=buckets_mb)
+        if name == "hook":
+            model.register_comm_hook(None, fp16_compress_hook)  # type: ignore[operator]  # DDP's, not a tensor
+        _record(name, rank, folder, steps, model, _backward(name, model, inputs))
     dist.destroy_process_group()
+
+
+def train_hsdp(rank: int, folder: str, steps: int) -> None:
+    """Be one of four ranks: two replicas, each sharded over two ranks."""
+    _join(rank, folder, HSDP_WORKERS)
+    torch.manual_seed(rank)
+    model, inputs = _made("transformer")
+    mesh = init_device_mesh("cpu", (2, HSDP_WORKERS // 2), mesh_dim_names=("replicate", "shard"))
+    for layer in model.layers.layers:  # type: ignore[union-attr]  # a TransformerEncoder's
+        fully_shard(layer, mesh=mesh)  # type: ignore[arg-type]
+    fully_shard(model, mesh=mesh)
+    _record("hsdp", rank, folder, steps, model, _backward("hsdp", model, inputs))
+    dist.destroy_process_group()
+
+
+def _join(rank: int, folder: str, workers: int) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/rendezvous{workers}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=workers)
+
+
+def _backward(name: str, model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
+    """Return what computes all gradients of a step, and sums them over ranks."""
+    targets = torch.zeros(len(inputs), dtype=torch.long)
+    count = MICRO_BATCHES if name == "accumulation" else 1
+
+    def backward() -> None:
+        for part, (batch, labels) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True)):
+            last = part == count - 1
+            with nullcontext() if last else model.no_sync():  # type: ignore[operator]  # DDP's
+                torch.autograd.backward(nn.functional.cross_entropy(model(batch), labels))
+        if name == "serial":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+
+    return backward
+
+
+def _record(
+    name: str, rank: int, folder: str, steps: int, model: nn.Module, backward: Callable[[], None]
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trace = Path(folder, f"{name}.job", f"rank{rank}.json.gz")
+    trace.parent.mkdir(exist_ok=True)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=WARM_UP_STEPS - 1, warmup=1, active=steps),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+        record_shapes=True,
+    ) as profiler:
+        for _ in range(WARM_UP_STEPS + steps):
+            optimizer.zero_grad()
+            backward()
+            optimizer.step()
+            profiler.step()
 
 
 def main() -> None:
@@ -102,6 +156,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    given = (str(arguments.folder.resolve()), arguments.steps, arguments.buckets_mb)
+    folder = str(arguments.folder.resolve())
+    given = (folder, arguments.steps, arguments.buckets_mb)
     spawn(train, given, nprocs=WORKERS)  # type: ignore[no-untyped-call]  # torch gives it no types
-    (arguments.folder / "rendezvous").unlink(missing_ok=True)
+    spawn(train_hsdp, given[:2], nprocs=HSDP_WORKERS)  # type: ignore[no-untyped-call]
+    for workers in (WORKERS, HSDP_WORKERS):
+        (arguments.folder / f"rendezvous{workers}").unlink(missing_ok=True)

@@ -119,11 +119,14 @@ def wrapped_shards_events() -> list[Event]:
     ]
 
 
-def hybrid_events() -> list[Event]:
-    """Return HSDP on 2 x 2 ranks: each reduce-scatter's shard, of 105 and 150 elements, is all-reduced."""
+def hybrid_events(*, head: bool = False) -> list[Event]:
+    """Return HSDP on 2 x 2 ranks: each reduce-scatter's shard, of 105 and 150 elements, is all-reduced.
+
+    With a `head`, the outermost unit has a shard of 15 elements, whose gradient was ready long before.
+    """
     events = fully_sharded_events()
     for origin in _origins():
-        for start, elements in ((4385, 105), (4640, 150)):
+        for start, elements in ((4385, 105), (4640, 150), *([(4720, 15)] if head else [])):
             events.append(_issue("allreduce_", origin + start, [[elements]]))
             events.append(_run("all_reduce", origin + start + 20, 60, elements, 35))
     return events

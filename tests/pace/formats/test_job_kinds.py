@@ -86,6 +86,14 @@ def test_replica_groups_share_shards(tmp_path: Path) -> None:
     assert profile.metadata["other_collectives"] == {"all_gather": 3, "reduce_scatter": 6}
 
 
+def test_an_outermost_unit_may_hold_what_was_ready_first(tmp_path: Path) -> None:
+    """A third shard is sent although no further gradient became ready: it is one more unit."""
+    profile = _read(tmp_path, hybrid_events(head=True), 4)
+    assert [gradient.size_bytes for gradient in profile.gradients] == [420, 600, 60]
+    last, outermost = profile.gradients[1:]
+    assert outermost.producer == last.producer
+
+
 def test_all_reduces_behind_the_backward_pass_are_replayed_one_after_another(tmp_path: Path) -> None:
     """Each waits for the one before, because the host does."""
     calls = _read(tmp_path, serial_events()).metadata["replay"]["calls"]
