@@ -7,12 +7,6 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    ReduceScatterOptions,
-)
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, process_group
@@ -22,7 +16,7 @@ REPEATS = 5
 MOST_SIZES = 4
 LARGEST_BYTES = 256 << 20
 
-Starter = Callable[[], dist.Work]
+Starter = Callable[[], torch.Tensor]
 
 
 def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
@@ -55,26 +49,25 @@ def _seconds(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch
         dist.barrier(group)
         synchronize(device)
         begin = time.perf_counter()
-        start().wait()
+        torch.ops._c10d_functional.wait_tensor(start())
         synchronize(device)
         times.append(time.perf_counter() - begin)
     return median(times[1:])
 
 
 def _starter(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> Starter:
-    """Return what starts a collective; not the functional ops, whose waits in Python may hold the GIL."""
-    ranks = group.size()
+    """Return what starts a collective as compiled code does, memory for its output included."""
+    ranks, name = group.size(), group.group_name
     share = max(1, math.ceil(size / 4 / ranks))
     source = torch.ones(ranks * share, device=device)
+    ops = torch.ops._c10d_functional
     match call.op:
         case "all-gather":
-            whole = torch.empty(ranks * len(source), device=device)
-            return lambda: group._allgather_base(whole, source, AllgatherOptions())
+            return lambda: ops.all_gather_into_tensor(source, ranks, name)
         case "reduce-scatter":
-            part = torch.empty(share, device=device)
-            return lambda: group._reduce_scatter_base(part, source, ReduceScatterOptions())
+            return lambda: ops.reduce_scatter_tensor(source, "sum", ranks, name)
         case "all-reduce":
-            return lambda: group.allreduce([source], AllreduceOptions())
+            return lambda: ops.all_reduce(source, "sum", name)
         case "all-to-all":
-            target = torch.empty_like(source)
-            return lambda: group.alltoall_base(target, source, [], [], AllToAllOptions())
+            parts = [share] * ranks
+            return lambda: ops.all_to_all_single(source, parts, parts, name)

@@ -1,7 +1,8 @@
 """How long each node of an FX graph computes: measured on this device, or computed from the device's rates.
 
-Matrix products, convolutions, attention and ops that torch has no formula for are measured one by one, with
-random inputs. Inductor fuses other ops, so they are charged the bytes that enter and leave a fused region.
+What torch's own kernels compute, such as matrix products, convolutions and attention, is measured op by op,
+with random inputs. Inductor fuses other ops, so they are charged the bytes that enter and leave a fused
+region.
 """
 
 import operator
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
+from torch._inductor.lowering import fallbacks
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
@@ -68,10 +70,12 @@ class NodeTimes:
         return self._measured[key]
 
     def _measure(self, node: fx.Node, arguments: Any) -> float:
-        args, kwargs = pytree.tree_map(self._real, arguments)
         assert callable(node.target)
         target = node.target
-        return _seconds(lambda: target(*args, **kwargs), self._device)
+        # The job draws the same random numbers afterwards as it would without this.
+        with torch.random.fork_rng([] if self._device.type == "cpu" else [self._device]):
+            args, kwargs = pytree.tree_map(self._real, arguments)
+            return _seconds(lambda: target(*args, **kwargs), self._device)
 
     def _real(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -79,6 +83,14 @@ class NodeTimes:
         sizes, strides = [now(size) for size in value.shape], [now(stride) for stride in value.stride()]
         found = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
         return found.uniform_() if value.dtype.is_floating_point else found.zero_()
+
+
+def is_kernel_of_torch(node: fx.Node) -> bool:
+    """Return whether torch's own kernel computes a node, such as a matrix product or attention.
+
+    Inductor does not fuse such a node with others.
+    """
+    return is_compute_node(node) or (node.op == "call_function" and node.target in fallbacks)
 
 
 def synchronize(device: torch.device) -> None:
@@ -126,7 +138,7 @@ def _is_fused(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target.__class__.__module__ == "builtins"  # arithmetic of sizes
-    return target.namespace in ("aten", "prims") and not is_compute_node(node)
+    return target.namespace in ("aten", "prims") and not is_kernel_of_torch(node)
 
 
 def _moved_bytes(node: fx.Node) -> int:

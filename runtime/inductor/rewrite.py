@@ -8,11 +8,11 @@ import torch
 from torch import fx
 from torch._inductor.fx_passes import bucketing
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
 from torch.utils._ordered_set import OrderedSet
 
 from pace.documents.schedule import Schedule
 from pace.runtime.inductor.fx_program import FxProgram, is_collective, is_wait
+from pace.runtime.inductor.node_times import is_kernel_of_torch
 
 _MERGES: dict[str, Any] = {
     "all-gather": bucketing.merge_all_gather_bucket,
@@ -49,14 +49,14 @@ def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
 
 
 def tie(graph: fx.Graph) -> None:
-    """Let collectives, waits and matrix products follow one another as they do in the graph.
+    """Let collectives, waits and torch's own kernels follow one another as they do in the graph.
 
     Inductor's scheduler only keeps dependencies, so each of these nodes gets one on the node before it.
     """
     tied = [
         node
         for node in graph.nodes
-        if node.op == "call_function" and (is_started(node) or is_wait(node) or is_compute_node(node))
+        if node.op == "call_function" and (is_started(node) or is_wait(node) or is_kernel_of_torch(node))
     ]
     deps: dict[fx.Node, OrderedSet[fx.Node]] = {}
     for before, node in itertools.pairwise(tied):

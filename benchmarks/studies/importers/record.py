@@ -98,7 +98,7 @@ def train_hsdp(rank: int, folder: str, steps: int) -> None:
     model, inputs = _made("transformer")
     mesh = init_device_mesh("cpu", (2, HSDP_WORKERS // 2), mesh_dim_names=("replicate", "shard"))
     for layer in model.layers.layers:  # type: ignore[union-attr]  # a TransformerEncoder's
-        fully_shard(layer, mesh=mesh)  # type: ignore[arg-type]
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     _record("hsdp", rank, folder, steps, model, _backward("hsdp", model, inputs))
     dist.destroy_process_group()
