@@ -9,7 +9,9 @@ horovodrun -np 2 python examples/train.py --backend horovod --service ... --job 
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,20 +35,19 @@ def main() -> None:
     batches = Batches(rank, arguments.batch_size)
 
     loss = torch.tensor(0.0)
-    started = time.perf_counter()
-    for step in range(arguments.steps):
-        if step == WARMUP_STEPS:
-            started = time.perf_counter()
+    ended_s = []
+    for _ in range(arguments.steps):
         images, labels = batches.next()
         optimizer.zero_grad()
         loss = cross_entropy(wrapped(images), labels)
         loss.backward()
         optimizer.step()
+        ended_s.append(time.perf_counter())
     weights = model.state_dict()  # under PACE, this waits for updates that are still under way
-    iteration_s = (time.perf_counter() - started) / (arguments.steps - WARMUP_STEPS)
+    iteration_s = median(after - before for before, after in pairwise(ended_s[WARMUP_STEPS - 1 :]))
 
     if rank == 0:
-        print(f"{arguments.steps} steps, {iteration_s * 1e3:.1f} ms each, loss {loss.item():.4f}")
+        print(f"{arguments.steps} steps, {iteration_s * 1e3:.1f} ms (median), loss {loss.item():.4f}")
     if arguments.service:
         pace_optimizer: Any = optimizer
         report = pace_optimizer.report()
