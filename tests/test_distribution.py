@@ -12,6 +12,8 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
+from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
 
@@ -92,6 +94,29 @@ def build(source: Path, *options: str) -> Path:
     return source / "dist"
 
 
+def required(requirements: Iterable[Requirement]) -> set[str]:
+    """Name the distributions that these require, and what those require in turn."""
+    names: set[str] = set()
+    asked = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    for each in asked:  # it grows
+        names.add(canonicalize_name(each.name))
+        for line in distribution(each.name).requires or ():
+            needed = Requirement(line)
+            extras = ("", *each.extras)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                needed.marker = None
+                asked += [needed] if needed not in asked else []
+    return names
+
+
+def link_distribution(name: str, packages: Path) -> None:
+    """Link every file of an installed distribution into another folder of packages."""
+    for file in distribution(name).files or ():
+        if ".." not in file.parts:  # programs and manual pages
+            (packages / file).parent.mkdir(parents=True, exist_ok=True)
+            (packages / file).symlink_to(Path(str(file.locate())).resolve())
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy what the build reads, links kept as links."""
@@ -114,12 +139,22 @@ def wheel(copy: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel, without torch, into an otherwise empty environment; return its folder."""
+    """Install the wheel, without torch, into an environment of what it requires; return its folder.
+
+    The distributions that it requires are links to those of this environment. pip finds them there and has
+    no index: a requirement that is missing or out of range is an error.
+    """
     environment = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(environment, with_pip=True)
-    pip, pins = environment / "bin" / "pip", ROOT / "constraints.txt"
-    options = ("--disable-pip-version-check", "--no-compile", "-c", pins)
-    run(pip, "install", *options, f"{wheel}[api,client]", cwd=environment)
+    venv.create(environment, with_pip=False)
+    [packages] = environment.glob("lib/python*/site-packages")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for name in required(map(Requirement, chain(project["dependencies"], extras["api"], extras["client"]))):
+        link_distribution(name, packages)
+    python, pins = environment / "bin" / "python", ROOT / "constraints.txt"
+    options = ("--disable-pip-version-check", "--no-compile", "--no-index", "-c", pins)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", *options, f"{wheel}[api,client]", cwd=environment)
     return environment
 
 
