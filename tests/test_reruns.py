@@ -1,5 +1,6 @@
 """Tests that race with the machine: another try begins with fixtures of its own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,11 @@ def test_that_is_tried_once(race):
 def test_another_try_sets_up_the_fixtures_that_raced(tmp_path: Path) -> None:
     """A shared fixture is set up again for a test that failed, and only where the test asks for it."""
     (tmp_path / "test_racing.py").write_text(RACING)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:randomly", "-q"]
+    plugins = ("tests.conftest", "pytest_rerunfailures", "pytest_timeout")  # others would take seconds
+    command = [sys.executable, "-m", "pytest", "-q", *(f"-p{name}" for name in plugins)]
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
-    ended = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ended = subprocess.run(
+        [*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert "1 failed, 3 passed, 2 rerun" in ended.stdout, ended.stdout + ended.stderr

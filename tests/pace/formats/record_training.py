@@ -1,20 +1,18 @@
-"""A process that trains two models under DistributedDataParallel and writes what torch.profiler records.
-
-    python record_training.py FOLDER
+"""A rank that trains two models under DistributedDataParallel and writes what torch.profiler records.
 
 One worker suffices: DistributedDataParallel fills its buckets and issues its all-reduces all the same.
 """
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+
+from benchmarks.studies.gpu.models import ResNet
 
 
 class Tied(nn.Module):
@@ -39,13 +37,11 @@ class ResNet50(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = transformers.ResNetForImageClassification(
-            transformers.ResNetConfig.from_dict({"num_labels": 1000})
-        )
+        self.net = ResNet()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of every image."""
-        logits: torch.Tensor = self.net(pixel_values=images).logits
+        logits: torch.Tensor = self.net.head(self.net.features(images))
         return logits
 
 
@@ -72,10 +68,10 @@ def record(
             profiler.step()
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
+def record_both(_rank: int, _size: int, folder: str) -> None:
+    """Record both models, each in a folder of its own."""
     torch.set_num_threads(1)  # two would wait for one another wherever others compute too
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    record(target / "tied", Tied(), torch.randint(0, 50, (4, 8)), 0.001, shapes=True)
-    record(target / "resnet50", ResNet50(), torch.randn(2, 3, 32, 32), None, shapes=False)
+    record(Path(folder, "tied"), Tied(), torch.randint(0, 50, (4, 8)), 0.001, shapes=True)
+    record(Path(folder, "resnet50"), ResNet50(), torch.randn(2, 3, 32, 32), None, shapes=False)
     dist.destroy_process_group()

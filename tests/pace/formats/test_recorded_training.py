@@ -1,7 +1,5 @@
 """What the installed torch records of real training, read by the importers: no file is made up here."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,12 @@ WORDS, MIDDLE = 50 * 16 * 4, (16 * 16 + 16) * 4
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train both models in one process; return the folder with a folder for each."""
-    for package in ("torch", "transformers"):
-        pytest.importorskip(package)
+    pytest.importorskip("torch")
+    from tests.pace.formats.record_training import record_both
+    from tests.runtime.launch import run_ranks
+
     folder = tmp_path_factory.mktemp("recorded")
-    command = [sys.executable, str(Path(__file__).with_name("record_training.py")), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_ranks(record_both, 1, str(folder), backend="none")
     return folder
 
 

@@ -1,17 +1,21 @@
 """One rank of jobs that are carried out over Gloo as their programs say, each with groups of its own.
 
-``python -m tests.pace.order.gloo_rank RANK RANKS PORT FOLDER`` reads ``jobs.json`` from the folder, and
-writes how each job ended for this rank, and its dump of the flight recorder.
+It reads ``jobs.json`` from a folder, and writes how each job ended for this rank, and its dump of the flight
+recorder.
 """
 
 import json
-import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = timedelta(seconds=4)
+TIMEOUT = timedelta(seconds=2)
+"""Of a job that hangs."""
+LONG = timedelta(seconds=100)
+ENVIRONMENT = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "LEAVE_AT_ONCE": "1",  # what hangs would keep the process
+}
 
 
 def start(call: dict[str, Any], group: Any, kept: list[Any]) -> Any:
@@ -60,16 +64,21 @@ def carry_out(operations: list[dict[str, Any]], groups: dict[str, Any]) -> str:
     return "ended"
 
 
-def main(rank: int, ranks: int, port: str, folder: Path) -> None:
+def carry_out_all(rank: int, ranks: int, shared: str) -> None:
     """Carry out all jobs, one after another."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCH_FR_BUFFER_SIZE": "2000"}
     import torch.distributed as dist
     from torch._C import _distributed_c10d
 
-    jobs = json.loads((folder / "jobs.json").read_text())
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
+    folder = Path(shared)
+    jobs, hanging = (json.loads((folder / f"{name}.json").read_text()) for name in ("jobs", "hanging"))
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=LONG)
     made = [
-        {group["name"]: dist.new_group(timeout=TIMEOUT) for group in job["groups"]} for job in jobs.values()
+        {
+            group["name"]: dist.new_group(timeout=TIMEOUT if name in hanging else LONG)
+            for group in job["groups"]
+        }
+        for name, job in jobs.items()
     ]
     outcomes = {}
     for (name, job), groups in zip(jobs.items(), made, strict=True):
@@ -81,8 +90,3 @@ def main(rank: int, ranks: int, port: str, folder: Path) -> None:
     text = _distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
     (folder / f"dump_rank_{rank}.json").write_bytes(text)
     dist.barrier()
-    os._exit(0)  # what hangs would keep the process
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

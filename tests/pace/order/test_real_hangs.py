@@ -6,17 +6,14 @@ NVIDIA/Megatron-LM#1810 (one event lets two collectives of one group start in ei
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pace import FormatError, check_order, parse_job_program
-from tests.free_ports import free_port
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.pace.order.gloo_rank import ENVIRONMENT, carry_out_all
+from tests.runtime.launch import run_ranks
 
 
 def meet(op: str, group: str, *, wait: str = "nobody", **fields: Any) -> dict[str, Any]:
@@ -69,15 +66,8 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
     hanging = {name: document for name, (document, _) in HANGS.items()}
     (folder / "jobs.json").write_text(json.dumps({**ENDS, **hanging}))
-    port = free_port()
-    command = [sys.executable, "-m", "tests.pace.order.gloo_rank"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(port), str(folder)], cwd=ROOT, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=240)
-        assert rank.returncode == 0, errors.decode()[-2000:]
+    (folder / "hanging.json").write_text(json.dumps(list(hanging)))
+    run_ranks(carry_out_all, 2, str(folder), backend="none", environment=ENVIRONMENT)
     return folder
 
 
