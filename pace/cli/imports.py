@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost, needed_cost
 from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
-from pace.terminal.command_line import CommandLine, writable
+from pace.terminal.command_line import CommandGroup, CommandLine, writable
 from pace.terminal.console import (
     ExecutionTraceOption,
     JsonOption,
@@ -24,7 +23,7 @@ from pace.terminal.console import (
 from pace.terminal.reporting import reported
 
 
-class ImportCommands(TyperGroup):
+class ImportCommands(CommandGroup):
     """The commands, each for one format; a file in the place of a format is told by its content."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -7,7 +7,6 @@ an input is invalid, 2 wrong usage, 3 the service or the environment failed.
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from pace.cli.check_order import check_order
 from pace.cli.headroom import headroom
@@ -24,7 +23,7 @@ from pace.cli.sync.app import app as sync_app
 from pace.cli.sync.outer import app as diloco_app
 from pace.cli.what_if import what_if
 from pace.fabric.commands.app import app as fabric_app
-from pace.terminal.command_line import CommandLine
+from pace.terminal.command_line import CommandGroup, CommandLine
 from pace.version import __version__
 
 HELP = (
@@ -48,7 +47,7 @@ def _plain(message: str) -> str:
     )
 
 
-class Commands(TyperGroup):
+class Commands(CommandGroup):
     """All commands. Errors in options are in plain words."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from pace.errors import InvalidOptions
 from pace.terminal.reporting import reported
@@ -32,8 +33,17 @@ def writable(ctx: typer.Context, path: Path | None) -> Path | None:
         raise OSError(number, os.strerror(number), str(path))
 
 
+def _unwrapped(settings: dict[str, Any]) -> dict[str, Any]:
+    """Put each paragraph of a help on one line: typer would print the line breaks of a docstring."""
+    paragraphs = re.split(r"\n\s*\n", (settings.get("help") or "").strip())
+    return settings | {"help": "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)}
+
+
 class Command(TyperCommand):
     """A command that refuses to write a file that it reads, or to write one file twice."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**_unwrapped(settings))
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # typer's own context
         """Run the command."""
@@ -48,8 +58,18 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
+class CommandGroup(TyperGroup):
+    """A group of such commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**_unwrapped(settings))
+
+
 class CommandLine(typer.Typer):
     """A Typer application or group of such commands."""
+
+    def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **settings: Any) -> None:
+        super().__init__(cls=cls, **settings)
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any

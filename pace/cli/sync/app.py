@@ -60,11 +60,9 @@ def plan(
 ) -> None:
     """Plan how new weights reach receivers with the shortest pause, and print a bound that no plan beats.
 
-    For a weight-sync document (one sender), the plan has buckets and their order.
-    For a resharding document (several senders with shards), it says which sender
-    sends which part to which receivers.
-    For a delta-sync document (versions that differ little), it says when to send
-    whole weights, and when only what changed.
+    For a weight-sync document (one sender), the plan has buckets and their order. For a resharding document
+    (several senders with shards), it says which sender sends which part to which receivers. For a delta-sync
+    document (versions that differ little), it says when to send whole weights, and when only what changed.
     """
     from pace.sync.deltas import plan_deltas
     from pace.sync.plan import plan_sync

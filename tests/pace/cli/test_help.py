@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from pace.cli import app
 from pace.formats.fit import FORMATS
@@ -43,6 +44,19 @@ def test_every_command_says_what_it_does(name: str) -> None:
     paragraphs = re.split(r"\n\s*\n", text.strip())
     assert all(is_phrase(" ".join(paragraph.split())) for paragraph in paragraphs), text
     assert len(" ".join(paragraphs[0].split())) < 110
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_help_breaks_a_sentence(name: str) -> None:
+    """On a wide terminal each paragraph is one line, also in the lists of commands."""
+    asked = [*name.split()[1:], "--help"]
+    shown = CliRunner().invoke(app, asked, env={"COLUMNS": "1500", "NO_COLOR": "1"}).stdout
+    text = [line.strip() for line in shown.partition("╭")[0].splitlines()[2:]]
+    assert [line for line in text if line and not is_phrase(line)] == []
+    for child in getattr(COMMANDS[name], "commands", {}):
+        row = re.search(rf"^│ {re.escape(child)} +(\S.*?) *│$", shown, flags=re.MULTILINE)
+        assert row is not None, shown
+        assert is_phrase(row[1])
 
 
 @pytest.mark.parametrize("name", [name for name, each in COMMANDS.items() if not hasattr(each, "commands")])
