@@ -12,25 +12,29 @@ and ends no later. The wire has to send what is not kept, one after the other, a
 last one. Gathers of R bytes save at most what the fractional knapsack of R bytes saves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.solver.graph.program import COLLECTIVE, OP, Program
 
 
-def with_kept(program: Program, gathers: Sequence[int]) -> Program:
+def with_kept(program: Program, gathers: Sequence[int], feeders: Mapping[int, Sequence[int]]) -> Program:
     """Return a program in which gathers and the ops that serve only them are done; nodes keep their numbers.
 
     The gathers become ops that take no time. Place them first: their memory was in use before.
+
+    Parameters
+    ----------
+    feeders
+        The ops that serve only one gather, by that gather.
     """
     nodes = np.asarray(gathers, dtype=np.int64)
     kind, duration, size = program.kind.copy(), program.duration.copy(), program.size_bytes.copy()
     wire, key, sent = program.wire.copy(), program.key.copy(), program.input_bytes.copy()
-    served = np.isin(ListScheduler(program, UNLIMITED).served, nodes)
+    served = [op for gather in gathers for op in feeders.get(gather, ())]
     duration[served] = 0.0
     size[served] = 0
     kind[nodes] = kind[program.wait_of[nodes]] = OP
@@ -50,18 +54,13 @@ def with_kept(program: Program, gathers: Sequence[int]) -> Program:
     )
 
 
-def returning(program: Program, gathers: Sequence[int]) -> Program:
-    """Return a program that does not free the outputs of gathers."""
-    kept = program.kept.copy()
-    kept[np.asarray(gathers, dtype=np.int64)] = True
-    return replace(program, kept=kept)
-
-
-def wire_bound_s(program: Program, gathers: Sequence[int], most_bytes: int | None) -> float:
+def wire_bound_s(program: Program, without: Program, gathers: Sequence[int], most_bytes: int | None) -> float:
     """Return the seconds that no plan of any choice beats, by what its wires send.
 
     Parameters
     ----------
+    without
+        The program with all gathers kept.
     gathers
         Those that may be kept.
     most_bytes
@@ -69,7 +68,7 @@ def wire_bound_s(program: Program, gathers: Sequence[int], most_bytes: int | Non
     """
     if most_bytes is None:
         return 0.0
-    tail = with_kept(program, gathers).heads_and_tails[1]
+    tail = without.heads_and_tails[1]
     may = np.zeros(len(program), dtype=np.bool_)
     may[np.asarray(gathers, dtype=np.int64)] = True
     best = 0.0

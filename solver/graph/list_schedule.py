@@ -77,22 +77,25 @@ class ListScheduler:
     @cached_property
     def sinks(self) -> tuple[int, ...]:
         """Collectives whose output no other collective needs."""
-        above = np.zeros(len(self.program), dtype=np.bool_)
-        communicates = self.program.kind == COLLECTIVE
-        starts, flat = self.program.deps.starts, self.program.deps.flat
+        above = [False] * len(self.program)
+        communicates = (self.program.kind == COLLECTIVE).tolist()
+        starts, deps = self.program.deps.starts.tolist(), self.program.deps.flat.tolist()
         for node in range(len(above) - 1, -1, -1):
             if above[node] or communicates[node]:
-                above[flat[starts[node] : starts[node + 1]]] = True
-        return tuple(np.flatnonzero(communicates & ~above).tolist())
+                for dep in deps[starts[node] : starts[node + 1]]:
+                    above[dep] = True
+        return tuple(node for node in self.program.collectives().tolist() if not above[node])
 
     @cached_property
     def _below(self) -> BoolArray:
-        below = np.zeros(len(self.program), dtype=np.bool_)
-        communicates = self.program.kind == COLLECTIVE
+        below = [False] * len(self.program)
+        communicates = (self.program.kind == COLLECTIVE).tolist()
+        starts, deps = self.program.deps.starts.tolist(), self.program.deps.flat.tolist()
         for node in range(len(below)):
-            deps = self.program.deps[node]
-            below[node] = bool(np.any(below[deps] | communicates[deps]))
-        return below
+            below[node] = any(
+                below[dep] or communicates[dep] for dep in deps[starts[node] : starts[node + 1]]
+            )
+        return np.array(below, dtype=np.bool_)
 
     @cached_property
     def gathers(self) -> tuple[int, ...]:
@@ -124,14 +127,16 @@ class ListScheduler:
         program = self.program
         sources = np.array(self.sources, dtype=np.int64)
         growing = sources[program.output_bytes[sources] > program.input_bytes[sources]]
-        owner = np.full(len(program), -1)
-        owner[growing] = growing
+        owner = [-1] * len(program)
+        for node in growing.tolist():
+            owner[node] = node
         free = (program.kind == OP) & ~program.kept[program.storage]
+        starts, users = program.users.starts.tolist(), program.users.flat.tolist()
         for node in np.flatnonzero(free)[::-1].tolist():
-            owners = owner[program.users[node]]
-            if len(owners) and owners[0] >= 0 and np.all(owners == owners[0]):
-                owner[node] = owners[0]
-        return owner
+            owners = {owner[user] for user in users[starts[node] : starts[node + 1]]}
+            if len(owners) == 1:
+                owner[node] = owners.pop()
+        return np.array(owner, dtype=np.int64)
 
     @cached_property
     def _is_gather(self) -> BoolArray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import IntArray
-from pace.solver.graph.fused_program import fuse
+from pace.solver.graph.fused_program import FusedProgram, fuse
 from pace.solver.graph.program import Program, ProgramPlan
 
 
@@ -41,7 +41,11 @@ def memory_in_use(program: Program, plan: ProgramPlan) -> MemoryInUse:
     fused = fuse(program, plan.buckets)
     places = fused.place[plan.order]
     steps = np.unique(places, return_index=True)[1]
-    order = places[np.sort(steps)]
+    return memory_of_order(fused, places[np.sort(steps)])
+
+
+def memory_of_order(fused: FusedProgram, order: IntArray) -> MemoryInUse:
+    """Compute the memory that an order of a fused program's nodes uses."""
     step_of = np.empty(len(order), dtype=np.int64)
     step_of[order] = np.arange(len(order))
     change = np.zeros(len(order) + 1, dtype=np.int64)
@@ -55,7 +59,7 @@ def memory_in_use(program: Program, plan: ProgramPlan) -> MemoryInUse:
     freed = np.flatnonzero((fused.storage_bytes > 0) & ~fused.kept)
     np.subtract.at(change, last[freed] + 1, fused.storage_bytes[freed])
     return MemoryInUse(
-        in_use_bytes=program.resident_bytes + np.cumsum(change)[:-1],
+        in_use_bytes=fused.program.resident_bytes + np.cumsum(change)[:-1],
         nodes=fused.members.flat[fused.members.starts[:-1]][order],
-        resident_bytes=program.resident_bytes,
+        resident_bytes=fused.program.resident_bytes,
     )

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pace.solver.arrays import FloatArray
-from pace.solver.graph.fused_program import fuse
+from pace.solver.arrays import FloatArray, IntArray
+from pace.solver.graph.fused_program import FusedProgram, fuse
 from pace.solver.graph.program import Bucket, Program, ProgramPlan
 
 
@@ -21,21 +21,40 @@ def reordered(program: Program, buckets: Sequence[Bucket], place: FloatArray) ->
         A bucket has the last place of its members, and so have its waits.
     """
     fused = fuse(program, buckets)
+    return ProgramPlan(order=fused.spread(fused_order(fused, place)), buckets=tuple(buckets))
+
+
+def fused_order(fused: FusedProgram, place: FloatArray) -> IntArray:
+    """Return the order of a fused program's nodes that follows from places of ``fused.program``'s nodes.
+
+    At every step the node with the earliest place runs, of those whose deps have run.
+    """
     size = len(fused.kind)
     due = np.full(size, -np.inf)
     np.maximum.at(due, fused.place, place)
+    by_place = np.argsort(due, kind="stable")
+    rank = np.empty(size, dtype=np.int64)
+    rank[by_place] = np.arange(size)
+    readers = np.repeat(np.arange(size), np.diff(fused.deps.starts))
+    if np.all(rank[fused.deps.flat] < rank[readers]):
+        return by_place
+    nodes, ranks = by_place.tolist(), rank.tolist()
     missing = np.diff(fused.deps.starts).tolist()
-    key = due.tolist()
-    ready = [(key[node], node) for node in range(size) if not missing[node]]
-    heapq.heapify(ready)
-    order = []
     starts, nexts = fused.nexts.starts.tolist(), fused.nexts.flat.tolist()
-    while ready:
-        _, node = heapq.heappop(ready)
-        order.append(node)
-        for below in nexts[starts[node] : starts[node + 1]]:
-            missing[below] -= 1
-            if not missing[below]:
-                heapq.heappush(ready, (key[below], below))
+    passed = [False] * size
+    late: list[int] = []  # ranks of nodes whose places are over, and whose deps have run by now
+    order = []
+    for due_now in nodes:
+        if missing[due_now]:
+            passed[due_now] = True
+            continue
+        late.append(ranks[due_now])
+        while late:
+            node = nodes[heapq.heappop(late)]
+            order.append(node)
+            for below in nexts[starts[node] : starts[node + 1]]:
+                missing[below] -= 1
+                if passed[below] and not missing[below]:
+                    heapq.heappush(late, ranks[below])
     assert len(order) == size, "the members of a bucket need one another"
-    return ProgramPlan(order=fused.spread(np.array(order, dtype=np.int64)), buckets=tuple(buckets))
+    return np.array(order, dtype=np.int64)

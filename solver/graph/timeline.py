@@ -1,11 +1,13 @@
 """When each node of a plan runs, by the rules of ``pace.solver.graph.program``."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pace.solver.arrays import FloatArray
-from pace.solver.graph.program import COLLECTIVE, WAIT, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,40 +33,86 @@ class Timeline:
 def run(program: Program, plan: ProgramPlan) -> Timeline:
     """Compute the times of a plan, node by node."""
     bucket_of = {member: bucket for bucket in plan.buckets for member in bucket}
-    start, end = np.zeros(len(program)), np.zeros(len(program))
-    free_at = [0.0] * program.num_wires
-    now = compute = 0.0
-    issued: set[int] = set()
-    copied: set[int] = set()
-    kinds, durations = program.kind.tolist(), program.duration.tolist()
+    kind, seconds, transfer = program.kind.tolist(), program.duration.tolist(), program.alone_s.tolist()
+    awaited = [-1] * len(program)
+    steps: list[int] = []
+    first: dict[tuple[int, Bucket], int] = {}  # of each bucket, the node that issues it and its first wait
     for node in plan.order.tolist():
-        if kinds[node] == COLLECTIVE:
-            if node in issued:
-                continue
-            bucket = bucket_of.get(node, (node,))
-            issued.update(bucket)
-            copy = program.copy_in_s(bucket)
-            now += copy
-            compute += copy
-            wire = int(program.wire[node])
-            begins = max(now, free_at[wire])
-            free_at[wire] = begins + program.transfer_s(bucket)
-            for member in bucket:
-                start[member], end[member] = begins, free_at[wire]
-        elif kinds[node] == WAIT:
-            collective = int(program.deps[node][0])
-            now = max(now, float(end[collective]))
-            start[node] = now
-            bucket = bucket_of.get(collective, ())
-            if bucket and bucket[0] not in copied:
-                copied.add(bucket[0])
-                copy = program.copy_out_s(bucket)
-                now += copy
-                compute += copy
-            end[node] = now
+        steps.append(node)
+        if kind[node] == OP:
+            continue
+        collective = node if kind[node] == COLLECTIVE else int(program.deps[node][0])
+        bucket = bucket_of.get(collective)
+        if bucket is None:
+            awaited[node] = collective
+        elif kind[node] == WAIT:
+            awaited[node] = first[COLLECTIVE, bucket]
+            if first.setdefault((WAIT, bucket), node) == node:
+                seconds[node] = program.copy_out_s(bucket)
+        elif first.setdefault((COLLECTIVE, bucket), node) == node:
+            seconds[node] = program.copy_in_s(bucket)
+            transfer[node] = program.transfer_s(bucket)
         else:
+            steps.pop()
+    walked = walk(
+        steps,
+        kind=kind,
+        seconds=seconds,
+        transfer=transfer,
+        wire=program.wire.tolist(),
+        awaited=awaited,
+        num_wires=program.num_wires,
+    )
+    for (is_wait, bucket), node in first.items():
+        if is_wait == COLLECTIVE:
+            for member in bucket:
+                walked.start[member], walked.end[member] = walked.start[node], walked.end[node]
+    return Timeline(
+        start=np.array(walked.start), end=np.array(walked.end), end_s=walked.end_s, compute_s=walked.compute_s
+    )
+
+
+class Walk(NamedTuple):
+    """Times in seconds of nodes that ran one after another, and of the whole."""
+
+    start: list[float]
+    end: list[float]
+    end_s: float
+    compute_s: float
+
+
+def walk(
+    order: Iterable[int],
+    *,
+    kind: Sequence[int],
+    seconds: Sequence[float],
+    transfer: Sequence[float],
+    wire: Sequence[int],
+    awaited: Sequence[int],
+    num_wires: int,
+) -> Walk:
+    """Run nodes in an order.
+
+    Parameters
+    ----------
+    kind, seconds, transfer, wire : sequences of length num_nodes
+        As in ``FusedProgram``. `seconds` of a bucket's COLLECTIVE and WAIT are the copies into and out of it.
+    awaited
+        The collective of each WAIT.
+    """
+    start, end = [0.0] * len(kind), [0.0] * len(kind)
+    free_at = [0.0] * num_wires
+    now = compute = 0.0
+    for node in order:
+        if kind[node] == COLLECTIVE:
+            now += seconds[node]
+            start[node] = max(now, free_at[wire[node]])
+            end[node] = free_at[wire[node]] = start[node] + transfer[node]
+        else:
+            if kind[node] == WAIT and end[awaited[node]] > now:
+                now = end[awaited[node]]
             start[node] = now
-            now += durations[node]
-            compute += durations[node]
+            now += seconds[node]
             end[node] = now
-    return Timeline(start=start, end=end, end_s=max(now, *free_at), compute_s=compute)
+        compute += seconds[node]
+    return Walk(start, end, max(now, *free_at), compute)

@@ -11,10 +11,10 @@ from itertools import product
 from pace.planning.graph.optimize import lower_bound_s
 from pace.simulation.graph.policies import Fsdp2
 from pace.simulation.graph.units import sharded_units
-from pace.solver.graph.kept_gathers import returning, wire_bound_s, with_kept
-from pace.solver.graph.memory import memory_in_use
-from pace.solver.graph.program import Program, ProgramPlan
-from pace.solver.graph.timeline import run
+from pace.solver.arrays import IntArray
+from pace.solver.graph.bucketed_program import BucketedProgram
+from pace.solver.graph.kept_gathers import wire_bound_s, with_kept
+from pace.solver.graph.program import Program
 
 AHEAD = (1, 2, 3)
 INPUT_BUFFERS = (1, 2, 3)
@@ -65,7 +65,7 @@ class KeptChoice:
 
 
 class Fsdp2Passes:
-    """Simulates passes whose units have so many blocks."""
+    """Simulates passes whose units have so many blocks. No pass is simulated twice under the same settings."""
 
     def __init__(
         self,
@@ -81,6 +81,9 @@ class Fsdp2Passes:
             None if program is None else (program, sharded_units(program, unit_collectives, blocks_per_unit))
             for program in (forward, backward)
         )
+        self._runs: dict[tuple[Kept, tuple[int, ...]], PassRun] = {}
+        self._bucketed: dict[Kept | None, BucketedProgram] = {}  # None for the forward pass
+        self._forward_orders: dict[int, tuple[IntArray, float]] = {}
 
     @property
     def num_units(self) -> int:
@@ -119,8 +122,8 @@ class Fsdp2Passes:
             return bound + lower_bound_s(program)
         blocks = [node for number in units.blocks for node in units.gathers[number]]
         room = None if self._memory_bytes is None else max(0, self._memory_bytes - program.resident_bytes)
-        free = lower_bound_s(with_kept(program, blocks))
-        return bound + max(free, wire_bound_s(program, blocks, room))
+        without = with_kept(program, blocks, units.feeders)
+        return bound + max(lower_bound_s(without), wire_bound_s(program, without, blocks, room))
 
     def _best(self, runs: Iterable[PassRun]) -> PassRun | None:
         best: PassRun | None = None
@@ -136,27 +139,45 @@ class Fsdp2Passes:
     def _forward_runs(self, kept: Kept, every: Iterable[int]) -> Iterator[PassRun]:
         if self._forward is None:
             return
-        program, units = self._forward
+        units = self._forward[1]
         held = [node for unit in kept for node in units.gathers[units.blocks[unit]]]
-        program = returning(program, held) if held else program
         for ahead in every:
-            yield _run(program, Fsdp2(ahead=ahead).plan_units(program, units), (ahead,))
+            values = (ahead,)
+            if (kept, values) not in self._runs:
+                # Kept units change no order, but their memory is in use to the end.
+                order, end_s = self._forward_order(ahead)
+                peak_bytes = self._bucketed[None].peak_bytes(order, held)
+                self._runs[kept, values] = PassRun(values=values, end_s=end_s, peak_bytes=peak_bytes)
+            yield self._runs[kept, values]
+
+    def _forward_order(self, ahead: int) -> tuple[IntArray, float]:
+        """Return the order of the forward pass, and its end in seconds."""
+        if ahead not in self._forward_orders:
+            assert self._forward is not None
+            buckets, place = Fsdp2(ahead=ahead).place_units(*self._forward)
+            if None not in self._bucketed:
+                self._bucketed[None] = BucketedProgram(self._forward[0], buckets)
+            order = self._bucketed[None].order(place)
+            self._forward_orders[ahead] = order, self._bucketed[None].end_s(order)
+        return self._forward_orders[ahead]
 
     def _backward_runs(self, kept: Kept, every: Iterable[tuple[int, int]]) -> Iterator[PassRun]:
         if self._backward is None:
             return
         program, units = self._backward
         places = frozenset(units.blocks[len(units.blocks) - 1 - unit] for unit in kept)
-        if kept:
-            program = with_kept(program, [node for place in places for node in units.gathers[place]])
         for ahead, buffers in every:
-            policy = Fsdp2(ahead=ahead, max_input_buffers=buffers)
-            yield _run(program, policy.plan_units(program, units, places), (ahead, buffers))
-
-
-def _run(program: Program, plan: ProgramPlan, values: tuple[int, ...]) -> PassRun:
-    return PassRun(
-        values=values,
-        end_s=run(program, plan).end_s,
-        peak_bytes=memory_in_use(program, plan).peak_bytes,
-    )
+            values = (ahead, buffers)
+            if (kept, values) not in self._runs:
+                policy = Fsdp2(ahead=ahead, max_input_buffers=buffers)
+                buckets, place = policy.place_units(program, units, places)
+                if kept not in self._bucketed:
+                    held = [node for each in places for node in units.gathers[each]]
+                    changed = with_kept(program, held, units.feeders) if held else program
+                    self._bucketed[kept] = BucketedProgram(changed, buckets)
+                bucketed = self._bucketed[kept]
+                order = bucketed.order(place)
+                self._runs[kept, values] = PassRun(
+                    values=values, end_s=bucketed.end_s(order), peak_bytes=bucketed.peak_bytes(order)
+                )
+            yield self._runs[kept, values]

@@ -17,7 +17,6 @@ from pace.planning.graph.optimize import plan_of
 from pace.simulation.graph.units import ShardedUnits, buckets_of, sharded_units
 from pace.simulation.knobs import knobs
 from pace.solver.arrays import FloatArray
-from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.solver.graph.program import Bucket, Program, ProgramPlan
 from pace.solver.graph.reorder import reordered
 
@@ -102,19 +101,28 @@ class Fsdp2:
         kept
             Places in ``units.gathers``. Only the other units are gathered, and only they count as ahead.
         """
-        places = _Places(program)
+        return reordered(program, *self.place_units(program, units, kept))
+
+    def place_units(
+        self, program: Program, units: ShardedUnits, kept: Collection[int] = frozenset()
+    ) -> tuple[list[Bucket], FloatArray]:
+        """Return the buckets and the places of a plan; the buckets do not depend on the knobs.
+
+        The parameters are those of `plan_units`.
+        """
+        places = _Places(program, units)
         every = [min(units.first_use[node] for node in unit) for unit in units.gathers]
         for number in kept:
             places.hold(units.gathers[number])
         gathered = [number for number in range(len(every)) if number not in kept]
-        uses = [places.gather(units.gathers[number], units) for number in gathered]
+        uses = [places.gather(units.gathers[number]) for number in gathered]
         for at, number in enumerate(gathered):
             # Right behind the wait for the unit so many before; the first ones behind that for the first.
             before = uses[at - self.ahead] if at >= self.ahead else every[0]
             is_ahead = at > 0 or before < uses[at]
             places.issue(units.gathers[number], before - (0.25 if is_ahead else 0.75))
         places.reduce(units.reductions, self.max_input_buffers, waits_first=True)
-        return places.plan()
+        return places.buckets, places.place
 
 
 @knobs
@@ -137,8 +145,8 @@ class Blocks:
     def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
         """Gather a block ahead, and wait for gradients a block later."""
         units = sharded_units(program, self.unit_collectives)
-        places = _Places(program)
-        uses = [places.gather(unit, units) for unit in units.gathers]
+        places = _Places(program, units)
+        uses = [places.gather(unit) for unit in units.gathers]
         for number, unit in enumerate(units.gathers):
             places.issue(unit, uses[number - 1] - 0.75 if number else -1.0)
         places.reduce(units.reductions, 1, waits_first=False)
@@ -171,7 +179,7 @@ class ZeroThree:
     def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:
         """Follow the trace."""
         units = sharded_units(program, 1)
-        places = _Places(program)
+        places = _Places(program, units)
         gathers = [node for unit in units.gathers for node in unit]
         numel = _elements(graph, program, self.element_bytes)
         last_use = _last_use(program)
@@ -181,7 +189,7 @@ class ZeroThree:
         for number, node in enumerate(gathers):
             use = units.first_use[node]
             if node not in fetched:
-                places.gather((node,), units)
+                places.gather((node,))
                 places.issue((node,), use - 0.75)
                 fetched.add(node)
                 live.append(node)
@@ -195,7 +203,7 @@ class ZeroThree:
                 ahead.append(gathers[following])
                 following += 1
             for bucket in buckets_of(program, tuple(ahead)):
-                places.gather(bucket, units)
+                places.gather(bucket)
                 places.issue(bucket, use - 0.25)
             fetched.update(ahead)
             live += ahead
@@ -214,16 +222,16 @@ class ZeroThree:
 class _Places:
     """Where collectives and waits go; other nodes keep their places."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, units: ShardedUnits) -> None:
         self._program = program
-        self._place: FloatArray = np.arange(len(program), dtype=np.float64)
-        self._buckets: list[Bucket] = []
-        self._served = _feeders(program)
+        self._units = units
+        self.place: FloatArray = np.arange(len(program), dtype=np.float64)
+        self.buckets: list[Bucket] = []
 
-    def gather(self, unit: Sequence[int], units: ShardedUnits) -> float:
+    def gather(self, unit: Sequence[int]) -> float:
         """Fuse a unit and wait for it right before its first use; return the place of that."""
-        use = float(min(units.first_use[node] for node in unit))
-        self._place[self._program.wait_of[list(unit)]] = use - 0.5
+        use = float(min(self._units.first_use[node] for node in unit))
+        self.place[self._program.wait_of[list(unit)]] = use - 0.5
         self._fuse(unit)
         return use
 
@@ -232,14 +240,14 @@ class _Places:
         above = list(unit)
         while above:
             node = above.pop()
-            self._place[node] = -1.0
+            self.place[node] = -1.0
             above += self._program.deps[node].tolist()
 
     def issue(self, unit: Sequence[int], place: float) -> None:
         """Issue a unit's gathers at a place, with the ops that serve only them."""
         for node in unit:
-            self._place[node] = place
-            self._place[self._served.get(node, [])] = place
+            self.place[node] = place
+            self.place[self._units.feeders.get(node, [])] = place
 
     def reduce(self, units: Sequence[Sequence[int]], at_once: int, *, waits_first: bool) -> None:
         """Reduce units as they become ready, and wait for each when the one `at_once` behind it is issued."""
@@ -247,25 +255,16 @@ class _Places:
         for number, unit in enumerate(units):
             later = number + at_once
             at = issues[later] + (-0.25 if waits_first else 0.25) if later < len(units) else np.inf
-            self._place[list(unit)] = issues[number]
-            self._place[self._program.wait_of[list(unit)]] = at
+            self.place[list(unit)] = issues[number]
+            self.place[self._program.wait_of[list(unit)]] = at
             self._fuse(unit)
 
     def plan(self) -> ProgramPlan:
         """Return the plan."""
-        return reordered(self._program, self._buckets, self._place)
+        return reordered(self._program, self.buckets, self.place)
 
     def _fuse(self, unit: Sequence[int]) -> None:
-        self._buckets += [bucket for bucket in buckets_of(self._program, tuple(unit)) if len(bucket) > 1]
-
-
-def _feeders(program: Program) -> dict[int, list[int]]:
-    """Return for each gather of parameters the ops that serve only it, such as casts."""
-    feeders: dict[int, list[int]] = {}
-    for node, gather in enumerate(ListScheduler(program, UNLIMITED).served.tolist()):
-        if gather >= 0:
-            feeders.setdefault(gather, []).append(node)
-    return feeders
+        self.buckets += [bucket for bucket in buckets_of(self._program, tuple(unit)) if len(bucket) > 1]
 
 
 def _elements(graph: CollectiveGraph, program: Program, element_bytes: int) -> dict[int, int]:

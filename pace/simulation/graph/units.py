@@ -31,12 +31,15 @@ class ShardedUnits:
         Places in `gathers` of the units that are blocks; others belong to the root module.
     first_use
         Place of the first node that uses each gather's output.
+    feeders
+        The ops that serve only one gather, such as casts, by that gather.
     """
 
     gathers: tuple[Unit, ...]
     reductions: tuple[Unit, ...]
     blocks: range
     first_use: dict[int, int]
+    feeders: dict[int, list[int]]
 
 
 def sharded_units(program: Program, unit_collectives: int = 0, blocks_per_unit: int = 1) -> ShardedUnits:
@@ -56,11 +59,16 @@ def sharded_units(program: Program, unit_collectives: int = 0, blocks_per_unit: 
     backward = bool(reductions)
     cut = partial(cut_into_units, program, unit_collectives=unit_collectives, blocks_per_unit=blocks_per_unit)
     gathered, blocks = cut(gathers, from_end=backward)
+    feeders: dict[int, list[int]] = {}
+    for node, gather in enumerate(scheduler.served.tolist()):
+        if gather >= 0:
+            feeders.setdefault(gather, []).append(node)
     return ShardedUnits(
         gathers=gathered,
         reductions=cut(reductions, from_end=backward)[0],
         blocks=blocks,
         first_use={node: int(scheduler.first_use[node]) for node in gathers},
+        feeders=feeders,
     )
 
 
