@@ -91,6 +91,20 @@ def backward(num_layers: int) -> list[GraphNode]:
     return nodes
 
 
+def held_up() -> CollectiveGraph:
+    """Return eight backward layers that compute for 2 s and gather for 0.125 s.
+
+    The first reduce-scatter takes 12 s, the last one 0.5 s. Other layers are frozen: they reduce nothing.
+    """
+    nodes = [node for node in backward(8) if "scatter" not in node.name or node.name[-1] in "07"]
+    at = next(number for number, node in enumerate(nodes) if node.name == "scatter 0")
+    call = nodes[at].collective
+    assert call is not None
+    longest = call.model_copy(update={"input_bytes": 24 * FULL})
+    nodes[at] = nodes[at].model_copy(update={"collective": longest})
+    return graph_of(nodes, latency_s=0.0)
+
+
 @st.composite
 def graphs(draw: st.DrawFn, *, most_nodes: int = 12, samples: bool = False) -> CollectiveGraph:
     """Return random programs: collectives read any op or wait before; some nodes are views or returned."""

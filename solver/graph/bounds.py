@@ -8,7 +8,7 @@ the cost of every size: costs of buckets add up, and a line that starts at or ab
 least once.
 
 Proof. No job of S starts before min r, a machine serves one job at a time, and at least min q follows the
-last one.
+last one. Two communicators of one wire serve two, each at half the rate, which takes no less time.
 
 It suffices to look at the sets {r >= rho, q >= theta}, and longest tail first finds the best of them
 (``pace.solver.certificate``). The bound is that of 1 | r, q, pmtn | Cmax.

@@ -28,8 +28,8 @@ class BucketedProgram:
         """Return the order that follows from places; see ``pace.solver.graph.reorder``."""
         return fused_order(self._fused, place)
 
-    def end_s(self, order: IntArray) -> float:
-        """Return when an order ends, in seconds."""
+    def end_s(self, order: IntArray, apart: Iterable[int] = ()) -> float:
+        """Return when an order ends, in seconds; `apart` is as in ``ProgramPlan``."""
         return walk(
             order.tolist(),
             kind=self._kind,
@@ -38,6 +38,7 @@ class BucketedProgram:
             wire=self._wire,
             awaited=self._awaited,
             num_wires=self._fused.program.num_wires,
+            apart={int(self._fused.place[node]) for node in apart},
         ).end_s
 
     def peak_bytes(self, order: IntArray, returned: Iterable[int] = ()) -> int:

@@ -2,7 +2,8 @@
 
 Time. Nodes run in program order. An op takes its duration on the compute stream. Issuing a collective takes
 none: it starts when it is issued and its wire is free, so a wire is first in, first out. A wait blocks
-compute until its collective ends.
+compute until its collective ends. A plan may put collectives on a second communicator of their wires: then
+each communicator is first in, first out, and while both carry one, each gets half of the wire.
 
 Memory. It follows program order too, as an allocator does: an output is allocated when its node runs, and
 freed when the last node that uses its storage has run. The input of a collective is in use until its wait.
@@ -139,7 +140,13 @@ class ProgramPlan:
     """An order of all nodes, and the buckets of two or more collectives.
 
     The members of a bucket are next to one another in the order, and so are their waits.
+
+    Attributes
+    ----------
+    apart
+        Collectives on a second communicator of their wires: all members of a bucket, or none.
     """
 
     order: IntArray
     buckets: tuple[Bucket, ...]
+    apart: frozenset[int] = frozenset()

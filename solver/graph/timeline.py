@@ -1,6 +1,6 @@
 """When each node of a plan runs, by the rules of ``pace.solver.graph.program``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray
 from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
+from pace.solver.graph.wires import FifoWire, SharedWire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ def run(program: Program, plan: ProgramPlan) -> Timeline:
         wire=program.wire.tolist(),
         awaited=awaited,
         num_wires=program.num_wires,
+        apart=plan.apart,
     )
     for (is_wait, bucket), node in first.items():
         if is_wait == COLLECTIVE:
@@ -90,6 +92,7 @@ def walk(
     wire: Sequence[int],
     awaited: Sequence[int],
     num_wires: int,
+    apart: Collection[int],
 ) -> Walk:
     """Run nodes in an order.
 
@@ -99,20 +102,28 @@ def walk(
         As in ``FusedProgram``. `seconds` of a bucket's COLLECTIVE and WAIT are the copies into and out of it.
     awaited
         The collective of each WAIT.
+    apart
+        As in ``ProgramPlan``.
     """
     start, end = [0.0] * len(kind), [0.0] * len(kind)
-    free_at = [0.0] * num_wires
+    shared = {wire[node] for node in apart}
+    wires: list[FifoWire | SharedWire] = [
+        SharedWire(apart) if number in shared else FifoWire() for number in range(num_wires)
+    ]
     now = compute = 0.0
     for node in order:
         if kind[node] == COLLECTIVE:
             now += seconds[node]
-            start[node] = max(now, free_at[wire[node]])
-            end[node] = free_at[wire[node]] = start[node] + transfer[node]
+            wires[wire[node]].issue(node, now, transfer[node])
         else:
-            if kind[node] == WAIT and end[awaited[node]] > now:
-                now = end[awaited[node]]
+            if kind[node] == WAIT:
+                now = max(now, wires[wire[awaited[node]]].end_of(awaited[node]))
             start[node] = now
             now += seconds[node]
             end[node] = now
         compute += seconds[node]
-    return Walk(start, end, max(now, *free_at), compute)
+    for each in wires:
+        now = max(now, each.last_end())
+        for node, begins in each.start.items():
+            start[node], end[node] = begins, each.end[node]
+    return Walk(start, end, now, compute)

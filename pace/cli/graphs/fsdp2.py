@@ -43,6 +43,8 @@ def report_fsdp2(
         )
     elif not settings.reshard_after_forward:
         print_line("gathered  all units stay so for the backward pass")
+    if settings.separate_reduce_scatter_group:
+        print_line("groups    reduce-scatters have a process group of their own")
     print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
     print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
     print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")

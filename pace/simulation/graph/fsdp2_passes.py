@@ -10,7 +10,7 @@ from itertools import product
 
 from pace.planning.graph.optimize import lower_bound_s
 from pace.simulation.graph.policies import Fsdp2
-from pace.simulation.graph.units import sharded_units
+from pace.simulation.graph.units import reduce_scatters, sharded_units
 from pace.solver.arrays import IntArray
 from pace.solver.graph.bucketed_program import BucketedProgram
 from pace.solver.graph.kept_gathers import wire_bound_s, with_kept
@@ -18,6 +18,10 @@ from pace.solver.graph.program import Program
 
 AHEAD = (1, 2, 3)
 INPUT_BUFFERS = (1, 2, 3)
+BACKWARD_VALUES = tuple(
+    (ahead, buffers, apart) for apart, ahead, buffers in product((False, True), AHEAD, INPUT_BUFFERS)
+)
+"""``ahead``, ``max_input_buffers`` and ``separate_reduce_scatter_group``. What needs less comes first."""
 WORTH = 1e-3
 """What share of the time more memory must save."""
 
@@ -31,7 +35,7 @@ class PassRun:
     Attributes
     ----------
     values
-        ``ahead``, and in the backward pass ``max_input_buffers``.
+        ``ahead``, and in the backward pass the others of `BACKWARD_VALUES`.
     """
 
     values: tuple[int, ...]
@@ -65,7 +69,7 @@ class KeptChoice:
 
 
 class Fsdp2Passes:
-    """Simulates passes whose units have so many blocks. No pass is simulated twice under the same settings."""
+    """Simulates passes whose units have so many blocks, each only once under the same settings."""
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class Fsdp2Passes:
         self._runs: dict[tuple[Kept, tuple[int, ...]], PassRun] = {}
         self._bucketed: dict[Kept | None, BucketedProgram] = {}  # None for the forward pass
         self._forward_orders: dict[int, tuple[IntArray, float]] = {}
+        self._backward_orders: dict[tuple[Kept, int, int], tuple[BucketedProgram, IntArray, int]] = {}
 
     @property
     def num_units(self) -> int:
@@ -98,11 +103,11 @@ class Fsdp2Passes:
         kept: Kept = frozenset(),
         *,
         forward: Iterable[int] = AHEAD,
-        backward: Iterable[tuple[int, int]] | None = None,
+        backward: Iterable[tuple[int, int, bool]] = BACKWARD_VALUES,
     ) -> KeptChoice:
         """Return the best values for given units; those of less memory come first."""
         best = self._best(self._forward_runs(kept, forward))
-        second = self._best(self._backward_runs(kept, backward or product(AHEAD, INPUT_BUFFERS)))
+        second = self._best(self._backward_runs(kept, backward))
         runs = [each for each in (best, second) if each is not None]
         excess = max(self._excess(each) for each in runs)
         return KeptChoice(
@@ -161,23 +166,34 @@ class Fsdp2Passes:
             self._forward_orders[ahead] = order, self._bucketed[None].end_s(order)
         return self._forward_orders[ahead]
 
-    def _backward_runs(self, kept: Kept, every: Iterable[tuple[int, int]]) -> Iterator[PassRun]:
+    def _backward_runs(self, kept: Kept, every: Iterable[tuple[int, int, bool]]) -> Iterator[PassRun]:
         if self._backward is None:
             return
-        program, units = self._backward
-        places = frozenset(units.blocks[len(units.blocks) - 1 - unit] for unit in kept)
-        for ahead, buffers in every:
-            values = (ahead, buffers)
+        apart = reduce_scatters(*self._backward)
+        for values in every:
             if (kept, values) not in self._runs:
-                policy = Fsdp2(ahead=ahead, max_input_buffers=buffers)
-                buckets, place = policy.place_units(program, units, places)
-                if kept not in self._bucketed:
-                    held = [node for each in places for node in units.gathers[each]]
-                    changed = with_kept(program, held, units.feeders) if held else program
-                    self._bucketed[kept] = BucketedProgram(changed, buckets)
-                bucketed = self._bucketed[kept]
-                order = bucketed.order(place)
-                self._runs[kept, values] = PassRun(
-                    values=values, end_s=bucketed.end_s(order), peak_bytes=bucketed.peak_bytes(order)
-                )
+                bucketed, order, peak_bytes = self._backward_order(kept, *values[:2])
+                end_s = bucketed.end_s(order, apart if values[2] else ())
+                self._runs[kept, values] = PassRun(values=values, end_s=end_s, peak_bytes=peak_bytes)
             yield self._runs[kept, values]
+
+    def _backward_order(
+        self, kept: Kept, ahead: int, max_input_buffers: int
+    ) -> tuple[BucketedProgram, IntArray, int]:
+        """Return the order of the backward pass, and its peak memory in bytes."""
+        found = self._backward_orders.get((kept, ahead, max_input_buffers))
+        if found is None:
+            assert self._backward is not None
+            program, units = self._backward
+            places = frozenset(units.blocks[len(units.blocks) - 1 - unit] for unit in kept)
+            policy = Fsdp2(ahead=ahead, max_input_buffers=max_input_buffers)
+            buckets, place = policy.place_units(program, units, places)
+            if kept not in self._bucketed:
+                held = [node for each in places for node in units.gathers[each]]
+                changed = with_kept(program, held, units.feeders) if held else program
+                self._bucketed[kept] = BucketedProgram(changed, buckets)
+            bucketed = self._bucketed[kept]
+            order = bucketed.order(place)
+            found = bucketed, order, bucketed.peak_bytes(order)
+            self._backward_orders[kept, ahead, max_input_buffers] = found
+        return found

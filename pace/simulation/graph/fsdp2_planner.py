@@ -60,13 +60,14 @@ def plan_fsdp2(
             f"{choice.peak_bytes:,} bytes; allow at least that"
         )
     ahead = 1 if choice.forward is None else choice.forward.values[0]
-    behind, buffers = (1, 1) if choice.backward is None else choice.backward.values
+    behind, buffers, apart = (1, 1, False) if choice.backward is None else choice.backward.values
     all_kept = 0 < len(choice.kept) == passes.num_units
     return Fsdp2Settings(
         blocks_per_unit=blocks,
         forward_ahead=ahead,
         backward_ahead=behind,
         max_input_buffers=buffers,
+        separate_reduce_scatter_group=bool(apart),
         reshard_after_forward=not all_kept,
         kept_units=() if all_kept else tuple(sorted(choice.kept)),
         forward_s=None if choice.forward is None else choice.forward.end_s,
@@ -109,16 +110,19 @@ def _with_kept_units(passes: Fsdp2Passes, freed: KeptChoice) -> KeptChoice:
                 best = found if found.is_worth(best) else best
         return best
     ahead = {1} if freed.forward is None else {1, freed.forward.values[0]}
-    behind = (
-        {(1, 1)} if freed.backward is None else {(1, 1), (freed.backward.values[0], freed.backward.values[1])}
-    )
+    behind = {(1, 1, False)}
+    if freed.backward is not None:
+        behind_by, buffers, apart = freed.backward.values
+        behind.add((behind_by, buffers, bool(apart)))
     for kept in _families(passes, ahead, behind):
         found = passes.choose(kept, forward=sorted(ahead), backward=sorted(behind))
         best = found if found.is_worth(best) else best
     return passes.choose(best.kept) if best.kept else best
 
 
-def _families(passes: Fsdp2Passes, ahead: Iterable[int], behind: Iterable[tuple[int, int]]) -> Iterable[Kept]:
+def _families(
+    passes: Fsdp2Passes, ahead: Iterable[int], behind: Iterable[tuple[int, int, bool]]
+) -> Iterable[Kept]:
     """Return some choices: the last units or evenly spread ones, in halvings of the most that fit."""
     count = passes.num_units
     found: dict[Kept, None] = {}

@@ -5,6 +5,7 @@ collective at a time on a wire, memory in program order.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import ELEMENT_BYTES
 from pace.planning.graph.arrays import bucket_keys
 from pace.planning.graph.optimize import plan_of
-from pace.simulation.graph.units import ShardedUnits, buckets_of, sharded_units
+from pace.simulation.graph.units import ShardedUnits, buckets_of, reduce_scatters, sharded_units
 from pace.simulation.knobs import knobs
 from pace.solver.arrays import FloatArray
 from pace.solver.graph.program import Bucket, Program, ProgramPlan
@@ -78,12 +79,15 @@ class Fsdp2:
         Number of neighboring blocks that ``fully_shard`` is called with together.
     max_input_buffers
         ``set_reduce_scatter_max_input_buffers``.
+    separate_reduce_scatter_group
+        ``set_separate_reduce_scatter_group``: reduce-scatters and all-gathers share the wire.
     """
 
     unit_collectives: Count = 0
     blocks_per_unit: Annotated[int, Field(ge=1, le=10**6)] = 1
     ahead: Count = 1
     max_input_buffers: Annotated[int, Field(ge=1, le=10**6)] = 1
+    separate_reduce_scatter_group: bool = False
 
     def plan(self, graph: CollectiveGraph, program: Program) -> ProgramPlan:  # noqa: ARG002 - a GraphPolicy
         """Gather units ahead of their use, and reduce them one behind the other."""
@@ -101,7 +105,10 @@ class Fsdp2:
         kept
             Places in ``units.gathers``. Only the other units are gathered, and only they count as ahead.
         """
-        return reordered(program, *self.place_units(program, units, kept))
+        plan = reordered(program, *self.place_units(program, units, kept))
+        if not self.separate_reduce_scatter_group:
+            return plan
+        return replace(plan, apart=reduce_scatters(program, units))
 
     def place_units(
         self, program: Program, units: ShardedUnits, kept: Collection[int] = frozenset()

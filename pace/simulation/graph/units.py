@@ -72,6 +72,16 @@ def sharded_units(program: Program, unit_collectives: int = 0, blocks_per_unit: 
     )
 
 
+def reduce_scatters(program: Program, units: ShardedUnits) -> frozenset[int]:
+    """Return the reductions of units that return less than they read."""
+    return frozenset(
+        node
+        for unit in units.reductions
+        for node in unit
+        if program.output_bytes[node] < program.input_bytes[node]
+    )
+
+
 def cut_into_units(
     program: Program,
     members: Sequence[int],

@@ -1,7 +1,7 @@
 """Settings of FSDP2, chosen in the simulation for passes small enough to work out by hand."""
 
 import json
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -12,11 +12,11 @@ from pace.documents.graph.fsdp2_settings import Fsdp2Settings, parse_fsdp2_setti
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.planning.graph.arrays import program_of
 from pace.simulation.graph.framework_parameters import code_to_paste, deepspeed_config, megatron_arguments
-from pace.simulation.graph.fsdp2_passes import AHEAD, INPUT_BUFFERS, WORTH, Fsdp2Passes, PassRun
+from pace.simulation.graph.fsdp2_passes import AHEAD, BACKWARD_VALUES, WORTH, Fsdp2Passes, PassRun
 from pace.simulation.graph.fsdp2_planner import BLOCKS_PER_UNIT, plan_fsdp2
 from pace.simulation.graph.policies import Fsdp2
 from pace.simulation.graph.run import run_graph_policy
-from tests.sharded_graphs import FULL, backward, collective, forward, graph_of, wait
+from tests.sharded_graphs import FULL, backward, collective, forward, graph_of, held_up, wait
 
 GRAPH = graph_of(forward(4))
 
@@ -43,6 +43,26 @@ def test_exposed_reduce_scatters_get_buffers() -> None:
     stalled = run_graph_policy(graph, Fsdp2(unit_collectives=1)).iteration_s
     assert settings.backward_s is not None
     assert settings.backward_s < stalled
+
+
+def test_held_up_gathers_get_a_wire_shared_by_two_groups() -> None:
+    """By hand: layers compute from 0.125 s to 16.125 s without a gap, and the last reduce-scatter follows.
+
+    In one group, gathers that are issued after 2.125 s would wait for the first reduce-scatter, until
+    14.125 s. In two, each gather takes 0.25 s beside it.
+    """
+    graph = held_up()
+    settings = plan_fsdp2([graph], unit_collectives=1)
+    assert settings.separate_reduce_scatter_group
+    assert (settings.backward_ahead, settings.max_input_buffers) == (1, 1)
+    assert settings.backward_s == 16.625
+    assert settings.lower_bound_s is not None
+    assert settings.lower_bound_s <= 16.625
+    one_group = run_graph_policy(graph, Fsdp2(unit_collectives=1, ahead=3, max_input_buffers=3))
+    assert one_group.iteration_s == 14.25 + 4 * 2 + 0.5
+    two_groups = Fsdp2(unit_collectives=1, separate_reduce_scatter_group=True)
+    assert run_graph_policy(graph, two_groups).iteration_s == 16.625
+    assert "set_separate_reduce_scatter_group()" in code_to_paste(settings)
 
 
 def test_latency_makes_larger_units() -> None:
@@ -131,15 +151,13 @@ def test_no_choice_of_units_is_better(
         for kept in map(frozenset, combinations(range(each.num_units), size))
         if (
             forwards := fitting(
-                [each.choose(kept, forward=[ahead], backward=[(1, 1)]).forward for ahead in AHEAD], memory
+                [each.choose(kept, forward=[ahead], backward=[(1, 1, False)]).forward for ahead in AHEAD],
+                memory,
             )
         )
         and (
             backwards := fitting(
-                [
-                    each.choose(kept, forward=[1], backward=[values]).backward
-                    for values in product(AHEAD, INPUT_BUFFERS)
-                ],
+                [each.choose(kept, forward=[1], backward=[values]).backward for values in BACKWARD_VALUES],
                 memory,
             )
         )

@@ -16,7 +16,7 @@ from pace.runtime.gates.fsdp2_settings import blocks_of
 from pace.simulation.graph.fsdp2_planner import plan_fsdp2
 from tests.runtime.fsdp.job import Net
 from tests.runtime.rank_pool import Failed, RankPool
-from tests.sharded_graphs import backward, forward, graph_of
+from tests.sharded_graphs import backward, forward, graph_of, held_up
 
 SETTINGS = Fsdp2Settings(forward_ahead=2, backward_ahead=2, max_input_buffers=2)
 VARIANTS = (
@@ -84,6 +84,17 @@ def gathers_of(rank: int, folder: str) -> list[int]:
     return counts
 
 
+def own_group_of(rank: int, folder: str) -> tuple[bool, bool]:
+    """Train by planned settings; return whether gathers and scatters have two groups, and torch's weights."""
+    plain, model = net(), net()
+    apply(plain, Fsdp2Settings())
+    sharded: list[Any] = [*apply(model, Path(folder) / "planned.json"), model]
+    groups = [group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups]
+    two = all(group._reduce_scatter_process_group is not group._all_gather_process_group for group in groups)
+    pairs = zip(trained(rank, plain), trained(rank, model), strict=True)
+    return two, all(torch.equal(one, other) for one, other in pairs)
+
+
 def settings_in_force(_rank: int, folder: str) -> dict[str, Any]:
     """Apply settings of a file to a model, and read them back from torch's states."""
     path = Path(folder) / "settings.json"
@@ -145,6 +156,14 @@ def test_planned_units_are_gathered_once(pool: RankPool, tmp_path: Path) -> None
     assert (planned.blocks_per_unit, planned.kept_units) == (1, (2,))
     (tmp_path / "planned.json").write_bytes(planned.to_json())
     assert results(pool, gathers_of, str(tmp_path)) == [[6, 7], [6, 7]]
+
+
+def test_planned_reduce_scatters_have_a_group_of_their_own(pool: RankPool, tmp_path: Path) -> None:
+    """Where the planner chooses it, in every unit and in the root; the weights are the same to the bit."""
+    planned = plan_fsdp2([held_up()], unit_collectives=1)
+    assert planned.separate_reduce_scatter_group
+    (tmp_path / "planned.json").write_bytes(planned.to_json())
+    assert results(pool, own_group_of, str(tmp_path)) == [(True, True), (True, True)]
 
 
 def test_kept_units_are_not_gathered_ahead(pool: RankPool, tmp_path: Path) -> None:
