@@ -5,6 +5,7 @@ kind                            rule
 =============================== ========================================================================
 inference                       operators, and no backward pass and no optimizer
 a sampled trace                 gradients are accumulated, and the ops that produced them are not there
+a trace of an old torch         gradients are accumulated, and backward ops have no `evaluate_function`
 pipeline parallel               sends and receives between ranks
 HSDP                            FSDP's annotations or a small process group, reduce-scatters, and
                                 all-reduces of at least half of the shards' bytes
@@ -25,6 +26,7 @@ A kind is *certain* where annotations name it, *likely* where the order and the 
 and a *guess* where several kinds would record the same.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +40,7 @@ from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 KindOfJob = Literal[
     "inference",
     "a sampled trace",
+    "a trace of an old torch",
     "pipeline parallel",
     "HSDP",
     "FSDP1",
@@ -57,6 +60,7 @@ Sureness = Literal["certain", "likely", "a guess"]
 _REDUCE_NOTES = ("gloo:all_reduce", "nccl:all_reduce")
 _SMALLEST_BYTES = 4096  # less is a loss, a norm, or statistics
 _FEW_OPS = 20
+_OLD_BACKWARD = re.compile(r"^[A-Z]\w*Backward\d*$")
 _DDP_NOTE = "DistributedDataParallel.forward"
 _DDP_OP = "torch.distributed.ddp.reducer::"
 _BETWEEN_TWO = {"send", "recv", "coalesced_send", "coalesced_recv"}
@@ -69,6 +73,9 @@ _SHARDED_NEXT = (
 _NEXT: dict[KindOfJob, str] = {
     "inference": f"No gradients are exchanged, so there is nothing to schedule. {_RECORD_AGAIN}",
     "a sampled trace": f"Gradients and their order cannot be read from it. {_RECORD_AGAIN}",
+    "a trace of an old torch": (
+        "Where an op's gradients end cannot be read from it. Train and record with torch 1.11 or later."
+    ),
     "pipeline parallel": (
         "Its sends and receives are not scheduled, and their order fixes when gradients are ready. Import a "
         "trace of one stage that trains alone under DistributedDataParallel."
@@ -123,8 +130,19 @@ SAMPLED = JobKind(
 )
 
 
+OLD_TORCH = JobKind(
+    name="a trace of an old torch",
+    sure="likely",
+    why="gradients are accumulated, and backward ops are named as torch 1.8 and 1.9 named them",
+)
+
+
 def kind_without_steps(trace: KinetoTrace) -> JobKind | None:
     """Return the kind of a trace in which no step has both passes; None if nothing tells it."""
+    names = {op.name for op in trace.ops}
+    old_names = ACCUMULATE in names and any(map(_OLD_BACKWARD.search, names))
+    if old_names and not any(name.startswith(BACKWARD) for name in names):
+        return OLD_TORCH
     if any(op.name in (ACCUMULATE, BACKWARD + ACCUMULATE) for op in trace.ops):
         return SAMPLED
     if any(op.name.startswith(BACKWARD) for op in trace.ops):

@@ -4,7 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.pace.formats.kineto_features import make_event
-from tests.pace.formats.traces import ACCUMULATE, AUTOGRAD, MAIN, Event, kineto_document, kineto_events
+from tests.pace.formats.traces import (
+    ACCUMULATE,
+    AUTOGRAD,
+    EVALUATE,
+    MAIN,
+    Event,
+    kineto_document,
+    kineto_events,
+)
 
 GLOO, GLOO_TOO = 33, 34
 STEP_US = 10_000
@@ -52,6 +60,30 @@ def ddp_events(update_us: int = 4700) -> list[Event]:
         make_event("user_annotation", "DistributedDataParallel.forward", MAIN, origin + 1000, 950)
         for origin in _origins()
     ]
+
+
+def other_gradients_events(*shapes: list[int]) -> list[Event]:
+    """Return DDP's events with gradients of other shapes, in the order in which they are ready."""
+    events = ddp_events()
+    accumulated = [event for event in events if event["name"] == ACCUMULATE]
+    for place, event in enumerate(accumulated):
+        event["args"]["Input Dims"] = [shapes[place % len(shapes)]]
+    return events
+
+
+def one_bucket_events() -> list[Event]:
+    """Return DDP's events with one all-reduce a step, of all 510 elements."""
+    first_us = 4320  # the first bucket is issued then
+    events = []
+    for event in ddp_events():
+        if event["name"] == "gloo:all_reduce":
+            if event["args"]["Input Dims"] == [[210]]:
+                continue
+            event["args"]["Input Dims"] = [[510]]
+        elif event["name"] == "c10d::allreduce_" and event["ts"] % STEP_US == first_us:
+            continue
+        events.append(event)
+    return events
 
 
 def hook_events() -> list[Event]:
@@ -185,6 +217,18 @@ def sampled_events() -> list[Event]:
     return [event for event in ddp_events() if event["name"] != ACCUMULATE]
 
 
+def old_torch_events() -> list[Event]:
+    """Return what torch 1.8 records: no `evaluate_function` around backward ops, and other categories."""
+    events = []
+    for event in ddp_events():
+        if event["name"] == EVALUATE + ACCUMULATE:
+            continue
+        name = str(event["name"]).removeprefix(EVALUATE)
+        category = "Operator" if event.get("cat") in ("cpu_op", "user_annotation") else event.get("cat")
+        events.append(event | {"name": name, "cat": category})
+    return events
+
+
 def late_events() -> list[Event]:
     """Return two all-reduces of 0.8 and 8 MB on two threads: both wait for late ranks and end at 7,600 us.
 
@@ -202,12 +246,14 @@ def late_events() -> list[Event]:
     return events
 
 
-def document_of(events: list[Event], *, workers: int = 2, rank: int = 0) -> Event:
+def document_of(
+    events: list[Event], *, workers: int = 2, rank: int = 0, backend: str = "gloo", **fields: Any
+) -> Event:
     """Return the document around a rank's events; four workers are 2 x 2."""
-    told: dict[str, Any] = {"backend": "gloo", "rank": rank, "world_size": workers}
+    told: dict[str, Any] = {"backend": backend, "rank": rank, "world_size": workers}
     if workers == 4:
         told["pg_config"] = [{"pg_name": n, "pg_desc": d, "pg_size": size} for n, d, size in _GROUPS]
-    return kineto_document(events, distributedInfo=told)
+    return kineto_document(events, distributedInfo=told, **fields)
 
 
 # The kind, how sure it is, what makes the events, and the number of workers.
@@ -231,4 +277,5 @@ REFUSED: tuple[tuple[str, Callable[[], list[Event]], str], ...] = (
     ("ZeRO", zero_events, "--exchange sharded"),
     ("inference", inference_events, "nothing to schedule"),
     ("a sampled trace", sampled_events, "record with torch.profiler"),
+    ("a trace of an old torch", old_torch_events, "torch 1.11 or later"),
 )
