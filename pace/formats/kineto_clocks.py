@@ -65,6 +65,8 @@ def measure_device(steps: Sequence[KinetoStep], placed: PlacedWork, calls: Seque
                 step.host_s += since - busy_until - waited - exposed
             lasting = max(kernel.end_s - max(since, kernel.start_s), 0.0)
             if kernel.start_s > since:
+                if launch > step.backward[-1].host_end_s:
+                    step.host_ahead_s += reduces.within(since, max(launch, since))
                 lasting += _idle(step, since, launch, kernel.start_s, reduces, others)
             if kernel.op is not None:
                 kernel.op.lasting_s += lasting

@@ -251,6 +251,12 @@ def _median_step(rank: RankTrace) -> TrainingStep:
             f"{unjoined} gradients have no forward op: they are taken to be needed by the first one",
         )
     update = statistics.median(update_duration(rank.clock, step) for step in rank.steps)
+    if rank.clock == "hybrid":
+        ahead = min(statistics.median(step.host_ahead_s for step in rank.steps), update)
+        if ahead > 0:
+            # The host reaches the update's first kernel while all-reduces run: it waits for none of them.
+            backward = (*backward, StepOp(name=f"{len(backward):03d}.host", duration_s=ahead))
+            update -= ahead
     return TrainingStep(
         forward=forward,
         backward=backward,

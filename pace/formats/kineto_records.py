@@ -55,7 +55,7 @@ class RecordedOp:
 
 @dataclass(slots=True)
 class RecordedGradient:
-    """A gradient as it was accumulated; size and dtype are None without recorded shapes.
+    """A gradient as it was accumulated; size, dtype and shape are None without recorded shapes.
 
     Attributes
     ----------
@@ -71,6 +71,7 @@ class RecordedGradient:
     dtype: DType | None
     undefined: bool = False
     tied: bool = False
+    shape: tuple[int, ...] | None = None
     consumer: int | None = None
 
 
@@ -141,6 +142,8 @@ class KinetoStep:
     update_lasting_s, span_s, host_s, exposed_s, fixed_s
         Seconds on the device's clock (``pace.formats.kineto_clocks``): the update, from the last step's end
         to this one's, waiting for the host, for all-reduces, and for other collectives.
+    host_ahead_s
+        Of the waiting for the host, what passed after the backward pass while all-reduces ran.
     """
 
     start_s: float
@@ -170,6 +173,7 @@ class KinetoStep:
     host_s: float = 0.0
     exposed_s: float = 0.0
     fixed_s: float = 0.0
+    host_ahead_s: float = 0.0
 
     def ops_of(self, part: Part) -> list[RecordedOp]:
         """Return the ops of one part."""

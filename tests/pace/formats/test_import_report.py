@@ -95,3 +95,19 @@ def test_a_list_of_parameters_gives_sizes(tmp_path: Path) -> None:
         read_kineto([path], parameters=write_json(tmp_path / "p.json", rows))
     with warnings.catch_warnings(), pytest.raises(FormatError, match=r"\[0\]: expected"):
         read_kineto([path], parameters=write_json(tmp_path / "p.json", [["conv", [300]]]))
+
+
+def test_a_host_that_prepares_the_update_beside_an_all_reduce_does_not_wait(tmp_path: Path) -> None:
+    """The device is done with the backward pass at 5,529 us; the second all-reduce ends at 7,019.
+
+    The host launches the next kernel at 7,015. Until then nothing waits for the all-reduce.
+    """
+    events = launched_events()
+    for event in events:
+        if event["args"].get("In msg nelems") == 300:
+            event["ts"] += 940  # when its gradient is ready
+            event["dur"] = 7019 - event["ts"] % 10_000
+    profile = read_kineto([write_json(tmp_path / "t.json", kineto_document(events))])
+    (host,) = (op for op in profile.ops if op.name.endswith(".host"))
+    assert host.duration_s == pytest.approx(1486e-6, abs=30e-6)
+    assert profile.metadata["replay"]["error"] == pytest.approx(0, abs=0.02)
