@@ -46,6 +46,8 @@ def _cost(profile: Profile) -> dict[str, Any]:
 
 def import_warnings(profile: Profile) -> Iterator[str]:
     """Yield what an answer from this profile cannot be trusted in, and that the job may hang."""
+    if (doubt := profile.metadata.get("ranks_doubt")) is not None:
+        yield str(doubt)
     if (differs := profile.metadata.get("order_differs")) is not None:
         yield (
             f"ranks issue collectives in different orders, so the job can hang: {differs}. "

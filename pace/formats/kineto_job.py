@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pace.errors import FormatError
 from pace.formats.busy_time import BusyTime
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_records import KinetoStep
+from pace.formats.kineto_same_job import doubt_of_one_job, require_one_job
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
 
 Met = tuple[RecordedCall, ...]
@@ -32,10 +32,13 @@ class Job:
     waited_s
         For each rank, how long its device waited in a step for the last rank to come; empty if the ranks'
         calls cannot be told to be the same.
+    doubt
+        Why the traces may be of several jobs.
     """
 
     ranks: Sequence[RankTrace]
     slowest: RankTrace
+    doubt: str | None = None
     all_reduces: list[Met] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
 
@@ -51,39 +54,6 @@ class Job:
         return self.waited_s[places[id(self.slowest)]] if self.waited_s else None
 
 
-def require_one_job(ranks: Sequence[RankTrace]) -> None:
-    """Refuse traces that are not of different ranks of one job.
-
-    Raises
-    ------
-    FormatError
-        Where two are of one rank, or say different numbers of workers, kinds or gradients.
-    """
-    first = ranks[0]
-    seen: dict[int, RankTrace] = {}
-    for rank in ranks:
-        path = rank.trace.path
-        if rank.trace.rank is not None:
-            other = seen.setdefault(rank.trace.rank, rank)
-            if other is not rank:
-                reason = (
-                    f"is of rank {rank.trace.rank}, as {other.trace.path} is: pass one trace for each rank"
-                )
-                raise FormatError(path, reason)
-        for what, own, others in (
-            ("workers", rank.trace.workers, first.trace.workers),
-            ("kind of job", rank.kind.name, first.kind.name),
-            ("bytes of gradients", _gradient_bytes(rank), _gradient_bytes(first)),
-        ):
-            if own != others and None not in (own, others):
-                reason = f"another job than {first.trace.path}: {what} {own} and {others}"
-                raise FormatError(path, reason)
-
-
-def _gradient_bytes(rank: RankTrace) -> int:
-    return sum(tensor.size_bytes for tensor in rank.gradients)
-
-
 def look_at_job(ranks: Sequence[RankTrace]) -> Job:
     """Match the ranks' calls, align their clocks and find the slowest rank.
 
@@ -93,12 +63,13 @@ def look_at_job(ranks: Sequence[RankTrace]) -> Job:
         If they are not ranks of one job.
     """
     require_one_job(ranks)
+    doubt = doubt_of_one_job(ranks)
     slowest = max(ranks, key=lambda rank: rank.compute_s)
     steps = _common_steps(ranks)
     met_in = [_met(ranks, each) for each in steps]
     met = [call for calls in met_in for call in calls]
     if len(ranks) == 1 or not met:
-        return Job(ranks=ranks, slowest=slowest)
+        return Job(ranks=ranks, slowest=slowest, doubt=doubt)
     ahead_s = [
         statistics.median(call[place].end_s - call[0].end_s for call in met) for place in range(len(ranks))
     ]
@@ -114,6 +85,7 @@ def look_at_job(ranks: Sequence[RankTrace]) -> Job:
     return Job(
         ranks=ranks,
         slowest=ranks[order[0]],
+        doubt=doubt,
         all_reduces=[call for call in met if call[0].name == ALL_REDUCE],
         waited_s=waited,
     )

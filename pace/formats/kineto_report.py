@@ -64,6 +64,7 @@ def described(job: Job, *, joined: bool, measured: bool) -> dict[str, Any]:
         "recorded_allreduces": groups,
         "recorded_allreduces_match": matches,
         "recorded_allreduces_why": why,
+        "ranks_doubt": job.doubt,
         "order_differs": first_difference([rank.trace for rank in job.ranks]),
     }
 

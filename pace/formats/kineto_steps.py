@@ -232,7 +232,7 @@ def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) ->
         if op.name == ACCUMULATE and place >= 0:
             gradient = step.gradients[place]
             gradient.size_bytes, gradient.dtype = op.size_bytes, op.dtype
-            gradient.undefined = op.undefined
+            gradient.undefined, gradient.shape = op.undefined, op.shape
             if op.record is not None:
                 gradient.record = op.record
     for gradient in step.gradients:

@@ -30,6 +30,8 @@ _OLD_ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "nccl:", "gloo:", "Distribute
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 _MODULE = "nn.Module: "
+_GRADIENT = "torch::autograd::AccumulateGrad"
+_EPOCH_S = 1e9  # the year 2001: clocks that count from a host's start are far below
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class HostOp:
         Shapes were recorded, and the first input is no tensor.
     elements
         Number of elements that an operator's collective moves; 0 if that is not recorded.
+    shape
+        The shape of a gradient that is accumulated; None of other operators.
     fallback_sequence
         The sequence number of the op around one that runs inside another backward op.
     """
@@ -79,6 +83,7 @@ class HostOp:
     undefined: bool = False
     collective: Collective | None = None
     elements: int = 0
+    shape: tuple[int, ...] | None = None
     fallback_sequence: int | None = None
 
 
@@ -103,6 +108,10 @@ class KinetoTrace:
     ----------
     groups
         Sizes of the process groups by name and description, as far as the trace lists them.
+    backend
+        What the processes communicate with, as torch names it.
+    base_s
+        What the profiler took off every time, in seconds since 1970.
     rounded
         Whether every time is a whole number of microseconds, as older profilers write them.
     """
@@ -111,6 +120,8 @@ class KinetoTrace:
     rank: int | None
     workers: int | None
     groups: dict[str, int] = field(default_factory=dict)
+    backend: str | None = None
+    base_s: float = 0.0
     origin_us: float | None = None
     rounded: bool = True
     ops: list[HostOp] = field(default_factory=list)
@@ -123,6 +134,12 @@ class KinetoTrace:
     def first_launch(self) -> int | None:
         """The smallest correlation of a recorded launch: work below it was launched before recording."""
         return min(self.launches, default=None)
+
+    @property
+    def recorded_at_s(self) -> tuple[float, float] | None:
+        """When recording began and ended, in seconds since 1970; None if the clock counts from elsewhere."""
+        began = self.base_s + (self.origin_us or 0.0) * 1e-6
+        return None if began < _EPOCH_S else (began, began + max(op.end_s for op in self.ops))
 
     def launched_before(self, work: DeviceWork) -> bool:
         """Return whether work was launched before recording began."""
@@ -153,6 +170,8 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         rank=_integer(distributed.get("rank")),
         workers=_integer(distributed.get("world_size")),
         groups=_groups(distributed.get("pg_config")),
+        backend=_text(distributed.get("backend")),
+        base_s=(_integer(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
     )
     for place, event in enumerate(stream_json(path, "item" if bare else "traceEvents.item")):
         if not isinstance(event, dict):
@@ -162,6 +181,10 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
     if not trace.ops:
         raise FormatError(path, "no operators: expected a Kineto trace with cpu_op events")
     return trace
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _groups(listed: Any) -> dict[str, int]:
@@ -230,7 +253,14 @@ def _host_op(
         undefined=size is None and _is_undefined(arguments),
         collective=_collective(arguments) if name == "record_param_comms" else None,
         elements=_moved(arguments) if name.startswith(("c10d::", "gloo:")) else 0,
+        shape=_shape(arguments) if name == _GRADIENT else None,
     )
+
+
+def _shape(arguments: dict[str, Any]) -> tuple[int, ...] | None:
+    dims = arguments.get("Input Dims")
+    first = dims[0] if isinstance(dims, list) and dims else None
+    return tuple(first) if isinstance(first, list) and elements_of(first) is not None else None
 
 
 def _moved(arguments: dict[str, Any]) -> int:
