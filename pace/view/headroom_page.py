@@ -8,11 +8,20 @@ from pace.whatif.headroom_advice import LEAST_GAIN
 
 CAPS_TORCH = "2.13"
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}.bar{background:#4a7db5;height:.9rem}"
-    ".job{font-size:1.1rem;font-weight:600}.warnings{border-left:.3rem solid #c98a00;padding-left:1rem}"
-    "svg{max-width:100%;height:auto}pre{white-space:pre-wrap}"
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "overflow-wrap:anywhere}h1{font-size:1.5rem}h2{font-size:1.15rem}h3{font-size:1rem;margin-bottom:.3rem}"
+    "table{border-collapse:collapse;overflow-wrap:normal}td,th{padding:.2rem .8rem;text-align:right}"
+    "tr+tr{border-top:1px solid color-mix(in srgb,currentColor 15%,transparent)}"
+    "td:first-child,th:first-child{text-align:left;padding-left:0}.scroll{overflow-x:auto}"
+    ".times{width:100%}.times td:nth-child(2){white-space:nowrap}.times td:last-child{width:45%}"
+    ".bar{background:#4a7db5;height:.9rem}.job{font-size:1.1rem;font-weight:600}"
+    ".warnings{border-left:.3rem solid #c98a00;padding-left:1rem}"
+    ".swatch{display:inline-block;width:.8rem;height:.8rem;margin:0 .4rem 0 1rem}"
+    ".swatch:first-child{margin-left:0}"
+    "svg{display:block;width:100%;min-width:36rem;height:auto}"
+    "pre{white-space:pre-wrap;padding:.7rem 1rem;"
+    "background:color-mix(in srgb,currentColor 8%,transparent)}"
 )
 _ROWS = (
     ("DDP as it comes", "ddp_s"),
@@ -120,19 +129,20 @@ def headroom_page(made: Headroom, timelines: str = "") -> str:
     caps = caps_lines(made)
     if caps:
         parts.append(f"<pre>{escape(chr(10).join(caps))}</pre>")
-    parts.append("<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in heading) + "</tr>")
+    parts.append('<div class="scroll" role="region" tabindex="0" aria-label="Iterations"><table><tr>')
+    parts.append("".join(f"<th>{escape(cell)}</th>" for cell in heading) + "</tr>")
     parts += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-    parts.append("</table>")
+    parts.append("</table></div>")
     if made.plain.ddp_s is not None:
         parts.append(f"<p>{_DEFAULT_CAPS}</p>")
     parts.append(timelines)
-    parts.append("<h2>Where the time goes</h2><table>")
+    parts.append('<h2>Where the time goes</h2><table class="times">')
     longest = max((seconds or 0.0 for _, seconds in time_rows(made)), default=0.0) or 1.0
     for label, seconds in time_rows(made):
         shown = "not known" if seconds is None else f"{seconds * 1e3:.2f} ms"
-        width = 20 * (seconds or 0.0) / longest
+        width = 100 * (seconds or 0.0) / longest
         parts.append(
             f"<tr><td>{label}</td><td>{shown}</td>"
-            f'<td><div class="bar" style="width:{width:.2f}rem"></div></td></tr>'
+            f'<td><div class="bar" style="width:{width:.1f}%"></div></td></tr>'
         )
     return "".join(parts) + "</table></html>\n"

@@ -1,5 +1,6 @@
 """The recorded step above the step that PACE plans, on one scale of time, as SVG for the headroom page."""
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -10,7 +11,9 @@ from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.view.window import lay_out
 
 _WIDTH, _LEFT, _ROW, _GAP = 900.0, 150.0, 22.0, 5.0
+_AXIS, _TICKS, _SHORTEST_S = 18.0, 6, 1e-9
 _COLORS = {"backward": "#4a7db5", "forward": "#7fb069", "call": "#e0a458"}
+_MEANINGS = (("backward", "backward pass"), ("forward", "update and forward pass"), ("call", "all-reduces"))
 Bar = tuple[float, float, str, str]  # start and end in seconds, the kind of its color, what it is
 Row = tuple[str, Sequence[Bar]]
 
@@ -38,11 +41,11 @@ def step_timelines(profile: Profile) -> str:
     late = f", and {late_s * 1e3:.2f} ms of waiting that no schedule changes" if late_s > 0 else ""
     parts = [
         "<h2>The recorded step and the planned one</h2>",
-        "<p>Blue: backward pass. Green: update and forward pass. Yellow: all-reduces.</p>",
+        "<p>" + "".join(_swatch(kind, meaning) for kind, meaning in _MEANINGS) + "</p>",
         f"<h3>Recorded: {window_s * 1e3:.2f} ms</h3>",
-        _drawn(recorded, longest),
+        _drawn("The recorded step", recorded, longest),
         f"<h3>PACE: {planned_s * 1e3:.2f} ms{late}</h3>",
-        _drawn(_planned_rows(profile, schedule), longest),
+        _drawn("The planned step", _planned_rows(profile, schedule), longest),
     ]
     return "".join(parts)
 
@@ -98,10 +101,26 @@ def _joined(bars: Iterable[Bar]) -> list[Bar]:
     return joined
 
 
-def _drawn(rows: Sequence[Row], longest_s: float) -> str:
+def _swatch(kind: str, meaning: str) -> str:
+    return f'<span class="swatch" style="background:{_COLORS[kind]}"></span>{meaning} '
+
+
+def _drawn(title: str, rows: Sequence[Row], longest_s: float) -> str:
     scale = (_WIDTH - _LEFT) / longest_s if longest_s > 0 else 0.0
     height = len(rows) * (_ROW + _GAP)
-    parts = [f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" font-family="sans-serif" font-size="12">']
+    parts = [
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">',
+        f'<svg viewBox="0 0 {_WIDTH:g} {height + _AXIS:g}" role="img" aria-label="{title}" '
+        'font-family="sans-serif" font-size="12" fill="currentColor">',
+    ]
+    for moment_s in _tick_times(longest_s):
+        x = _LEFT + moment_s * scale
+        anchor = "start" if moment_s == 0 else "middle" if x < _WIDTH - _ROW else "end"
+        parts.append(
+            f'<path d="M{x:.1f} 0V{height:g}" stroke="currentColor" stroke-opacity=".25"/>'
+            f'<text x="{x:.1f}" y="{height + 0.75 * _AXIS:g}" text-anchor="{anchor}">'
+            f"{moment_s * 1e3:g} ms</text>"
+        )
     for place, (label, bars) in enumerate(rows):
         top = place * (_ROW + _GAP)
         parts.append(f'<text x="0" y="{top + 0.7 * _ROW:.1f}">{escape(label)}</text>')
@@ -110,6 +129,15 @@ def _drawn(rows: Sequence[Row], longest_s: float) -> str:
             shown = f"{escape(name)}: {start * 1e3:.2f} to {end * 1e3:.2f} ms"
             parts.append(
                 f'<rect x="{x:.1f}" y="{top:g}" width="{width:.1f}" height="{_ROW:g}" '
-                f'fill="{_COLORS[kind]}" stroke="#fff" stroke-width="0.5"><title>{shown}</title></rect>'
+                f'fill="{_COLORS[kind]}" stroke="Canvas" stroke-width="0.5"><title>{shown}</title></rect>'
             )
-    return "".join(parts) + "</svg>"
+    return "".join(parts) + "</svg></div>"
+
+
+def _tick_times(longest_s: float) -> list[float]:
+    """Return round times from 0 to the longest, at most a few."""
+    if not _SHORTEST_S < longest_s < math.inf:
+        return []
+    power = 10.0 ** math.floor(math.log10(longest_s / _TICKS))
+    apart = next((power * f for f in (1, 2, 5) if power * f * _TICKS >= longest_s), power * 10)
+    return [round(number * apart, 12) for number in range(int(longest_s / apart) + 1)]

@@ -9,31 +9,12 @@ from typer.testing import CliRunner
 
 from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.profile import Gradient, Op, Profile
 from pace.view.headroom_page import headroom_page, text_lines
 from pace.view.step_timelines import step_timelines
 from pace.whatif.headroom import headroom
 from tests.pace.formats.kineto_features import launched_events
 from tests.pace.formats.traces import kineto_document, write_json
-
-MB = 1_000_000
-
-# Backward 1 s and 1 s, forward 1 s and 1 s; the gradient ready first is needed last. A MB takes 1 s.
-PROFILE = Profile(
-    name="two layers",
-    workers=2,
-    ops=(
-        Op(name="bwd/1", duration_s=1.0, stream="compute"),
-        Op(name="bwd/0", duration_s=1.0, stream="compute"),
-        Op(name="fwd/0", duration_s=1.0, stream="compute", waits_for=("g0",)),
-        Op(name="fwd/1", duration_s=1.0, stream="compute", waits_for=("g1",)),
-    ),
-    gradients=(
-        Gradient(name="g1", size_bytes=MB, dtype="uint8", producer="bwd/1"),
-        Gradient(name="g0", size_bytes=MB, dtype="uint8", producer="bwd/0"),
-    ),
-    allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=1 / MB),
-)
+from tests.pace.whatif.two_layers import MB, PROFILE, anchored_profile
 
 
 def test_two_layers_by_hand() -> None:
@@ -96,24 +77,9 @@ def test_the_command_takes_traces_and_profiles(tmp_path: Path) -> None:
     assert "no schedule is faster" in text.stdout
 
 
-def _anchored(
-    *, error: float = 0.0, late_s: float = 0.0, window_s: float = 6.0, kind: str = "DDP"
-) -> Profile:
-    """Return the two layers as a trace would leave them: both gradients in one bucket, sent from 2 to 4."""
-    replay = {
-        "predicted_s": window_s,
-        "recorded_s": [window_s / (1 + error)],
-        "error": error,
-        "late_s": late_s,
-        "calls": [{"ready": 2, "size_bytes": 2 * MB, "lane": "1", "start_s": 2.0, "end_s": 4.0}],
-    }
-    job = {"kind": kind, "sure": "certain", "why": "made by hand"}
-    return PROFILE.replace(metadata={"replay": replay, "job": job})
-
-
 def test_gains_are_over_the_recorded_step() -> None:
     """One bucket takes 6 s, the best 5: a sixth less. The first line names the job."""
-    made = headroom(_anchored())
+    made = headroom(anchored_profile())
     assert made.job == "DDP (certain: made by hand)"
     assert made.gain(made.plain.ddp_best_caps_s) == pytest.approx(1 / 6)
     assert (
@@ -124,14 +90,14 @@ def test_gains_are_over_the_recorded_step() -> None:
 
 def test_own_caps_that_are_the_best_are_not_outdone() -> None:
     """A job that takes 5 s already is not told to change what it does."""
-    made = headroom(_anchored(window_s=5.0))
+    made = headroom(anchored_profile(window_s=5.0))
     assert made.gain(made.plain.ddp_s) == pytest.approx(-1 / 5)
     assert not any("bucket_cap_mb_list" in line for line in made.advice)
 
 
 def test_gains_below_the_replays_error_are_withheld() -> None:
     """A sixth is promised, and the replay is a fifth off: a warning, and no percentage anywhere."""
-    made = headroom(_anchored(error=0.2), warnings=("the cost is old",))
+    made = headroom(anchored_profile(error=0.2), warnings=("the cost is old",))
     assert made.gain(made.plain.ddp_best_caps_s) is None
     assert made.warnings[0].startswith("percentages are withheld")
     assert made.to_document()["plain"]["gains"]["pace_s"] is None
@@ -145,7 +111,7 @@ def test_gains_below_the_replays_error_are_withheld() -> None:
 
 def test_waiting_for_late_ranks_stays_in_every_plan() -> None:
     """1 s of 7 is waiting: the best is 6, exposed time is what remains, and the two do not overlap."""
-    made = headroom(_anchored(window_s=7.0, late_s=1.0))
+    made = headroom(anchored_profile(window_s=7.0, late_s=1.0))
     assert made.plain.pace_s == pytest.approx(6)
     assert made.time.late_ranks_s == pytest.approx(1)
     assert made.time.exposed_communication_s == pytest.approx(2)
@@ -155,12 +121,12 @@ def test_exposed_communication_that_no_order_hides_is_called_so() -> None:
     """At 100 times the cost the network is the limit: nothing is hidden, and nothing is to be gained."""
     slow = PROFILE.replace(allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=100 / MB))
     window = headroom(slow).plain.bound_s
-    made = headroom(_anchored(window_s=window).replace(allreduce=slow.allreduce))
+    made = headroom(anchored_profile(window_s=window).replace(allreduce=slow.allreduce))
     assert "the network is the limit" in made.advice[-1]
 
 
 def test_all_reduces_behind_the_backward_pass_are_the_first_thing_to_change() -> None:
     """Two of 1 s each behind 2 s: DDP saves as much as its buckets hide."""
-    profile = _anchored(window_s=8.0, kind="all-reduces after the backward pass")
+    profile = anchored_profile(window_s=8.0, kind="all-reduces after the backward pass")
     assert headroom(profile).advice[0].startswith("The all-reduces run one after another")
     assert "The recorded step and the planned one" in step_timelines(profile)
