@@ -24,7 +24,7 @@ def refuse_two_lengths(scope: Scope) -> None:
     AmbiguousLength
         Otherwise a proxy may use the other length, and take the rest of the body for a request.
     """
-    if header(scope, b"transfer-encoding") is not None and header(scope, b"content-length") is not None:
+    if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding") is not None:
         raise AmbiguousLength("a request has either Content-Length or Transfer-Encoding, not both")
 
 
@@ -37,6 +37,8 @@ def in_origin_form(scope: Scope) -> Scope:
         If it is no URL.
     """
     target: bytes = scope.get("raw_path") or b""
+    if target.startswith(b"/"):
+        return scope
     if not target.lower().startswith((b"http://", b"https://")):
         return scope
     try:

@@ -28,11 +28,11 @@ log = structlog.get_logger(__name__)
 CLIENT_GONE = 499
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_SAFE_HEADERS = [
+_SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
-]
+)
 _NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 _NO_STORE = (b"cache-control", b"no-store")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -71,9 +71,9 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        request_id = header(scope, b"x-request-id") or ""
+        request_id = header(scope, b"x-request-id")
         # The caller's text goes into logs and headers, so it must not be able to forge either.
-        if not _REQUEST_ID.fullmatch(request_id):
+        if request_id is None or not _REQUEST_ID.fullmatch(request_id):
             request_id = f"{self._random.getrandbits(128):032x}"
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
@@ -84,16 +84,17 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 # Copied, because a response may be sent more than once.
-                headers = list(message["headers"])
-                headers.append((b"x-request-id", request_id.encode()))
-                headers.extend(_SAFE_HEADERS)
+                headers = [*message["headers"], (b"x-request-id", request_id.encode()), *_SAFE_HEADERS]
                 rate: RateLeft | None = wanted.get(RATE_KEY)
                 if rate is not None:
                     headers.append((b"ratelimit-limit", b"%d" % rate.limit))
                     headers.append((b"ratelimit-remaining", b"%d" % rate.remaining))
                     headers.append((b"ratelimit-reset", b"%d" % rate.reset_s))
                 headers.append(self._policies.get(wanted["path"], _NOTHING))
-                if not any(name == b"cache-control" for name, _ in headers):
+                for name, _ in headers:
+                    if name == b"cache-control":
+                        break
+                else:
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}
             await send(message)

@@ -29,7 +29,8 @@ async def admit_request(request: Request, service: Service, token: str | None, s
     """Return the principal of a request, as ``AccessControl.admit`` does, and write the audit log."""
     audits = service.settings.audit == "all"
     shares: LoopShares | None = request.app.state.loop_shares
-    client = "" if request.client is None else request.client.host
+    address = request.scope["client"]
+    client = address[0] if address else ""
     try:
         principal, request.scope[RATE_KEY] = await service.access.admit(token, scope, client)
     except (Unauthorized, Forbidden, RateLimited) as error:

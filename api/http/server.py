@@ -6,11 +6,16 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import h11
 import structlog
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from h11._headers import Headers, normalize_and_validate
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 if TYPE_CHECKING:
     from pace.api.service import Service
@@ -22,6 +27,7 @@ _GRACE_S = 7.0
 _LOOK_EVERY_S = 10.0
 _LEAST_BYTES = 10_000
 _MOST_DESCRIPTORS = 65_536
+_MOST_HEADERS = 1000
 
 
 class StoppingServer(uvicorn.Server):
@@ -112,6 +118,34 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
 
+def send_head(cycle: RequestResponseCycle, message: Message) -> None:
+    """Send the head of an answer as uvicorn does, but without validating the same headers for each answer.
+
+    Raises
+    ------
+    h11.LocalProtocolError
+        If a header is invalid.
+    """
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    headers = [*cycle.default_headers, *message.get("headers", ())]
+    if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in headers:
+        headers.append(CLOSE_HEADER)
+    head = h11.Response(
+        status_code=message["status"],
+        headers=Headers([_valid(name, value) for name, value in headers]),
+        reason=STATUS_PHRASES[message["status"]],
+    )
+    cycle.transport.write(cycle.conn.send(head))
+
+
+@lru_cache(_MOST_HEADERS)
+def _valid(name: bytes, value: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return a header as h11 keeps it; raises h11.LocalProtocolError."""
+    (kept,) = normalize_and_validate([(name, value)])._full_items
+    return kept
+
+
 class PatientProtocol(H11Protocol):
     """Ends connections that send no complete request in time.
 
@@ -134,6 +168,11 @@ class PatientProtocol(H11Protocol):
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _to_write = 0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._application = cast("Any", self.app)
+        self.app = cast("Any", self._answer)
 
     def connection_made(  # type: ignore[override]  # a server's transports can be written to
         self, transport: asyncio.Transport
@@ -174,6 +213,19 @@ class PatientProtocol(H11Protocol):
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Be the application; heads of answers are sent here."""
+        # Of this request: the next one is not read before this one is answered.
+        cycle = self.cycle
+
+        async def send_quickly(message: Message) -> None:
+            if message["type"] != "http.response.start" or cycle.response_started or cycle.flow.write_paused:
+                await send(message)
+            elif not cycle.disconnected:
+                send_head(cycle, message)
+
+        await self._application(scope, receive, send_quickly)
 
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
