@@ -37,6 +37,7 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
     from pace.api.http.server import StoppingServer, make_protocol, raise_descriptor_limit
     from pace.api.logs import set_up_logs
     from pace.api.settings import load_settings, unknown_settings
+    from pace.api.workers.fork_server import start_fork_server
     from pace.errors import InvalidOptions
 
     given = {"host": host, "port": port, "database_url": database_url}
@@ -46,6 +47,7 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
         for line in str(error).splitlines():
             typer.echo(f"pace serve: {line}", err=True)
         raise typer.Exit(2) from None
+    start_fork_server()
     set_up_logs()
     # Database threads compute, too: switch threads after 1 ms instead of 5 ms, so that the event loop runs
     # sooner.

@@ -4,10 +4,12 @@ Modules named ``kernels`` use this when they are imported. Import them inside th
 importing numba takes about as long as importing everything else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 # Whether other processes find what this one has compiled.
 is_kept = True
@@ -27,6 +29,22 @@ def compiled_in_place(function: Function) -> Function:
     several times as long as the work itself.
     """
     return _compile(function, _nrt=False, forceinline=True)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Raise a RuntimeError in this context instead of compiling what the cache on disk does not have."""
+    with event.install_listener("numba:compile", _Refusal()):
+        yield
+
+
+class _Refusal(event.Listener):
+    def on_start(self, event: object) -> None:
+        del event
+        raise RuntimeError("not compiled yet")
+
+    def on_end(self, event: object) -> None:
+        """Nothing was begun."""
 
 
 def _compile(function: Function, **options: Any) -> Function:

@@ -59,17 +59,17 @@ def create_app(settings: Settings) -> Application:
         app.state.service = service
         app.state.question_answers = QuestionAnswers(service)
         await service.start()
-        # At the start, because it blocks the event loop for a quarter of a second.
-        await asyncio.to_thread(app.openapi)
         # These objects stay alive: freezing them keeps the garbage collector from scanning them during
         # requests.
         freeze_what_is_loaded()
         # Collect again: the next full collection then starts only after few new objects.
         gc.collect()
+        describing = asyncio.create_task(asyncio.to_thread(_describe, app))
         try:
             yield
         finally:
             await service.stop()
+            await describing
             spans.close()
 
     app = Application(
@@ -115,6 +115,13 @@ def create_app(settings: Settings) -> Application:
         # The framework's layers create spans.
         app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {}, shares)
     return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Make the OpenAPI document before it is asked for: it takes a quarter of a second."""
+    app.openapi()
+    gc.collect()
+    gc.freeze()
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

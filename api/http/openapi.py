@@ -1,6 +1,7 @@
 """The OpenAPI document: tags, bodies that the routes read themselves, examples, headers and problems."""
 
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -149,14 +150,17 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def describe(app: FastAPI) -> None:
     """Add to an application's OpenAPI document what FastAPI cannot know: bodies, examples and headers."""
     generate = app.openapi
+    # Two threads may ask for it, and the first makes it.
+    making = threading.Lock()
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = generate()
-            _add_schemas(document)
-            _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
-        assert app.openapi_schema is not None
-        return app.openapi_schema
+        with making:
+            if app.openapi_schema is None:
+                document = generate()
+                _add_schemas(document)
+                _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+            assert app.openapi_schema is not None
+            return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import math
 import os
 import time
 import zlib
@@ -48,7 +47,8 @@ def load_kernels() -> None:
     """
     if _left:
         with _alone():
-            load_kernels_within(math.inf)
+            while _left:
+                _load_next()
 
 
 @contextmanager
@@ -74,20 +74,31 @@ def _locked(folder: int) -> bool:
 
 
 def load_first_kernels() -> None:
-    """Load what most schedules need: a fifth of everything where nothing was compiled before."""
-    load_kernels_within(0.0)
+    """Load what schedules need, which are asked for most, whatever it takes, unless it is loaded."""
+    if len(_left) == _NUM_STEPS:
+        _load_next()
 
 
-def load_kernels_within(seconds: float) -> bool:
-    """Do what ``load_kernels`` does for at least so many seconds; return whether it was all.
+def load_next_if_compiled() -> bool:
+    """Load the next part of what ``load_kernels`` loads; return whether that worked without a compiler."""
+    from pace.solver.compiled import without_compiler
 
-    Schedules, which are asked for most, come first, whatever it takes.
-    """
-    began = time.monotonic()
-    while _left and (len(_left) == _NUM_STEPS or time.monotonic() - began < seconds):
-        _left[-1]()
-        _left.pop()
+    try:
+        with without_compiler():
+            _load_next()
+    except Exception:  # whatever it is: those that need this part meet it again
+        return False
+    return True
+
+
+def all_are_loaded() -> bool:
+    """Whether this process, or the one that it is a fork of, has loaded all."""
     return not _left
+
+
+def _load_next() -> None:
+    _left[-1]()
+    _left.pop()
 
 
 # The serving process, which only names these functions, does without what they import.

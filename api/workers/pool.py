@@ -24,13 +24,14 @@ import structlog
 
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNotStarted
 from pace.api.workers.executor import Progress
+from pace.api.workers.fork_server import PRELOADED
 from pace.api.workers.worker_call import WorkerCall
 from pace.api.workers.worker_process import work
 
 log = structlog.get_logger(__name__)
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["pace.api.workers.preloaded"])
+_FORKS.set_forkserver_preload(list(PRELOADED))
 _START_TIMEOUT_S = 300.0
 LOOK_EVERY_S = 0.5
 _LONGEST_PAUSE_S = 30.0

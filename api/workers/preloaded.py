@@ -1,31 +1,77 @@
-"""Loads modules and compiles functions for workers, once, in the process that forks them."""
+"""Loads modules and compiled functions for workers, once, in the process that forks them.
+
+What schedules need is loaded before the first fork, so that the first answer waits for nothing else. The
+rest follows while no fork is asked for, part by part, as far as it was compiled before. If a part was not, a
+process of low priority compiles all, for all workers. Then this process goes on.
+"""
 
 import contextlib
 import os
+import signal
 import threading
+from types import FrameType
 
-import pace.api.workers.worker_process  # noqa: F401 - loaded, not used
-from pace.api.workers.kernels import load_kernels, load_kernels_within
+import pace.api.questions.registry
+import pace.api.workers.worker_process  # noqa: F401 - both loaded, not used
+from pace.api.workers.kernels import (
+    all_are_loaded,
+    load_first_kernels,
+    load_kernels,
+    load_next_if_compiled,
+)
 from pace.gc_pause import freeze_what_is_loaded
 from pace.solver import compiled
 
-# Enough to load everything that was compiled before, on a slow machine too.
-_LOAD_S = 10.0
+# Until the first request is answered, on a slow machine too.
+_FIRST_PAUSE_S = 2.0
+_PAUSE_S = 0.1
 _LOOK_EVERY_S = 0.5
+# Ignored by a process that does not expect it, should the one that expects it be gone.
+_COMPILED = signal.SIGURG
+
+_server = os.getpid()
+_has_compiled = False
+
+
+def _load_more(number: int, frame: FrameType | None) -> None:
+    """Load one more part between two forks. Python calls this in the main thread, for a timer or a signal."""
+    global _has_compiled
+    del number
+    if os.getpid() != _server or all_are_loaded():
+        return
+    if not _waits_for_requests(frame):
+        signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
+    elif load_next_if_compiled():
+        freeze_what_is_loaded()
+        signal.setitimer(signal.ITIMER_REAL, _PAUSE_S)
+    elif not _has_compiled:
+        _has_compiled = True
+        with contextlib.suppress(OSError):  # no process can be started now
+            _compile_in_background()
+
+
+def _waits_for_requests(frame: FrameType | None) -> bool:
+    """Whether this process was interrupted while it waited to be asked for a fork."""
+    names: list[str | None] = []
+    while frame is not None and len(names) < 2:
+        names.append(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    return names == ["selectors", "multiprocessing.forkserver"]
 
 
 def _compile_in_background() -> None:
-    """Compile the rest in a process of low priority, for all workers: it ends with this process."""
-    server = os.getpid()
+    """Compile all in a process of low priority, which ends with this one and tells it when it is done."""
     if child := os.fork():
         os.waitpid(child, 0)  # this process reads the exit statuses of workers only
         return
     try:
         if not os.fork():
+            signal.set_wakeup_fd(-1)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # who connects to the server waits for it alone
             os.nice(19)
-            threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+            threading.Thread(target=_end_with, args=(_server,), daemon=True).start()
             load_kernels()
+            os.kill(_server, _COMPILED)
     finally:
         os._exit(0)
 
@@ -40,10 +86,13 @@ def _end_with(process: int) -> None:
 
 # A worker that cannot go without it tries again and tells its pool what went wrong.
 with contextlib.suppress(Exception):
-    if not load_kernels_within(_LOAD_S):
-        if compiled.is_kept:
-            _compile_in_background()
-        else:
-            load_kernels()
+    load_first_kernels()
+    if not compiled.is_kept:
+        load_kernels()
 
 freeze_what_is_loaded()
+
+if not all_are_loaded():
+    signal.signal(signal.SIGALRM, _load_more)
+    signal.signal(_COMPILED, _load_more)
+    signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)

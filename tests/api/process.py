@@ -227,6 +227,9 @@ def load() -> None:
     import pace.api.logs
     import pace.api.storage.migrations
     import pace.api.workers.pool
+    from pace.api.workers.kernels import load_kernels
+
+    load_kernels()
     import pace.api.workers.preloaded  # noqa: F401 - loaded, not used
 
 

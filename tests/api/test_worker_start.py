@@ -1,7 +1,10 @@
 """When worker processes start, and what the first of them waits for."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +48,57 @@ def test_processes_that_are_killed_while_they_start_are_started_again(tmp_path: 
         assert service.http.get("/readyz").status_code == 200
 
 
+def _has_loaded_numba(process: psutil.Process) -> bool:
+    return "llvmlite" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, it is a program of its own")
+def test_workers_are_forks_of_a_fork_of_the_service(tmp_path: Path) -> None:
+    """It sleeps, without what only workers need, until the first is wanted. If it ends, another starts."""
+    with ServiceProcess(tmp_path, environment={"PYTHONUNBUFFERED": "1"}) as service:
+        ours = psutil.Process(service.pid)
+        (server,) = (child for child in ours.children() if child.cmdline() == ours.cmdline())
+        assert not _has_loaded_numba(server)
+        assert server.net_connections() == []
+        assert service.post_schedule(layered_profile(5)).status_code == 201
+        assert server in {worker.parent() for worker in service.workers()}
+        assert _has_loaded_numba(server)
+        server.kill()
+        assert service.post_schedule(layered_profile(6)).status_code == 201
+        assert {worker.parent() for worker in service.workers()} != {server}
+
+
+_LATER_WORKERS = """
+import asyncio, time
+from pace.api.workers.kernels import all_are_loaded
+from pace.api.workers.pool import WorkerPool
+
+def new_worker_has_all():
+    pool = WorkerPool("the test", 1, 2**32)
+    try:
+        return asyncio.run(pool.run(all_are_loaded, timeout_s=60))
+    finally:
+        pool.close()
+
+print(new_worker_has_all())
+while not new_worker_has_all():
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "is_compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["compiled", "anew"]
+)
+def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool) -> None:
+    """The first ones find what schedules need; the rest is loaded, and before that compiled, meanwhile."""
+    own = {} if is_compiled else {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _LATER_WORKERS], env=os.environ | own, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
 def test_workers_can_start_with_the_service(tmp_path: Path) -> None:
     """It is ready once they are, without any request."""
     with ServiceProcess(tmp_path, solver_processes=2, start_workers="at-start") as service:
@@ -73,7 +127,8 @@ def test_the_first_answer_does_not_wait_for_all_compilation(tmp_path: Path) -> N
     compiled = tmp_path / "compiled"
     with ServiceProcess(tmp_path, environment={"NUMBA_CACHE_DIR": str(compiled)}) as service:
         assert service.post_schedule(layered_profile(5)).status_code == 201
-        assert len(_compiling(compiled)) == 1
+        while len(_compiling(compiled)) != 1:
+            time.sleep(0.05)
         assert service.post_schedule(layered_profile(6)).status_code == 201
         service.kill()
     deadline = time.monotonic() + 60

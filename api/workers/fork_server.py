@@ -1,0 +1,55 @@
+"""The process that forks workers, as a fork of the service: it has what the service has imported already.
+
+It is forked before the service has threads or connections, and sleeps until the first worker is wanted.
+Should it end, multiprocessing starts another as a program of its own, which imports everything anew.
+"""
+
+import multiprocessing.util
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
+
+from pace.gc_pause import freeze_what_is_loaded
+
+# What it imports before it forks the first worker.
+PRELOADED = ("pace.api.workers.preloaded",)
+
+
+def start_fork_server() -> None:
+    """Start the process, unless it runs. The caller has one thread, and no socket.
+
+    Only on Linux: system libraries of macOS do not survive a fork.
+    """
+    if sys.platform != "linux":
+        return
+    resource_tracker.ensure_running()
+    freeze_what_is_loaded()
+    # multiprocessing has no other way to say how the process is started.
+    names = vars(multiprocessing.util)
+    spawn = names["spawnv_passfds"]
+    names["spawnv_passfds"] = _fork
+    try:
+        forkserver.ensure_running()
+    finally:
+        names["spawnv_passfds"] = spawn
+
+
+def _fork(_python: bytes, _command: Sequence[str], passed: Sequence[int]) -> int:
+    """Return the id of the new process, which has the two descriptors of the server and no others."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the service decides when to end
+        listener, alive = passed
+        first = 3
+        for kept in (*sorted(passed), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(first, kept)
+            first = kept + 1
+        if listener in select.select([listener, alive], [], [])[0]:
+            forkserver.main(listener, alive, PRELOADED)
+    finally:
+        os._exit(0)
