@@ -165,7 +165,7 @@ def _run(name: str, arguments: list[str]) -> None:
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     leave = importlib.import_module("tests.fork_server").leave
-    importlib.import_module("tests.runtime.launch").load()
+    importlib.import_module("tests.runtime.launch").load_modules()
     for needed in ("pace.cli", "torch.distributed.run"):
         importlib.import_module(needed)
     try:

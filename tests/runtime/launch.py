@@ -259,7 +259,19 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
 
 
 def load() -> None:
-    """Load what ranks need, for the server that forks them."""
+    """Load what ranks need, for the server that forks them, and replace what the runtime replaces in torch.
+
+    The first wrapper of a process does it, and goes through all objects of the process for that: half a
+    second of each rank, if not done here. (Tests of the documentation leave it to the wrapper.)
+    """
+    load_modules()
+    guards = importlib.import_module("pace.runtime.gates.guarded_tensors")
+    torch = importlib.import_module("torch")
+    guards.guard(torch.nn.Parameter(torch.ones(1)), guards.unguard)
+
+
+def load_modules() -> None:
+    """Load what ranks need."""
     names = list(_LOADED_ONCE)
     for package, modules in _LOADED_WHERE_INSTALLED.items():
         if importlib.util.find_spec(package) is not None:
