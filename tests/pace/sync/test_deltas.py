@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pace.checker.deltas import check_deltas
-from pace.documents.sync.delta_sync import DeltaSync, parse_delta_plan, parse_delta_sync
+from pace.documents.sync.delta_sync import DeltaPlan, DeltaSync, parse_delta_plan, parse_delta_sync
 from pace.errors import InvalidSync
 from pace.sync.deltas import plan_deltas
 from tests.pace.sync.problems import sync_fields
@@ -19,10 +19,15 @@ def problem_of(**changed: Any) -> DeltaSync:
     )
 
 
-def test_deltas_pay_where_little_changes() -> None:
+@pytest.fixture(scope="module")
+def planned() -> DeltaPlan:
+    """Return the plan of ``problem_of()``."""
+    return plan_deltas(problem_of())
+
+
+def test_deltas_pay_where_little_changes(planned: DeltaPlan) -> None:
     """A twentieth of the bytes takes about a twentieth of the time, and nobody needs an anchor."""
-    problem = problem_of()
-    plan = plan_deltas(problem)
+    problem, plan = problem_of(), planned
     assert (plan.rule, plan.anchor_every) == ("ask", None)
     assert plan.delta_s < 0.15 * plan.anchor_s
     assert plan.bound_s <= plan.mean_pause_s <= 1.3 * plan.bound_s
@@ -58,14 +63,13 @@ def test_periodic_anchors_pay_where_many_miss_versions() -> None:
         assert check_deltas(problem_of(missed=missed, most_versions=20), plan) == []
 
 
-def test_the_turning_point_is_where_a_delta_is_as_slow_as_an_anchor() -> None:
+def test_the_turning_point_is_where_a_delta_is_as_slow_as_an_anchor(planned: DeltaPlan) -> None:
     """A receiver that copies the version before at 1 GB/s needs 16 ms at least."""
-    free = plan_deltas(problem_of())
-    assert free.anchor_above_bytes > 0.9 * 16_002_000
+    assert planned.anchor_above_bytes > 0.9 * 16_002_000
     costly = problem_of(base_s_per_byte=1e-8)
-    assert plan_deltas(costly).anchor_above_bytes == 0
-    assert plan_deltas(costly).rule == "anchors"
-    assert check_deltas(costly, plan_deltas(costly)) == []
+    plan = plan_deltas(costly)
+    assert (plan.anchor_above_bytes, plan.rule) == (0, "anchors")
+    assert check_deltas(costly, plan) == []
 
 
 @pytest.mark.parametrize(
@@ -82,11 +86,10 @@ def test_the_turning_point_is_where_a_delta_is_as_slow_as_an_anchor() -> None:
         ({"choices": []}, "choices are not"),
     ],
 )
-def test_wrong_plans_are_found(changed: dict[str, Any], said: str) -> None:
+def test_wrong_plans_are_found(planned: DeltaPlan, changed: dict[str, Any], said: str) -> None:
     """Each corruption is named."""
-    problem = problem_of()
-    document = json.loads(plan_deltas(problem).to_json()) | changed
-    found = check_deltas(problem, parse_delta_plan(json.dumps(document)))
+    document = json.loads(planned.to_json()) | changed
+    found = check_deltas(problem_of(), parse_delta_plan(json.dumps(document)))
     assert any(said in violation for violation in found), found
 
 

@@ -1,6 +1,7 @@
 """Plans of weight synchronization: valid, near their bound, never worse than other rules."""
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,10 +46,16 @@ def test_a_plan_is_near_its_bound() -> None:
     )
 
 
+@cache
+def planned() -> bytes:
+    """Return a plan that holds no more than 3 MB."""
+    return plan_sync(small_sync(credit_bytes=3_000_000)).to_json()
+
+
 def corrupted(**changed: Any) -> list[str]:
     """Return what the checker says of a plan with other fields."""
     problem = small_sync(credit_bytes=3_000_000)
-    document = json.loads(plan_sync(problem).to_json())
+    document = json.loads(planned())
     for path, value in changed.items():
         *inner, last = path.split("__")
         place = document

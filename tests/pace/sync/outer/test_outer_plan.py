@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_cuts_anywhere_attain_the_bound(changed: dict[str, Any]) -> None:
 def test_whole_layers_are_optimal_on_one_link() -> None:
     """Enumeration of all groups and send steps finds nothing better; with two links, 5 % at most."""
     chance = random.Random(1)
-    for trial in range(40):
+    for trial in range(20):
         layers, steps = chance.randint(1, 3), chance.randint(1, 4)
         delay, links = chance.randint(0, steps - 1), 1 + trial % 2
         cutting = chance.choice(("none", "between-layers"))
@@ -195,17 +196,25 @@ def test_steps_that_vary() -> None:
         simulate_outer(small_outer(), plan)
 
 
+WAN = small_outer(links=[{"name": "wan", "bytes_per_s": 38e6, "latency_s": 0.001}])
+
+
+@cache
+def planned() -> bytes:
+    """Return a plan of one link."""
+    return plan_outer(WAN).to_json()
+
+
 def corrupted(**changed: Any) -> list[str]:
     """Return what the checker says of a plan with other fields."""
-    problem = small_outer(links=[{"name": "wan", "bytes_per_s": 38e6, "latency_s": 0.001}])
-    document = json.loads(plan_outer(problem).to_json())
+    document = json.loads(planned())
     for path, value in changed.items():
         *inner, last = path.split("__")
         place = document
         for name in inner:
             place = place[int(name) if name.isdecimal() else name]
         place[last] = value
-    return check_outer(problem, parse_outer_plan(json.dumps(document)))
+    return check_outer(WAN, parse_outer_plan(json.dumps(document)))
 
 
 @pytest.mark.parametrize(
@@ -234,12 +243,11 @@ def test_wrong_plans_are_found(changed: dict[str, Any], said: str) -> None:
 
 def test_a_busy_link_is_found() -> None:
     """Two fragments at a time on one link are no plan."""
-    problem = small_outer(links=[{"name": "wan", "bytes_per_s": 38e6, "latency_s": 0.001}])
-    document = json.loads(plan_outer(problem).to_json())
+    document = json.loads(planned())
     one, two = document["fragments"][1:3]
     late = one["end_s"] - two["start_s"] - 0.05
     two["start_s"], two["end_s"] = two["start_s"] + late, two["end_s"] + late
-    found = check_outer(problem, parse_outer_plan(json.dumps(document)))
+    found = check_outer(WAN, parse_outer_plan(json.dumps(document)))
     assert any('link "wan" is busy' in violation for violation in found), found
 
 
