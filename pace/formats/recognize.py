@@ -29,7 +29,7 @@ _PIPEDREAM = re.compile(rb"^\s*\S+ -- ")
 _PARAMETERS = re.compile(rb'^\s*\[\s*\[\s*"')
 _XPLANE = re.compile(rb"^\n[\s\S]{1,40}?(/host:|/device:|Task Environment)")
 _COST_LOG = (b"busbw", b'"bus_bw"', b"# OSU ", b"OSU MPI")
-_KINETO = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
+_KINETO = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"', b'"distributedInfo"')
 _RECORD = "Record the training with torch.profiler and run `pace headroom TRACE.json`"
 _TABLE = (
     "put the layers' times into a table and run `pace import layers TABLE.csv --workers N --bandwidth-gbps G`"

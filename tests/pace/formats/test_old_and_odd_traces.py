@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pace.errors import FormatError
+from pace.formats.any_format import read_any
 from pace.formats.kineto import read_kineto
+from pace.formats.recognize import tell_format
 from tests.pace.formats.job_kinds import document_of, serial_events
 from tests.pace.formats.traces import Event, kineto_document, kineto_events, write_json
 
@@ -53,3 +56,11 @@ def test_a_clock_that_begins_in_the_middle_of_a_step(tmp_path: Path, first_us: i
     events.sort(key=lambda event: abs(event.get("ts", 0) - 1_000_000 - first_us))
     profile = read_kineto([write_json(tmp_path / "t.json", document_of(events))])
     assert profile.metadata["replay"]["error"] == pytest.approx(0, abs=0.1)
+
+
+def test_a_trace_that_lost_all_but_the_job_is_still_a_trace(tmp_path: Path) -> None:
+    """It is not taken for a profile without fields."""
+    path = write_json(tmp_path / "t.json", {"distributedInfo": {"rank": 0, "world_size": 2}})
+    assert tell_format(path) == "kineto"
+    with pytest.raises(FormatError, match="no operators: expected a Kineto trace"):
+        read_any([path])
