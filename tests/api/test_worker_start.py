@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,19 @@ def test_workers_are_forks_of_a_fork_of_the_service(tmp_path: Path) -> None:
         server.kill()
         assert service.post_schedule(layered_profile(6)).status_code == 201
         assert {worker.parent() for worker in service.workers()} != {server}
+
+
+@pytest.mark.parametrize("end", [ServiceProcess.stop, ServiceProcess.kill], ids=["stopped", "killed"])
+def test_a_service_that_nobody_used_leaves_no_process(
+    tmp_path: Path, end: Callable[[ServiceProcess], object]
+) -> None:
+    """Not even the one that sleeps until a worker is wanted."""
+    with ServiceProcess(tmp_path, environment={"PYTHONUNBUFFERED": "1"}) as service:
+        family = psutil.Process(service.pid).children(recursive=True)
+        assert family
+        end(service)
+        _, alive = psutil.wait_procs(family, timeout=120)
+        assert alive == []
 
 
 _LATER_WORKERS = """
