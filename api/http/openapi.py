@@ -147,6 +147,10 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _DESCRIPTIONS[status], "content": content} for status in statuses}
 
 
+# The document, once it is made: whatever their settings, all applications have the same.
+_made: list[dict[str, Any]] = []
+
+
 def describe(app: FastAPI) -> None:
     """Add to an application's OpenAPI document what FastAPI cannot know: bodies, examples and headers."""
     generate = app.openapi
@@ -155,10 +159,13 @@ def describe(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         with making:
+            if app.openapi_schema is None and _made:
+                app.openapi_schema = _made[0]
             if app.openapi_schema is None:
                 document = generate()
                 _add_schemas(document)
                 _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+                _made.append(document)
             assert app.openapi_schema is not None
             return app.openapi_schema
 
