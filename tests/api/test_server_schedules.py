@@ -36,8 +36,10 @@ def profile() -> Profile:
 
 def test_such_a_profile_gets_a_schedule_for_servers(profile: Profile) -> None:
     """With its servers, in the resource that clients read, and with a timeline of every connection."""
+    # In parts of a given size: to look for the best one takes half a minute without any latency.
     stored = zlib.compress(profile.to_json())
-    document = answer_question("schedule", stored, Options(max_group_bytes=5000).model_dump_json())
+    options = Options(max_group_bytes=5000, partition_bytes=2000)
+    document = answer_question("schedule", stored, options.model_dump_json())
     schedule = parse_schedule(document)
     assert schedule.placement.exchange == profile.allreduce
     assert all(len(group.tensors) == 1 for group in schedule.groups)
