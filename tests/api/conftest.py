@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.postgresql import PostgresqlServer, find_postgresql, new_database
+from tests.api.postgresql import PostgresqlServer, bare_database, find_postgresql, new_database
 from tests.api.process import Caller, ServiceProcess
 
 
@@ -21,18 +21,39 @@ def postgresql() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of an empty database: every test that asks runs on both kinds."""
+    """Return the URL of an empty database with the newest schema: every test that asks runs on both kinds."""
     return new_database(request, tmp_path)
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
-def shared_service(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
-    """Start a service for all tests that leave it as it is."""
-    folder: Path = tmp_path_factory.mktemp("service")
-    with ServiceProcess(folder, new_database(request, folder), auth="required") as process:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def bare_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of a database without a schema, of both kinds."""
+    return bare_database(request, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sqlite_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """Start a service on SQLite for all tests that leave it as it is."""
+    with ServiceProcess(tmp_path_factory.mktemp("service"), auth="required") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def postgresql_service(
+    postgresql: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """Start a service on PostgreSQL for all tests that leave it as it is."""
+    url = postgresql.create_database()
+    with ServiceProcess(tmp_path_factory.mktemp("service"), url, auth="required") as process:
+        yield process
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def shared_service(request: pytest.FixtureRequest) -> ServiceProcess:
+    """Return one of both services: every test that asks runs on both unless it is marked ``ON_SQLITE``."""
+    # Both stay until the end: another start for each file and database would take seconds.
+    service: ServiceProcess = request.getfixturevalue(f"{request.param}_service")
+    return service
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ import psutil
 import psycopg
 import pytest
 
+from tests.api.databases import make_schema, new_sqlite
 from tests.free_ports import free_port
 
 
@@ -63,7 +65,9 @@ class PostgresqlServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
+        """Start the server unless it runs, and wait until it answers."""
+        if self._process is not None:
+            return
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -111,16 +115,39 @@ class PostgresqlServer:
         """Return a database's URL."""
         return f"postgresql://pace@127.0.0.1:{self.port}/{database}"
 
-    def create_database(self, name: str) -> str:
-        """Make a new database and return its URL."""
+    def create_database(self, *, bare: bool = False) -> str:
+        """Make a new database, with the newest schema or bare, and return its URL."""
+        name = uuid.uuid4().hex
+        template = "template1" if bare else self._schema
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return self.url(name)
+
+    @cached_property
+    def _schema(self) -> str:
+        """A database that others are made like."""
+        url = self.create_database(bare=True)
+        make_schema(url)
+        return url.rpartition("/")[2]
+
+
+# For tests of what does not depend on the database: one kind is enough. Of the service that tests share, and
+# of a database of a test's own.
+ON_SQLITE = pytest.mark.parametrize("shared_service", ["sqlite"], indirect=True)
+ALONE_ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
-    """Return the URL of an empty database of the kind that a fixture's parameter names."""
+    """Return the URL of a database with the newest schema, of the kind that a fixture's parameter names."""
+    if request.param == "sqlite":
+        return new_sqlite(folder)
+    server: PostgresqlServer = request.getfixturevalue("postgresql")
+    return server.create_database()
+
+
+def bare_database(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the URL of a new database without a schema."""
     if request.param == "sqlite":
         return f"sqlite:///{folder / 'pace.db'}"
     server: PostgresqlServer = request.getfixturevalue("postgresql")
-    return server.create_database(uuid.uuid4().hex)
+    return server.create_database(bare=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -21,11 +22,17 @@ import psutil
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.keys import SCOPES, KeyRing, Scope
+from tests.api.databases import new_sqlite
 from tests.fork_server import ForkedProcess, ForkServer
 
 _SERVER = ForkServer(__name__)
 
 START_TIMEOUT_S = 200.0
+
+
+def new_client(*, timeout_s: float = 250, **options: Any) -> httpx.Client:
+    """Return a client that asks nobody's proxy, and reads no certificates, which would take long."""
+    return httpx.Client(timeout=timeout_s, trust_env=False, verify=False, **options)
 
 
 class Caller:
@@ -37,7 +44,7 @@ class Caller:
         self.token = token
         self.url = process.url
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False)
+        self.http = new_client(base_url=self.url, headers=headers)
 
     def __enter__(self) -> Self:
         return self
@@ -62,8 +69,18 @@ class Caller:
 class ServiceProcess:
     """One service process; settings are given as they are in the environment, without ``PACE_``.
 
-    With a `command` or an `environment` it is a program started anew, else a fork of one that has loaded the
-    service's modules.
+    With a `command` it is a program started anew, else a fork of one that has loaded the service's modules.
+
+    Parameters
+    ----------
+    folder
+        Where its log is, and its database unless `database_url` says otherwise.
+    command
+        What runs ``-m pace.api.serve``, for what a fork cannot show: the interpreter, or a program before it.
+    environment
+        Further variables.
+    max_descriptors
+        How many files and connections a fork may have open.
     """
 
     def __init__(
@@ -73,20 +90,22 @@ class ServiceProcess:
         *,
         command: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        max_descriptors: int | None = None,
         **settings: object,
     ) -> None:
         self.folder = folder
         self.command = command
         self.environment = environment or {}
+        self.max_descriptors = max_descriptors
         self.settings = {
-            "database_url": database_url or f"sqlite:///{folder / 'pace.db'}",
+            "database_url": database_url or new_sqlite(folder),
             "solver_processes": 1,
             "reader_processes": 1,
             **settings,
         }
         self.log_path = folder / f"service-{time.monotonic_ns()}.log"
         self.url = ""
-        self.http = httpx.Client(timeout=250, trust_env=False)
+        self.http = new_client()
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -104,9 +123,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
-        environment |= {f"PACE_{name.upper()}": str(value) for name, value in self.settings.items()}
-        environment |= self.environment
+        environment = {**_environment(self.settings), **self.environment}
         before = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = self._start_process(environment)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -125,9 +142,10 @@ class ServiceProcess:
         raise AssertionError(f"the service did not start:\n{self.log_path.read_text()}")
 
     def _start_process(self, environment: Mapping[str, str]) -> "subprocess.Popen[bytes] | ForkedProcess":
-        if not self.command and not self.environment:
-            return _SERVER.fork(["--port", "0"], output=self.log_path, environment=environment)
-        command = [*(self.command or [sys.executable]), "-m", "pace.api.serve", "--port", "0"]
+        if not self.command:
+            limit = "" if self.max_descriptors is None else str(self.max_descriptors)
+            return _SERVER.fork([limit, "--port", "0"], output=self.log_path, environment=environment)
+        command = [*self.command, "-m", "pace.api.serve", "--port", "0"]
         with self.log_path.open("ab") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -156,7 +174,9 @@ class ServiceProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             found = [
-                entry for entry in self.log() if all(entry.get(key) == value for key, value in wanted.items())
+                entry
+                for entry in self.log(about=name)
+                if all(entry.get(key) == value for key, value in wanted.items())
             ]
             if len(found) >= at_least or time.monotonic() > deadline:
                 return found
@@ -203,10 +223,12 @@ class ServiceProcess:
             self._process.wait()
             self._process = None
 
-    def log(self, start: int = 0) -> list[dict[str, Any]]:
-        """Return the log's lines that are JSON."""
+    def log(self, start: int = 0, about: str = "") -> list[dict[str, Any]]:
+        """Return the log's lines that are JSON, from a byte on and only those with some words in them."""
         entries = []
         for line in self.log_path.read_bytes()[start:].splitlines():
+            if about.encode() not in line:
+                continue
             try:
                 entry = json.loads(line)
             except ValueError:
@@ -222,7 +244,6 @@ class ServiceProcess:
 
 def load() -> None:
     """Load what the service needs, for the server that forks it."""
-    import pace.api.http.app
     import pace.api.http.server
     import pace.api.logs
     import pace.api.storage.migrations
@@ -231,10 +252,33 @@ def load() -> None:
 
     load_kernels()
     import pace.api.workers.preloaded  # noqa: F401 - loaded, not used
+    from pace.api.http.app import create_app
+
+    # Its description takes a second to make, in every process that does not find it.
+    create_app(Settings()).openapi()
+
+
+def serve_in_vain(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
+    """Start the service, which will not run; return its exit status and what it wrote."""
+    output = folder / f"in-vain-{time.monotonic_ns()}.log"
+    environment = _environment(settings)
+    ended = _SERVER.fork(["", "--port", "0", *arguments], output=output, environment=environment)
+    try:
+        return ended.wait(START_TIMEOUT_S), output.read_text()
+    finally:
+        ended.kill()
+
+
+def _environment(settings: Mapping[str, object]) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
+    return others | {f"PACE_{name.upper()}": str(value) for name, value in settings.items()}
 
 
 def run(arguments: list[str]) -> int:
-    """Be the service, as ``python -m pace.api.serve`` is."""
+    """Be the service, as ``python -m pace.api.serve`` is; the first argument may limit its open files."""
+    max_descriptors, *arguments = arguments
+    if max_descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(max_descriptors), int(max_descriptors)))
     _start_worker_server()
     sys.argv = ["pace.api.serve", *arguments]
     try:

@@ -17,12 +17,14 @@ import pytest
 
 from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
 from pace.client import Client
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
 PROFILE = parse_profile(json.dumps(layered_profile(6)))
 
 
+@ON_SQLITE
 def test_the_client_speaks_with_the_service(service: Caller) -> None:
     """Created, then found by job and fingerprint, as the library itself would compute it."""
     with Client(service.url, service.token, timeout_s=250) as client:
@@ -61,6 +63,7 @@ def test_no_service_is_an_error_and_not_a_hang() -> None:
             client.newest_schedule("train", PROFILE.fingerprint)
 
 
+@ON_SQLITE
 def test_the_client_waits_for_a_service_that_comes_late(service: Caller) -> None:
     """The start-up of a job and of the service may overlap: connection errors are tried again."""
     with socket.socket() as late:

@@ -2,7 +2,6 @@
 
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from pace.api.questions.registry import KINDS, answer_question, read_question
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
-from pace.api.storage.migrations import upgrade
 from pace.api.storage.questions import QuestionStore
 from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord
 from pace.api.storage.resources import ResourceStore
@@ -38,7 +36,7 @@ class Shared:
     def __init__(self, url: str) -> None:
         self._url = Settings(database_url=url).parsed_database_url
         self.opened: list[Database] = []
-        upgrade(self.open())
+        self.open()
 
     def open(self) -> Database:
         """Connect as another process would."""
@@ -66,7 +64,7 @@ class Shared:
 @pytest.fixture
 def shared(postgresql: PostgresqlServer) -> Iterator[Shared]:
     """Make an empty database."""
-    made = Shared(postgresql.create_database(uuid.uuid4().hex))
+    made = Shared(postgresql.create_database())
     yield made
     for database in made.opened:
         database.close()

@@ -7,7 +7,10 @@ import pytest
 
 from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.simulation import simulate_fabric
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
+
+pytestmark = ON_SQLITE
 
 SCENARIO: dict[str, Any] = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}
 

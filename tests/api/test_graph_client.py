@@ -9,6 +9,7 @@ from pace.checker import check
 from pace.client import Client
 from pace.planning.graph.arrays import program_of
 from pace.solver.graph.list_schedule import UNLIMITED
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.pace.cli.process import pace
 from tests.sharded_graphs import backward, forward, graph_of
@@ -19,6 +20,7 @@ TINY = graph_of(forward(3, compute_s=1.0))
 PROFILE = Path(__file__).parents[2] / "examples" / "profiles" / "vgg16.json"
 
 
+@ON_SQLITE
 def test_the_client_asks_for_graphs_as_for_profiles(service: Caller) -> None:
     """With a budget and without, as the library itself would plan them."""
     with Client(service.url, service.token, timeout_s=250) as client:
@@ -30,6 +32,7 @@ def test_the_client_asks_for_graphs_as_for_profiles(service: Caller) -> None:
             client.create_schedule(GRAPH, Options(memory_bytes=1))
 
 
+@ON_SQLITE
 def test_no_plan_is_faster_than_what_the_service_answers(service: Caller) -> None:
     """Every order and every bucket of three layers, enumerated."""
     with Client(service.url, service.token, timeout_s=250) as client:
@@ -51,6 +54,7 @@ def test_what_a_graph_does_not_have_is_refused_before_it_is_sent() -> None:
             client.create_schedule({})  # type: ignore[arg-type]  # what is refused
 
 
+@ON_SQLITE
 def test_submit_takes_graphs(service: Caller, tmp_path: Path) -> None:
     """It prints what `pace optimize` prints, and writes a schedule that holds."""
     graph, output = tmp_path / "graph.json", tmp_path / "schedule.json"

@@ -11,8 +11,11 @@ from pace.documents.schedule import parse_schedule
 from pace.simulation import make_policy
 from pace.simulation.graph.run import run_graph_policy
 from pace.whatif.graphs import GraphGrid, what_if_graph
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.sharded_graphs import backward, graph_of
+
+pytestmark = ON_SQLITE
 
 GRAPH = graph_of(backward(4))
 

@@ -14,7 +14,6 @@ from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
-from pace.api.storage.migrations import upgrade
 from pace.api.storage.questions import QuestionStore, StoredAnswer
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
@@ -29,7 +28,6 @@ from tests.api.test_tasks import _request
 def queue(database_url: str) -> Iterator[TaskQueue]:
     """An empty queue."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(database)
     yield TaskQueue(database, max_queued=9, tenants=Tenants(), lease_s=60, max_attempts=2)
     database.close()
 

@@ -4,8 +4,11 @@ import json
 
 from pace import parse_profile
 from pace.whatif.headroom import headroom
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
+
+pytestmark = ON_SQLITE
 
 
 def test_the_report_is_the_librarys(service: Caller) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -108,7 +109,8 @@ def test_heads_are_bounded_whatever_parser_is_installed(tmp_path: Path) -> None:
     # Enough to be chosen by a server that takes what is there.
     (beside / "httptools.py").write_text("HttpRequestParserUpgrade = HttpParserError = Exception\n")
     path = os.pathsep.join((str(beside), os.environ.get("PYTHONPATH", "")))
-    with ServiceProcess(tmp_path, environment={"PYTHONPATH": path.rstrip(os.pathsep)}) as service:
+    environment = {"PYTHONPATH": path.rstrip(os.pathsep)}
+    with ServiceProcess(tmp_path, command=[sys.executable], environment=environment) as service:
         said = _said(service, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * 80_000)
         assert said.startswith(b"HTTP/1.1 400")
         said = _said(service, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: other.example\r\n\r\n")

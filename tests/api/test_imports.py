@@ -18,6 +18,7 @@ from pace.api.workers.imports.unpacking import unpack
 from pace.formats.horovod_timeline import read_horovod_profile
 from pace.formats.kineto import read_kineto
 from pace.formats.reading import FormatWarning
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller, ServiceProcess
 from tests.pace.formats.traces import (
     SIZES,
@@ -45,6 +46,7 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, problem["type"].rpartition(":")[2], problem["detail"]
 
 
+@ON_SQLITE
 def test_a_profile_is_told_from_its_content(service: Caller) -> None:
     """It is stored as POST of the profile stores it; compressed on the way or before, it is the same."""
     content = (EXAMPLES / "vgg16.json").read_bytes()
@@ -98,6 +100,7 @@ def rank_traces(folder: Path, *, shapes: bool = True) -> dict[str, Path]:
     return found
 
 
+@ON_SQLITE
 def test_traces_of_all_ranks_are_one_profile(service: Caller, tmp_path: Path) -> None:
     """Packed by tar or zip, in any order and compressed or not, they are what the importer makes of them."""
     traces = rank_traces(tmp_path)
@@ -115,6 +118,7 @@ def test_traces_of_all_ranks_are_one_profile(service: Caller, tmp_path: Path) ->
     assert alone.json()["id"] == load_profile(EXAMPLES / "vgg16.json").sha256
 
 
+@ON_SQLITE
 def test_sizes_that_traces_lack_come_along(service: Caller, tmp_path: Path) -> None:
     """An execution trace, or the list of parameters, is told from the traces that it completes."""
     traces = rank_traces(tmp_path, shapes=False)
@@ -133,6 +137,7 @@ def test_sizes_that_traces_lack_come_along(service: Caller, tmp_path: Path) -> N
     assert any(line.startswith("rank0.json: ") for line in answer.json()["warnings"])
 
 
+@ON_SQLITE
 def test_archives_that_are_no_job_are_refused_by_name(service: Caller, tmp_path: Path) -> None:
     """Which file is at fault is said, by its name in the archive."""
     files = {name: path.read_bytes() for name, path in rank_traces(tmp_path).items()}
@@ -197,6 +202,7 @@ def test_damage_of_every_kind_is_the_senders(damage: str, tmp_path: Path) -> Non
         unpack(damaged_archives()[damage], "run.zip", tmp_path, 2**20, gzipped=False)
 
 
+@ON_SQLITE
 def test_every_format_is_what_its_importer_makes(service: Caller, tmp_path: Path) -> None:
     """Kineto, Horovod, Chakra and tables, told from content and name, or named."""
     horovod = write_json(tmp_path / "timeline.json", horovod_events())
@@ -224,6 +230,7 @@ def test_every_format_is_what_its_importer_makes(service: Caller, tmp_path: Path
     assert (chakra["format"], chakra["num_gradients"]) == ("chakra", 2)
 
 
+@ON_SQLITE
 def test_faults_name_the_field_or_the_place(service: Caller) -> None:
     """What is missing is named as the query names it, what is wrong by the sender's name of the file."""
     needs_rate = send(service, TABLE, filename="layers.csv", workers=4)
@@ -255,6 +262,7 @@ def test_faults_name_the_field_or_the_place(service: Caller) -> None:
     ],
     ids=["JPEG", "PNG", "program"],
 )
+@ON_SQLITE
 def test_a_picture_is_no_trace(service: Caller, content: bytes) -> None:
     """Bytes that are no text are not yet a Chakra trace; one is known by its content too."""
     refused = send(service, content, filename="picture", workers=2)
@@ -263,6 +271,7 @@ def test_a_picture_is_no_trace(service: Caller, content: bytes) -> None:
     assert send(service, chakra_trace(), filename="unnamed", workers=2).json()["format"] == "chakra"
 
 
+@ON_SQLITE
 def test_a_file_does_not_choose_where_it_is_written(service: Caller) -> None:
     """Names with folders in them are names like others."""
     for name in ("../../etc/passwd.csv", "/tmp/x.csv", "..", "a\\..\\b.csv", "name\n.csv"):
@@ -270,6 +279,7 @@ def test_a_file_does_not_choose_where_it_is_written(service: Caller) -> None:
         assert answer.status_code == 201, answer.text
 
 
+@ON_SQLITE
 def test_other_sites_forms_are_refused(service: Caller) -> None:
     """What a browser sends to another site unasked is no upload."""
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"):

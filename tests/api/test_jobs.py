@@ -9,10 +9,10 @@ from sqlalchemy import event, insert
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.job_list import JobList, JobQuery
-from pace.api.storage.migrations import upgrade
 from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
 from pace.documents.profile import Profile
 from pace.simulation import make_policy, run_policy
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -138,7 +138,6 @@ def test_profiles_are_found_by_a_part_of_their_name(service: Caller) -> None:
 def test_a_page_of_jobs_is_one_statement(database_url: str) -> None:
     """However many jobs are on it: a list of a thousand must not take a thousand questions."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(database)
     now = datetime.now(UTC)
     shared = {"tenant": "one", "fingerprint": "0" * 64, "created_at": now}
     jobs = [f"job {number:02}" for number in range(40)]
@@ -194,6 +193,7 @@ def test_tenants_see_their_own_jobs_and_usage(service: Caller, shared_service: S
     assert mine["num_schedules"] == 1
 
 
+@ON_SQLITE
 def test_windows_are_those_of_the_library(service: Caller) -> None:
     """Policies as ``simulate`` has them, the schedule as it predicts; another profile's is refused."""
     made = solve(service, None)

@@ -1,10 +1,7 @@
 """API keys: scopes, tenants, and the wall between tenants on every route."""
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -19,14 +16,11 @@ from pace.cli import app
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
-_KEYS = "import sys; from pace.cli.keys import app; app()"
-
 
 def _keys(database_url: str, *arguments: str) -> Any:
-    environment = os.environ | {"PACE_DATABASE_URL": database_url}
-    done = subprocess.run(
-        [sys.executable, "-c", _KEYS, *arguments], env=environment, capture_output=True, text=True, check=True
-    )
+    # In this process, as loading what it needs takes seconds; test_settings.py starts it as a program.
+    done = CliRunner().invoke(app, ["keys", *arguments], env={"PACE_DATABASE_URL": database_url})
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
 

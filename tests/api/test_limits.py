@@ -28,7 +28,6 @@ from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
 from pace.api.workers.pool import LOOK_EVERY_S, WorkerPool
 from pace.api.workers.worker_call import WorkerCall
-from tests.api.postgresql import new_database
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -40,9 +39,9 @@ def _worker_pids(service: ServiceProcess) -> set[int]:
 
 
 @pytest.mark.races_with_machine(reason="the small solve after it must end within 0.3 s")
-def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path, database_url: str) -> None:
+def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path) -> None:
     """The runaway is ended, the caller is told why, and the next solve finds a new process."""
-    with ServiceProcess(tmp_path, database_url, solve_timeout_s=0.3) as service:
+    with ServiceProcess(tmp_path, solve_timeout_s=0.3) as service:
         runaway = service.post_schedule(layered_profile(5000), options={"fusion": "paper"})
         assert runaway.status_code == 422
         assert runaway.json()["type"] == "urn:pace:problem:limit-exceeded"
@@ -64,13 +63,10 @@ def _kill_all(pids: set[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def victim(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """Start a service whose processes tests kill, one after the other."""
-    folder: Path = tmp_path_factory.mktemp("victim")
-    with ServiceProcess(folder, new_database(request, folder)) as process:
+    with ServiceProcess(tmp_path_factory.mktemp("victim")) as process:
         yield process
 
 
@@ -137,7 +133,7 @@ def test_only_the_first_process_is_started_before_it_is_needed() -> None:
         time.sleep(2 * LOOK_EVERY_S)
         assert pool.num_alive == 1
         with ThreadPoolExecutor(2) as threads:
-            calls = [threads.submit(pool.call, WorkerCall(time.sleep, (2.0,), 60.0, None)) for _ in range(2)]
+            calls = [threads.submit(pool.call, WorkerCall(time.sleep, (1.0,), 60.0, None)) for _ in range(2)]
             for call in calls:
                 call.result()
         assert pool.num_alive == 2
@@ -189,9 +185,9 @@ def test_a_solve_whose_worker_was_killed_is_done_by_another(victim: ServiceProce
 
 
 @pytest.mark.races_with_machine(reason="the worker must be killed while it solves")
-def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path, database_url: str) -> None:
+def test_a_solve_that_keeps_killing_its_worker_is_reported(tmp_path: Path) -> None:
     """After so many attempts the caller hears how it ended; other solves work."""
-    with ServiceProcess(tmp_path, database_url, max_attempts=1) as service, ThreadPoolExecutor(1) as pool:
+    with ServiceProcess(tmp_path, max_attempts=1) as service, ThreadPoolExecutor(1) as pool:
         assert service.post_schedule(layered_profile(3)).status_code == 201
         answer = pool.submit(service.post_schedule, layered_profile(3000), options={"fusion": "paper"})
         _kill_workers_at_work(service, answer)
@@ -279,35 +275,38 @@ def test_too_many_requests_are_slowed_down(tmp_path: Path) -> None:
         assert "ratelimit-limit" not in service.http.get("/healthz").raise_for_status().headers
 
 
-def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """Start a service that takes little."""
+    folder = tmp_path_factory.mktemp("narrow")
+    with ServiceProcess(folder, max_decoded_bytes=2**20, max_ops=11, max_gradients=4) as process:
+        yield process
+
+
+def test_a_gzip_bomb_is_refused(narrow: ServiceProcess) -> None:
     """A small body that would become large is refused at the limit, unread beyond it."""
-    with ServiceProcess(tmp_path, max_decoded_bytes=2**20) as service:
-        bomb = gzip.compress(b" " * 2**27)
-        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-        answer = service.http.post("/v1/schedules", content=bomb, headers=headers)
-        assert len(bomb) < 2**18
+    bomb = gzip.compress(b" " * 2**26)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = narrow.http.post("/v1/schedules", content=bomb, headers=headers)
+    assert len(bomb) < 2**18
+    assert answer.status_code == 413
+    assert str(2**20) in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("num_layers", "said"), [(5, "takes 4"), (6, "takes 11")])
+def test_profiles_beyond_the_limits_are_refused(narrow: ServiceProcess, num_layers: int, said: str) -> None:
+    """The refusal says how many there are and how many may be: of gradients with 10 ops, of ops with 12."""
+    profile = layered_profile(num_layers)
+    for path, body in (("/v1/schedules", {"profile": profile}), ("/v1/profiles", profile)):
+        answer = narrow.http.post(path, json=body)
         assert answer.status_code == 413
-        assert str(2**20) in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("limit", ["max_ops", "max_gradients"])
-def test_profiles_beyond_the_limits_are_refused(tmp_path: Path, limit: str) -> None:
-    """The refusal says how many there are and how many may be."""
-    limits: dict[str, Any] = {limit: 4}
-    with ServiceProcess(tmp_path, **limits) as service:
-        for path, body in (
-            ("/v1/schedules", {"profile": layered_profile(5)}),
-            ("/v1/profiles", layered_profile(5)),
-        ):
-            answer = service.http.post(path, json=body)
-            assert answer.status_code == 413
-            assert "takes 4" in answer.json()["detail"]
+        assert said in answer.json()["detail"]
 
 
 @pytest.mark.races_with_machine(reason="the service must be stopped while it solves")
-def test_a_stopping_service_lets_solves_end(tmp_path: Path, database_url: str) -> None:
+def test_a_stopping_service_lets_solves_end(tmp_path: Path) -> None:
     """SIGTERM during a solve: the caller still gets the schedule, the process ends with status 0."""
-    with ServiceProcess(tmp_path, database_url) as service, ThreadPoolExecutor(1) as pool:
+    with ServiceProcess(tmp_path) as service, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(service.post_schedule, layered_profile(1500), options={"fusion": "paper"})
         while service.http.get("/metrics").text.find("pace_tasks_running 1.0") < 0:
             assert not answer.done()

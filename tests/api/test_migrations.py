@@ -24,9 +24,9 @@ def _database(url: str) -> Database:
     return Database(Settings(database_url=url).parsed_database_url)
 
 
-def test_the_migrations_make_the_tables_of_the_code(database_url: str) -> None:
+def test_the_migrations_make_the_tables_of_the_code(bare_database_url: str) -> None:
     """Nothing to add, nothing to drop, no type that differs."""
-    database = _database(database_url)
+    database = _database(bare_database_url)
     upgrade(database)
     with database.read() as connection:
         options = {
@@ -38,9 +38,9 @@ def test_the_migrations_make_the_tables_of_the_code(database_url: str) -> None:
     database.close()
 
 
-def test_migrating_again_keeps_what_is_there(database_url: str) -> None:
+def test_migrating_again_keeps_what_is_there(bare_database_url: str) -> None:
     """Every start of the service migrates; data stays."""
-    database = _database(database_url)
+    database = _database(bare_database_url)
     upgrade(database)
     KeyRing(database).create("one", "a key", ["read"])
     upgrade(database)
@@ -48,9 +48,9 @@ def test_migrating_again_keeps_what_is_there(database_url: str) -> None:
     database.close()
 
 
-def test_down_and_up_again(database_url: str) -> None:
+def test_down_and_up_again(bare_database_url: str) -> None:
     """From the newest revision with data down to nothing, and up again to a schema that works."""
-    database = _database(database_url)
+    database = _database(bare_database_url)
     upgrade(database)
     KeyRing(database).create("one", "a key", ["read"])
     downgrade(database, "base")
@@ -62,9 +62,9 @@ def test_down_and_up_again(database_url: str) -> None:
     database.close()
 
 
-def test_a_failed_migration_changes_nothing(database_url: str) -> None:
+def test_a_failed_migration_changes_nothing(bare_database_url: str) -> None:
     """An error midway leaves the schema as it was, on both databases."""
-    database = _database(database_url)
+    database = _database(bare_database_url)
     upgrade(database)
     with database.write() as connection:
         connection.exec_driver_sql("DROP INDEX ix_reports_job")
@@ -85,9 +85,9 @@ def test_the_usual_url_of_postgresql_is_understood() -> None:
     assert settings.parsed_database_url == make_url("postgresql+psycopg://user@host/name")
 
 
-def test_the_version_before_starts_on_a_newer_schema(database_url: str) -> None:
+def test_the_version_before_starts_on_a_newer_schema(bare_database_url: str) -> None:
     """As long as the newer one only expanded it; once it contracted, the old one changes nothing."""
-    database = _database(database_url)
+    database = _database(bare_database_url)
     upgrade(database)
     with database.write() as connection:
         # What a later version does: a column that may be missing, and another revision.

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -63,6 +64,7 @@ def test_the_dashboards_questions_are_understood(tmp_path: Path) -> None:
     _promtool("check", "rules", path)
 
 
+@ON_SQLITE
 def test_all_metrics_exist(service: Caller) -> None:
     """What alerts and panels ask for is what the service tells."""
     told = set()

@@ -69,9 +69,8 @@ def objects(server: ObjectServer, bucket: str) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """Make the tables."""
+    """Connect to an empty database."""
     made = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(made)
     yield made
     made.close()
 

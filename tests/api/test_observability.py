@@ -25,6 +25,7 @@ from pace.api.storage.records import TaskRecord
 from pace.api.workers.pool import WorkerPool
 from pace.api.workers.worker_call import WorkerCall
 from pace.version import __version__
+from tests.api.postgresql import ALONE_ON_SQLITE, ON_SQLITE
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -86,6 +87,7 @@ def test_tenants_have_metrics_if_wanted(tmp_path: Path) -> None:
         assert samples["pace_tenant_work_seconds_total", worked] > 0
 
 
+@ALONE_ON_SQLITE
 def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
     """Whoever ended them."""
     own_service.post_schedule(layered_profile(3)).raise_for_status()
@@ -97,6 +99,7 @@ def test_replaced_workers_are_counted(own_service: ServiceProcess) -> None:
     assert samples["pace_worker_restarts_total", (("pool", "reader"),)] == 1
 
 
+@ALONE_ON_SQLITE
 def test_a_killed_fork_server_costs_no_request(own_service: ServiceProcess) -> None:
     """Also while it starts a process: the service starts another server and asks that."""
     profile = own_service.http.post("/v1/profiles", json=layered_profile(3)).json()
@@ -111,6 +114,7 @@ def test_a_killed_fork_server_costs_no_request(own_service: ServiceProcess) -> N
     assert own_service.post_schedule(layered_profile(4)).status_code == 201
 
 
+@ON_SQLITE
 def test_request_ids_join_the_caller_and_the_log(service: Caller) -> None:
     """The caller's id is kept if it is harmless, and is in the answer, the problem and the log."""
     name = f"rank-0.step-17.{service.tenant}"
@@ -150,6 +154,7 @@ def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
     assert b'{"' not in said
 
 
+@ON_SQLITE
 def test_invented_methods_share_one_label(service: Caller) -> None:
     """Nobody fills the metrics with names of their own."""
     for number in range(3):
@@ -159,6 +164,7 @@ def test_invented_methods_share_one_label(service: Caller) -> None:
     assert not [method for method in methods if method is not None and method.startswith("INVENTED")]
 
 
+@ALONE_ON_SQLITE
 def test_a_client_that_goes_away_is_no_error_of_the_service(own_service: ServiceProcess) -> None:
     """One that breaks off in the middle of its body is counted as that, without a traceback."""
     address = httpx.URL(own_service.url)
@@ -171,6 +177,7 @@ def test_a_client_that_goes_away_is_no_error_of_the_service(own_service: Service
     assert _samples(own_service)["pace_request_seconds_count", gone] == 1
 
 
+@ON_SQLITE
 def test_an_answer_carries_nothing_of_the_one_before(service: Caller) -> None:
     """The page under /docs is the same every time, and so are its headers, but for the request's id."""
     first, second = (service.http.get("/docs", headers={"X-Request-ID": name}) for name in ("one", "two"))
@@ -179,6 +186,7 @@ def test_an_answer_carries_nothing_of_the_one_before(service: Caller) -> None:
     assert second.headers.get_list("x-request-id") == ["two"]
 
 
+@ON_SQLITE
 def test_answers_carry_safe_headers(service: Caller) -> None:
     """Nothing of the service may be framed, sniffed or scripted; nothing tells of its insides."""
     for path in ("/healthz", "/v1/schedules", "/v1/nothing", "/docs"):
@@ -203,10 +211,10 @@ def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
     assert sorted(entry["request_id"] for entry in solved) == [f"request-{number}" for number in range(5)]
 
 
-def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path, database_url: str) -> None:
+def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path) -> None:
     """Who asked is stored with the task: another process that does it logs the same id."""
-    with ServiceProcess(tmp_path, database_url, lease_s=1) as service:
-        for number, layers in enumerate((3000, 100, 100)):
+    with ServiceProcess(tmp_path, lease_s=1) as service:
+        for number, layers in enumerate((2000, 100, 100)):
             service.http.post(
                 "/v1/schedules",
                 json={"profile": layered_profile(layers, name=f"{number}"), "options": {"fusion": "paper"}},
@@ -216,7 +224,7 @@ def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path, database_url: 
         killed, start = datetime.now(UTC), service.log_path.stat().st_size
         service.start()
         # The first process may have died between the end of a task and its line.
-        done_again = _begun_since(killed, database_url)
+        done_again = _begun_since(killed, str(service.settings["database_url"]))
         assert "request-0" in done_again
         for request_id in done_again:
             service.events("solved", 1, request_id=request_id)

@@ -7,7 +7,10 @@ import pytest
 
 from pace import InvalidJobProgram, check_order, parse_job_program
 from pace.client import Client
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
+
+pytestmark = ON_SQLITE
 
 SUM = {"op": "all-reduce", "group": "world", "size_bytes": 4, "wait": "thread"}
 

@@ -10,6 +10,7 @@ from pace import InvalidSteps, PredictionOptions, StepsDocument, predict
 from pace.api.questions.kind import ReadLimits
 from pace.api.questions.registry import read_question
 from pace.client import Client
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 
 STEPS: dict[str, Any] = {
@@ -28,6 +29,7 @@ STEPS: dict[str, Any] = {
 OPTIONS = {"workers": [1, 2, 3], "servers": [1, 2], "steps": 40, "skip": 4, "seeds": 2}
 
 
+@ON_SQLITE
 def test_the_answer_is_the_librarys(service: Caller) -> None:
     """All numbers to the last bit; the same question again is answered from storage; CSV on request."""
     question = {"steps": STEPS, "options": OPTIONS}
@@ -65,6 +67,7 @@ def test_a_task_says_nothing_that_the_version_before_need_not_know() -> None:
     assert StepsDocument.model_validate_json(stored) == StepsDocument.model_validate(STEPS)
 
 
+@ON_SQLITE
 def test_the_client_follows_the_task(service: Caller) -> None:
     """Every point is counted once, and the client returns the library's own object."""
     counted: list[int] = []
@@ -94,6 +97,7 @@ def _cyclic(steps: StepsDocument) -> StepsDocument:
         ({"options": {"workers": list(range(1, 1000)), "seeds": 1000}}, 413, "too-large", "simulations"),
     ],
 )
+@ON_SQLITE
 def test_refusals_name_what_is_wrong(
     service: Caller, change: dict[str, Any], status: int, type_: str, words: str
 ) -> None:

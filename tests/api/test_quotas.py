@@ -18,7 +18,6 @@ from pace.api.questions.reading import read_profile
 from pace.api.questions.registry import read_question
 from pace.api.settings import Settings, load_settings
 from pace.api.storage.database import Database
-from pace.api.storage.migrations import upgrade
 from pace.api.storage.quota import ROW_BYTES, StorageQuota, stored_bytes
 from pace.api.storage.resources import ResourceStore
 from pace.api.tasks.queue import TaskQueue
@@ -34,7 +33,6 @@ TENANTS = Tenants(TenantLimits(max_running=1, max_cells=10), {"heavy": TenantLim
 def queue(database_url: str) -> Iterator[TaskQueue]:
     """An empty queue."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(database)
     yield TaskQueue(database, max_queued=100, tenants=TENANTS, lease_s=60, max_attempts=2)
     database.close()
 

@@ -18,7 +18,8 @@ import pytest
 from pace import optimize, parse_profile
 from pace.simulation import make_policy, run_policy
 from pace.view.perfetto import chrome_trace
-from tests.api.process import Caller
+from tests.api.postgresql import ON_SQLITE
+from tests.api.process import Caller, new_client
 from tests.api.profiles import layered_profile
 
 
@@ -59,6 +60,7 @@ def test_tasks_are_listed_over_http(service: Caller) -> None:
     assert service.http.get("/v1/tasks", params={"cursor": "x"}).status_code == 422
 
 
+@ON_SQLITE
 def test_compressed_bodies_are_read(service: Caller) -> None:
     """The same request, compressed or not, has the same answer."""
     request = json.dumps({"profile": layered_profile(7)}).encode()
@@ -79,7 +81,7 @@ def test_a_hundred_clients_at_once_cost_one_solve(service: Caller) -> None:
     def ask(_: int) -> httpx.Response:
         together.wait()
         # A connection each, as from a hundred processes.
-        with httpx.Client(headers=service.http.headers, timeout=120, trust_env=False) as http:
+        with new_client(headers=service.http.headers) as http:
             return http.post(f"{service.url}/v1/schedules", json=request)
 
     with ThreadPoolExecutor(100) as pool:
@@ -89,6 +91,7 @@ def test_a_hundred_clients_at_once_cost_one_solve(service: Caller) -> None:
     assert service.events("solved", 1) == 1
 
 
+@ON_SQLITE
 def test_an_unchanged_schedule_is_not_sent_again(service: Caller) -> None:
     """If-None-Match with the entity tag is answered 304 without a body."""
     created = service.post_schedule(layered_profile(4))
@@ -230,6 +233,7 @@ def test_names_of_jobs_are_only_names(service: Caller, name: str) -> None:
         assert (found.status_code, found.content) == (200, created.content)
 
 
+@ON_SQLITE
 def test_a_schedule_can_be_looked_at(service: Caller) -> None:
     """As the library's own timeline, and as a picture."""
     document = layered_profile(5)
@@ -241,6 +245,7 @@ def test_a_schedule_can_be_looked_at(service: Caller) -> None:
     assert ElementTree.fromstring(picture.text).tag.endswith("svg")
 
 
+@ON_SQLITE
 def test_policies_can_be_simulated(service: Caller) -> None:
     """The answer is the library's; unknown policies are refused by name."""
     document = layered_profile(5)
@@ -257,6 +262,7 @@ def test_policies_can_be_simulated(service: Caller) -> None:
     assert "magic" in unknown.json()["detail"]
 
 
+@ON_SQLITE
 def test_a_large_profile_is_answered_in_pieces(service: Caller) -> None:
     """The same bytes, digest and tag as one that fits; not in the memory of the service for every reader."""
     profile = layered_profile(3) | {"metadata": {"blob": " " * 30_000_000}}

@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import subprocess
-import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def test_a_dump_of_postgresql_is_restored(tmp_path: Path, postgresql: Postgresql
     dump, restore = (postgresql.programs / name for name in ("pg_dump", "pg_restore"))
     if not (dump.exists() and restore.exists()):
         pytest.skip("PostgreSQL's pg_dump and pg_restore are not installed")
-    source, target = (postgresql.create_database(uuid.uuid4().hex) for _ in range(2))
+    source, target = postgresql.create_database(), postgresql.create_database(bare=True)
     archive = tmp_path / "pace.dump"
     with ServiceProcess(tmp_path, source, auth="required") as service, service.tenant() as caller:
         created = caller.post_schedule(layered_profile(6), job="train")
@@ -139,9 +138,8 @@ def test_pruning_gives_space_back(tmp_path: Path) -> None:
 
 def test_postgresql_is_vacuumed(postgresql: PostgresqlServer) -> None:
     """Every table of the service, which PostgreSQL notes."""
-    url = postgresql.create_database(uuid.uuid4().hex)
+    url = postgresql.create_database()
     database = Database(Settings(database_url=url).parsed_database_url)
-    upgrade(database)
     vacuum(database)
     with database.read() as connection:
         analyzed = "SELECT relname FROM pg_stat_user_tables WHERE last_vacuum IS NOT NULL"

@@ -9,7 +9,6 @@ import sys
 import tarfile
 import threading
 import time
-import uuid
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -164,13 +163,13 @@ def _content(answer: httpx.Response) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_either_version_knows_what_the_other_was_asked(
-    tmp_path: Path, database_url: str, earlier: Path
+    tmp_path: Path, bare_database_url: str, earlier: Path
 ) -> None:
     """Of every kind: asked of one, read, listed, asked again and deleted at the other; before and beside."""
-    with ServiceProcess(tmp_path, database_url, **_old_code(earlier)) as old:
+    with ServiceProcess(tmp_path, bare_database_url, **_old_code(earlier)) as old:
         assert _is_earlier(old)
         before = {path: old.http.post(path, json=asked) for path, asked in QUESTIONS.items()}
-        with ServiceProcess(tmp_path, database_url) as new:
+        with ServiceProcess(tmp_path, bare_database_url) as new:
             assert not _is_earlier(new)
             for path, asked in QUESTIONS.items():
                 location = before[path].headers["location"]
@@ -200,7 +199,7 @@ def test_no_request_fails_while_a_service_is_updated(
     tmp_path: Path, postgresql: PostgresqlServer, earlier: Path
 ) -> None:
     """The old one serves on after the new one migrated its database; each reads and does the other's work."""
-    url = postgresql.create_database(uuid.uuid4().hex)
+    url = postgresql.create_database(bare=True)
     with ServiceProcess(tmp_path, url, **_old_code(earlier)) as old:
         assert _is_earlier(old)
         before = old.post_schedule(layered_profile(3))

@@ -13,7 +13,8 @@ import pytest
 
 from pace import Options, check, optimize, parse_profile
 from pace.client.documents import ScheduleResource, example_profile
-from tests.api.process import Caller, ServiceProcess
+from tests.api.postgresql import ON_SQLITE
+from tests.api.process import Caller, ServiceProcess, new_client
 from tests.api.profiles import layered_profile
 
 
@@ -32,6 +33,7 @@ def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     assert again.content == answer.content
 
 
+@ON_SQLITE
 def test_profiles_with_a_norm_come_back_sharded(service: Caller) -> None:
     """The default follows the update rule, what is asked for does not; every exchange has its timeline."""
     document = layered_profile(6) | {"update": "global-norm"}
@@ -116,18 +118,17 @@ def test_an_accepted_task_outlives_a_crash(tmp_path: Path, database_url: str) ->
 
 
 @pytest.mark.races_with_machine(reason="twenty answers must arrive while one solve is under way")
+@ON_SQLITE
 def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
     """Health answers arrive between a large profile's request and its answer."""
     solved = threading.Event()
     answers: list[httpx.Response] = []
 
     def solve() -> None:
-        with httpx.Client(
-            base_url=service.url, headers=service.http.headers, timeout=250, trust_env=False
-        ) as http:
+        with new_client(base_url=service.url, headers=service.http.headers) as http:
             answers.append(
                 http.post(
-                    "/v1/schedules", json={"profile": layered_profile(3000), "options": {"fusion": "paper"}}
+                    "/v1/schedules", json={"profile": layered_profile(1500), "options": {"fusion": "paper"}}
                 )
             )
         solved.set()
@@ -143,6 +144,7 @@ def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
     assert answered_before >= 20
 
 
+@ON_SQLITE
 def test_the_interface_describes_itself(service: Caller) -> None:
     """The documentation page loads nothing from elsewhere, and its example is a request that succeeds."""
     page = service.http.get("/docs")

@@ -6,52 +6,52 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from pace.api.http.app import create_app
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import downgrade, has_tables, upgrade
+from pace.cli.keys import app as keys
+from tests.api.process import serve_in_vain
 
-_SERVE = [sys.executable, "-m", "pace.api.serve", "--port", "0"]
 _KEYS = [sys.executable, "-c", "from pace.cli.keys import app; app()"]
 
 
-def _run(command: list[str], **settings: str) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PACE_")}
-    environment |= {f"PACE_{name.upper()}": value for name, value in settings.items()}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=250)
-
-
-def test_bad_settings_are_named_in_a_line_each() -> None:
+def test_bad_settings_are_named_in_a_line_each(tmp_path: Path) -> None:
     """Not a traceback; the exit status is that of wrong usage, and a password stays secret."""
-    done = _run(_SERVE, max_queued="many", rate_limit="often", database_url="nonsense://me:secret@host/x")
-    assert done.returncode == 2
-    names = [line.split(": ")[1] for line in done.stderr.splitlines()]
+    wrong = {"max_queued": "many", "rate_limit": "often", "database_url": "nonsense://me:secret@host/x"}
+    code, said = serve_in_vain(tmp_path, **wrong)
+    assert code == 2
+    names = [line.split(": ")[1] for line in said.splitlines()]
     assert names == ["PACE_DATABASE_URL", "PACE_RATE_LIMIT", "PACE_MAX_QUEUED"]
-    assert "'many'" in done.stderr
-    assert "secret" not in done.stderr
+    assert "'many'" in said
+    assert "secret" not in said
 
 
-def test_a_misspelt_setting_is_not_ignored() -> None:
+def test_a_misspelt_setting_is_not_ignored(tmp_path: Path) -> None:
     """The service does not start without the limit that its operator wanted."""
-    done = _run(_SERVE, max_queue="10")
-    assert done.returncode == 2
-    assert done.stderr == "pace serve: PACE_MAX_QUEUE is no setting; did you mean PACE_MAX_QUEUED?\n"
+    misspelt = "pace serve: PACE_MAX_QUEUE is no setting; did you mean PACE_MAX_QUEUED?\n"
+    assert serve_in_vain(tmp_path, max_queue="10") == (2, misspelt)
 
 
 def test_keys_are_listed_without_touching_the_database(tmp_path: Path) -> None:
     """No file is made, and an older schema stays as it is."""
     url = f"sqlite:///{tmp_path / 'pace.db'}"
-    done = _run([*_KEYS, "list"], database_url=url)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "holds no keys" in done.stderr
+    environment = {"PACE_DATABASE_URL": url}
+    command = [*_KEYS, "list"]
+    listed = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, check=False, timeout=250
+    )
+    assert (listed.returncode, listed.stdout) == (1, "")
+    assert "holds no keys" in listed.stderr
     assert list(tmp_path.iterdir()) == []
     database = Database(Settings(database_url=url).parsed_database_url)
     upgrade(database)
     downgrade(database, "0001")
-    done = _run([*_KEYS, "create", "a key"], database_url=url)
-    assert done.returncode == 0, done.stderr
-    done = _run([*_KEYS, "list"], database_url=url)
-    assert "a key" in done.stdout
+    created = CliRunner().invoke(keys, ["create", "a key"], env=environment)
+    assert created.exit_code == 0, created.output
+    assert "a key" in CliRunner().invoke(keys, ["list"], env=environment).stdout
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() == "0001"
     database.close()

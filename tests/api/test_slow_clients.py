@@ -1,8 +1,6 @@
 """Clients that send a little and wait: they lose their connections, and nobody else loses anything."""
 
-import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,10 +70,7 @@ def test_requests_that_take_long_are_not_cut(impatient: ServiceProcess) -> None:
 
 def test_more_connections_than_descriptors(tmp_path: Path) -> None:
     """Of 330 that send nothing useful, the oldest make way for who comes with a request."""
-    if not shutil.which("prlimit"):
-        pytest.skip("prlimit is not installed (Debian: apt-get install util-linux)")
-    few = ("prlimit", "--nofile=300:300", sys.executable)
-    with ServiceProcess(tmp_path, command=few) as service, ExitStack() as stack:
+    with ServiceProcess(tmp_path, max_descriptors=300) as service, ExitStack() as stack:
         for _ in range(330):
             connection = stack.enter_context(_connect(service))
             connection.sendall(HEAD)

@@ -28,7 +28,10 @@ from pace.api.settings import Settings
 from pace.client import Client
 from pace.documents.sync.outer_plan import parse_outer_plan
 from pace.documents.sync.sync_plan import parse_sync_plan
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
+
+pytestmark = ON_SQLITE
 
 
 def test_the_plan_is_the_librarys(service: Caller) -> None:

@@ -13,7 +13,6 @@ from pace.api.questions.registry import KINDS, answer_question, read_question
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
-from pace.api.storage.migrations import upgrade
 from pace.api.storage.questions import QuestionStore
 from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord
 from pace.api.storage.resources import ResourceStore
@@ -39,7 +38,6 @@ def _made(task: ClaimedTask) -> PlacedDocument:
 def queue(database_url: str) -> Iterator[TaskQueue]:
     """An empty queue that takes three tasks, two of a tenant."""
     database = Database(Settings(database_url=database_url).parsed_database_url)
-    upgrade(database)
     yield TaskQueue(
         database, max_queued=3, tenants=Tenants(TenantLimits(max_queued=2)), lease_s=60, max_attempts=2
     )

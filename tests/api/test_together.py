@@ -1,10 +1,8 @@
 """Several service processes on one database, and databases that go away."""
 
 import json
-import subprocess
-import sys
 import time
-import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
 from tests.api.postgresql import PostgresqlServer, find_postgresql
-from tests.api.process import ServiceProcess
+from tests.api.process import ServiceProcess, serve_in_vain
 from tests.api.profiles import layered_profile
 
 pytestmark = pytest.mark.races_with_machine(
@@ -22,6 +20,23 @@ pytestmark = pytest.mark.races_with_machine(
 )
 
 ASYNC = {"Prefer": "respond-async"}
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresqlServer]:
+    """Start a PostgreSQL server that nobody else uses."""
+    programs = find_postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with PostgresqlServer(programs) as server:
+        yield server
+
+
+@pytest.fixture
+def frail(own_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
+    """Return a running server that a test may stop."""
+    yield own_server
+    own_server.start()
 
 
 def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url: str) -> None:
@@ -33,7 +48,7 @@ def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url:
         accepted = [
             one.http.post(
                 "/v1/schedules",
-                json={"profile": layered_profile(600, duration_s=number), "options": {"fusion": "paper"}},
+                json={"profile": layered_profile(400, duration_s=number), "options": {"fusion": "paper"}},
                 headers=ASYNC,
             )
             for number in range(1, 7)
@@ -71,18 +86,12 @@ def test_two_services_solve_a_profile_once(tmp_path: Path, database_url: str) ->
         assert len(solved) == 1
 
 
-def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, frail: PostgresqlServer) -> None:
     """While PostgreSQL is down: 503 problems and not ready, but alive; afterwards all is as before."""
-    programs = find_postgresql()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with (
-        PostgresqlServer(programs) as server,
-        ServiceProcess(tmp_path, server.create_database(uuid.uuid4().hex)) as service,
-    ):
+    with ServiceProcess(tmp_path, frail.create_database()) as service:
         created = service.post_schedule(layered_profile(5), job="train")
         assert service.http.get("/readyz").status_code == 200
-        server.stop()
+        frail.stop()
         refused = service.post_schedule(layered_profile(6))
         assert refused.status_code == 503
         assert refused.json()["type"] == "urn:pace:problem:storage-unavailable"
@@ -91,7 +100,7 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert (unready.status_code, unready.json()["ready"]) == (503, False)
         assert service.http.get("/healthz").status_code == 200
         assert service.http.get("/metrics").status_code == 200
-        server.start()
+        frail.start()
         assert service.http.get(created.headers["location"]).content == created.content
         assert service.post_schedule(layered_profile(6)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
@@ -100,44 +109,38 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert all(len(json.dumps(entry)) < 1000 for entry in failed)
 
 
-def test_a_service_that_starts_before_its_database(tmp_path: Path) -> None:
+def test_a_service_that_starts_before_its_database(tmp_path: Path, frail: PostgresqlServer) -> None:
     """It lives and is not ready, says why in a line, and works as soon as PostgreSQL is there."""
-    programs = find_postgresql()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with PostgresqlServer(programs) as server:
-        url = server.create_database(uuid.uuid4().hex)
-        server.stop()
-        with ServiceProcess(tmp_path, url) as service:
-            unready = service.http.get("/readyz")
-            assert (unready.status_code, unready.json()["database"]) == (503, "does not answer")
-            for refused in (service.post_schedule(layered_profile(3)), service.http.get("/v1/jobs")):
-                assert refused.status_code == 503
-                assert refused.json()["type"] == "urn:pace:problem:storage-unavailable"
-                assert refused.headers["retry-after"]
-            assert "Connection refused" in service.events("database-not-ready", 1)[0]["error"]
-            server.start()
-            service.events("database-ready", 1)
-            assert service.post_schedule(layered_profile(3)).status_code == 201
-            assert service.http.get("/readyz").status_code == 200
-        assert "Traceback" not in service.log_path.read_text()
+    url = frail.create_database()
+    frail.stop()
+    with ServiceProcess(tmp_path, url) as service:
+        unready = service.http.get("/readyz")
+        assert (unready.status_code, unready.json()["database"]) == (503, "does not answer")
+        for refused in (service.post_schedule(layered_profile(3)), service.http.get("/v1/jobs")):
+            assert refused.status_code == 503
+            assert refused.json()["type"] == "urn:pace:problem:storage-unavailable"
+            assert refused.headers["retry-after"]
+        assert "Connection refused" in service.events("database-not-ready", 1)[0]["error"]
+        frail.start()
+        service.events("database-ready", 1)
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+        assert service.http.get("/readyz").status_code == 200
+    assert "Traceback" not in service.log_path.read_text()
 
 
-def test_a_database_that_turns_out_to_be_too_new_ends_the_service(tmp_path: Path) -> None:
+def test_a_database_that_turns_out_to_be_too_new_ends_the_service(
+    tmp_path: Path, frail: PostgresqlServer
+) -> None:
     """Also if it was waited for: with a status and a line that says why."""
-    programs = find_postgresql()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with PostgresqlServer(programs) as server:
-        url = server.create_database(uuid.uuid4().hex)
-        _make_too_new(url)
-        server.stop()
-        with ServiceProcess(tmp_path, url, drain_s=0.5) as service:
-            service.events("database-not-ready", 1)
-            server.start()
-            assert service.wait() == 3
-        assert len(service.events("not-started", 1)) == 1
-        assert "Traceback" not in service.log_path.read_text()
+    url = frail.create_database()
+    _make_too_new(url)
+    frail.stop()
+    with ServiceProcess(tmp_path, url, drain_s=0.5) as service:
+        service.events("database-not-ready", 1)
+        frail.start()
+        assert service.wait() == 3
+    assert len(service.events("not-started", 1)) == 1
+    assert "Traceback" not in service.log_path.read_text()
 
 
 def _make_too_new(database_url: str) -> None:
@@ -164,27 +167,19 @@ def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
         (database_url, "schema 0899 or newer"),
         (f"sqlite:///{tmp_path}/nowhere/pace.db", "unable to open database file"),
     ):
-        command = [sys.executable, "-m", "pace.api.serve", "--port", "0", "--database-url", url]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode == 3
-        (line,) = [line for line in ended.stderr.splitlines() if '"not-started"' in line]
+        code, said = serve_in_vain(tmp_path, "--database-url", url)
+        assert code == 3
+        (line,) = [line for line in said.splitlines() if '"not-started"' in line]
         assert reason in json.loads(line)["reason"]
-        assert "Traceback" not in ended.stderr
+        assert "Traceback" not in said
 
 
-def test_a_database_that_hangs(tmp_path: Path) -> None:
+def test_a_database_that_hangs(tmp_path: Path, frail: PostgresqlServer) -> None:
     """PostgreSQL that is there and says nothing: reads and writes are told, metrics and health work on."""
-    programs = find_postgresql()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with (
-        PostgresqlServer(programs) as server,
-        ServiceProcess(
-            tmp_path, server.create_database(uuid.uuid4().hex), database_timeout_s=1, lease_s=0.1
-        ) as service,
-    ):
+    url = frail.create_database()
+    with ServiceProcess(tmp_path, url, database_timeout_s=1, lease_s=0.1) as service:
         assert service.http.get("/v1/profiles").status_code == 200
-        with server.hanging(), ThreadPoolExecutor(50) as pool:
+        with frail.hanging(), ThreadPoolExecutor(50) as pool:
             # More than there are threads of any kind.
             reads = list(pool.map(service.http.get, ["/v1/profiles"] * 50))
             assert {answer.status_code for answer in reads} == {503}
@@ -198,14 +193,9 @@ def test_a_database_that_hangs(tmp_path: Path) -> None:
         assert service.http.get("/readyz").status_code == 200
 
 
-def test_a_hung_database_does_not_keep_a_stopped_service(
-    tmp_path: Path, postgresql: PostgresqlServer
-) -> None:
+def test_a_hung_database_does_not_keep_a_stopped_service(tmp_path: Path, frail: PostgresqlServer) -> None:
     """It ends soon after its drain, with status 0, though its threads wait for an answer."""
-    url = postgresql.create_database(uuid.uuid4().hex)
-    with (
-        ServiceProcess(tmp_path, url, drain_s=0.5, database_timeout_s=1) as service,
-        postgresql.hanging(),
-    ):
+    url = frail.create_database()
+    with ServiceProcess(tmp_path, url, drain_s=0.5, database_timeout_s=1) as service, frail.hanging():
         assert service.http.get("/v1/profiles").status_code == 503
         assert service.stop() == 0

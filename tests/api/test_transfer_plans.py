@@ -12,6 +12,7 @@ from pace.fabric.checker.transfers import check_transfers
 from pace.fabric.documents.reading import load_batch, load_network
 from pace.fabric.documents.transfer_plan import TransferOptions
 from pace.fabric.plan import plan_transfers
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "fabric"
@@ -27,6 +28,7 @@ def request() -> dict[str, object]:
     }
 
 
+@ON_SQLITE
 def test_the_answer_is_the_librarys_plan(service: Caller) -> None:
     """Byte for byte, compressed or not, each time."""
     answer = service.http.post("/v1/transfer-plans", json=request())
@@ -42,6 +44,7 @@ def test_the_answer_is_the_librarys_plan(service: Caller) -> None:
     assert again.content == answer.content
 
 
+@ON_SQLITE
 def test_faults_are_named(service: Caller) -> None:
     """What is wrong, and where."""
     without_server = request() | {"network": {"hosts": [], "server": "s"}}
@@ -50,6 +53,7 @@ def test_faults_are_named(service: Caller) -> None:
     assert "hosts" in answer.json()["detail"]
 
 
+@ON_SQLITE
 def test_the_client_plans_and_checks(service: Caller) -> None:
     """Errors are those of the library."""
     with Client(service.url, service.token, timeout_s=250) as client:

@@ -56,7 +56,7 @@ def _has_loaded_numba(process: psutil.Process) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, it is a program of its own")
 def test_workers_are_forks_of_a_fork_of_the_service(tmp_path: Path) -> None:
     """It sleeps, without what only workers need, until the first is wanted. If it ends, another starts."""
-    with ServiceProcess(tmp_path, environment={"PYTHONUNBUFFERED": "1"}) as service:
+    with ServiceProcess(tmp_path, command=[sys.executable]) as service:
         ours = psutil.Process(service.pid)
         (server,) = (child for child in ours.children() if child.cmdline() == ours.cmdline())
         assert not _has_loaded_numba(server)
@@ -139,7 +139,8 @@ def _compiling(folder: Path) -> list[psutil.Process]:
 def test_the_first_answer_does_not_wait_for_all_compilation(tmp_path: Path) -> None:
     """The rest is compiled in the background, for as long as the service lives."""
     compiled = tmp_path / "compiled"
-    with ServiceProcess(tmp_path, environment={"NUMBA_CACHE_DIR": str(compiled)}) as service:
+    environment = {"NUMBA_CACHE_DIR": str(compiled)}
+    with ServiceProcess(tmp_path, command=[sys.executable], environment=environment) as service:
         assert service.post_schedule(layered_profile(5)).status_code == 201
         while len(_compiling(compiled)) != 1:
             time.sleep(0.05)

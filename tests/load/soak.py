@@ -155,7 +155,7 @@ def soak(
             server = stack.enter_context(PostgresqlServer(programs))
             network = stack.enter_context(Forwarder())
             network.port = server.port
-            url = server.create_database("soak").replace(f":{server.port}/", f":{network.own_port}/")
+            url = server.create_database().replace(f":{server.port}/", f":{network.own_port}/")
         else:
             disk = stack.enter_context(small_disk(folder))
             url = f"sqlite:///{(disk or folder) / 'pace.db'}"

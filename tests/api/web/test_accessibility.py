@@ -11,10 +11,11 @@ from playwright.sync_api import Browser, expect
 
 from pace.api.questions.registry import KINDS
 from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import LONG_NAME, ON_SQLITE, drawn, report, tab_to
+from tests.api.web.visits import LONG_NAME, drawn, report, tab_to
 
 pytestmark = ON_SQLITE
 

@@ -9,10 +9,11 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import expect
 
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, drawn, milliseconds
+from tests.api.web.visits import drawn, milliseconds
 
 pytestmark = ON_SQLITE
 

@@ -13,10 +13,11 @@ from playwright.sync_api import Page, expect
 
 from pace.view.perfetto import window_trace
 from pace.view.window import Cargo, Window, WindowTransfer
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, choose, download, drawn, milliseconds, report
+from tests.api.web.visits import choose, download, drawn, milliseconds, report
 
 pytestmark = ON_SQLITE
 

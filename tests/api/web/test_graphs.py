@@ -10,9 +10,10 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from playwright.sync_api import expect
 
 from pace import optimize
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, choose, drawn
+from tests.api.web.visits import choose, drawn
 from tests.sharded_graphs import backward, graph_of
 
 pytestmark = ON_SQLITE

@@ -8,10 +8,10 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Browser, expect
 
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE
 
 pytestmark = ON_SQLITE
 

@@ -11,8 +11,9 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from playwright.sync_api import expect
 
 from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER
+from tests.api.postgresql import ON_SQLITE
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, choose, drawn
+from tests.api.web.visits import choose, drawn
 
 pytestmark = ON_SQLITE
 

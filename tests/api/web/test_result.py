@@ -19,10 +19,11 @@ from pace.documents.schedule import Schedule
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
 from pace.simulation import make_policy, run_policy
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import LONG_NAME, ON_SQLITE, choose, download, drawn, milliseconds
+from tests.api.web.visits import LONG_NAME, choose, download, drawn, milliseconds
 
 pytestmark = ON_SQLITE
 

@@ -11,9 +11,10 @@ from playwright.sync_api import expect
 
 from pace.documents.profile import Profile
 from pace.throughput import steps_from_profile
+from tests.api.postgresql import ON_SQLITE
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import ON_SQLITE, choose, drawn
+from tests.api.web.visits import choose, drawn
 
 pytestmark = ON_SQLITE
 

@@ -10,10 +10,11 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from playwright.sync_api import Page, expect
 
 from pace.formats.kineto import read_kineto
+from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import LONG_NAME, ON_SQLITE, choose, drawn
+from tests.api.web.visits import LONG_NAME, choose, drawn
 from tests.pace.formats.traces import kineto_document, kineto_events, write_json
 
 pytestmark = ON_SQLITE

@@ -4,13 +4,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from playwright.sync_api import FilePayload, Page
 
 from tests.api.process import Caller
 
-# The page does not depend on the database: one kind is enough.
-ON_SQLITE = pytest.mark.parametrize("shared_service", ["sqlite"], indirect=True)
 LONG_NAME = "a training job of the vision team with a name that is as long as nobody would choose " * 2
 _PATIENCE_S = 120.0
 
