@@ -11,7 +11,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import Instance, Solution
+from pace.solver.one_machine import Instance, Solution
 
 MAX_SEGMENTS_PER_GROUP = 64
 

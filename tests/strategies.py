@@ -25,7 +25,7 @@ from pace.documents.collective_costs import (
 )
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.solver.arrays import FloatArray
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance
 
 T = TypeVar("T")
 

@@ -26,9 +26,9 @@ from pace.models import build, with_ratio
 from pace.planning.frameworks.grouping_rules import ddp_buckets, mg_wfbp_groups, window_behind_barrier
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
-from pace.solver import jackson
-from pace.solver.instance import Instance
+from pace.solver import one_machine
 from pace.solver.linear_program import lp
+from pace.solver.one_machine import Instance
 
 RATIOS = (0.5, 0.7, 1.0, 1.5, 3.0)
 MODELS = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
@@ -88,14 +88,14 @@ def layered_profile(num_gradients: int, num_ops: int) -> Profile:
 def measure_oracles(repeats: int) -> dict[str, float]:
     """Time longest tail first at two sizes, and against the LP on one slotted instance."""
     small, large = random_instance(164), random_instance(10_000)
-    horizon = jackson.solve(small).ends.max()
+    horizon = one_machine.solve(small).ends.max()
     slotted = small.in_slots(horizon / 1500)
-    fast = median_s(lambda: jackson.solve(slotted), repeats)
+    fast = median_s(lambda: one_machine.solve(slotted), repeats)
     slow = median_s(lambda: lp.solve(slotted), max(3, repeats // 4))
-    assert jackson.solve(slotted).objective == lp.solve(slotted).objective
+    assert one_machine.solve(slotted).objective == lp.solve(slotted).objective
     return {
-        "jackson, 164 jobs": median_s(lambda: jackson.solve(small), repeats),
-        "jackson, 10,000 jobs": median_s(lambda: jackson.solve(large), repeats),
+        "jackson, 164 jobs": median_s(lambda: one_machine.solve(small), repeats),
+        "jackson, 10,000 jobs": median_s(lambda: one_machine.solve(large), repeats),
         "jackson, 164 jobs, 1,500 slots": fast,
         "lp, 164 jobs, 1,500 slots": slow,
     }
@@ -132,7 +132,7 @@ def gaps(profile: Profile) -> dict[str, float]:
 
     def ideal(options: Options) -> float:
         buffers = problem.buffers(fuse(problem, options).partitions[0])
-        return max(problem.compute_s, jackson.solve(buffers.instance(problem.cost)).objective)
+        return max(problem.compute_s, one_machine.solve(buffers.instance(problem.cost)).objective)
 
     windows = {
         "optimal, ideal": ideal(Options()),

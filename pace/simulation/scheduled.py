@@ -15,10 +15,9 @@ from pace.planning.fusion.search import fuse
 from pace.simulation.grouped import GroupedSender
 from pace.simulation.knobs import knobs
 from pace.simulation.traffic import Rules, Traffic
-from pace.solver import jackson
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance, solve
 
 
 @knobs
@@ -102,7 +101,7 @@ class FreelyPreempting:
             processing=self.cost(sizes),
             tail=np.array([self.tail_s[group].max() for group in members]),
         )
-        solution = jackson.solve(instance)
+        solution = solve(instance)
         durations = solution.ends - solution.starts
         total = instance.processing[solution.jobs]
         pieces = [np.flatnonzero(solution.jobs == group) for group in range(len(members))]

@@ -11,7 +11,7 @@ Proof. No job of S starts before min r, a machine serves one job at a time, and 
 last one. Two communicators of one wire serve two, each at half the rate, which takes no less time.
 
 It suffices to look at the sets {r >= rho, q >= theta}, and longest tail first finds the best of them
-(``pace.solver.certificate``). The bound is that of 1 | r, q, pmtn | Cmax.
+(``pace.solver.one_machine``). The bound is that of 1 | r, q, pmtn | Cmax.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.certificate import certify
 from pace.solver.cost import Line
 from pace.solver.graph.program import COLLECTIVE, OP, Program
-from pace.solver.instance import Instance
-from pace.solver.jackson import solve
+from pace.solver.one_machine import Instance, certify, solve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

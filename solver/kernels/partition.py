@@ -153,3 +153,36 @@ def least_total_under(
         if j >= i:
             worst[i] = max(release_plus_tail[j] + total[i], worst[j + 1])
     return float(worst[0]) if total[0] < np.inf else np.inf
+
+
+@compiled
+def earliest_ends(
+    ready: FloatArray,
+    ends: FloatArray,
+    first: IntArray,
+    sizes: FloatArray,
+    durations: FloatArray,
+    slope: float,
+    start_of: IntArray,
+) -> float:
+    """Return the end of the chain sent first in, first out; write the start of the run that ends at i.
+
+    It goes to ``start_of[i]``. The end is the earliest of all contiguous groups.
+
+    If a prefix ends earlier, what follows never ends later, so one number for each prefix is enough. A run
+    that begins earlier is longer, so the scan stops where its duration alone is too long.
+    """
+    n = len(ready)
+    end = np.zeros(n + 1)
+    for j in range(n):
+        best = np.inf
+        for i in range(j, first[j] - 1, -1):
+            duration = price(ends[j + 1] - ends[i], sizes, durations, slope)
+            if ready[j] + duration >= best:
+                break
+            finish = max(end[i], ready[j]) + duration
+            if finish < best:
+                best = finish
+                start_of[j] = i
+        end[j + 1] = best
+    return float(end[n])

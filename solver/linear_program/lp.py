@@ -8,7 +8,8 @@ The paper prices x[i, t] at (T N)^(t + q_i), which is beyond the range of double
 where w_i is the rank of q_i among the distinct tails, from 1. Take slots t1 < t2 and jobs i, j released by t1
 with q_i > q_j. Serving i first costs (t2 - t1)(w_i - w_j) > 0 less, and moving any slot's work to an earlier
 free slot costs less too. So every optimum serves the longest tail in every slot, and longest tail first
-minimizes the maximum of t + q (``pace.solver.jackson``). Prices are integers, so rounding confuses no tails.
+minimizes the maximum of t + q (``pace.solver.one_machine``). Prices are integers, so rounding confuses no
+tails.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.instance import Instance, Solution
-from pace.solver.jackson import joined
+from pace.solver.one_machine import Instance, Solution, joined
 
 MAX_VARIABLES = 4_000_000
 
@@ -113,7 +113,7 @@ def solve(
     """Solve a slotted instance by its linear program.
 
     Jobs with equal tails can trade slots at no cost. They are served by ready time, then by index, in the
-    slots that the program gives them together. So the pieces are those of ``jackson.solve``.
+    slots that the program gives them together. So the pieces are those of ``one_machine.solve``.
 
     Raises
     ------

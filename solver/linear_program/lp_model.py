@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pulp
 
-from pace.solver.instance import Instance
 from pace.solver.linear_program.lp import TooLarge, num_slots, num_variables
+from pace.solver.one_machine import Instance
 
 MAX_VARIABLES = 200_000
 SUFFIXES = (".lp", ".mps")

@@ -12,9 +12,9 @@ import numpy as np
 import pulp
 
 from pace.solver.arrays import FloatArray
-from pace.solver.instance import Instance, Solution
 from pace.solver.linear_program.lp import NoOptimum, SlotProgram
 from pace.solver.linear_program.lp import solve as solve_program
+from pace.solver.one_machine import Instance, Solution
 
 # Each variable is a Python object and a line of the file.
 MAX_VARIABLES = 500_000

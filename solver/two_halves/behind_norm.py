@@ -7,16 +7,16 @@ Theorem. Let E be the earliest end of the last reduce-scatter over all partition
 value over all partitions of max over k of (b_1 + ... + b_k + q_k), gathers sorted by falling tail, and d the
 time for the norm and what follows it. Then the shortest window is max(C0, E + d + G).
 
-Proof. Every gather starts after the norm, and the norm needs every reduce-scatter. So the window splits at
-B = (end of the last reduce-scatter) + d, what is done before B matters afterwards only through B, and the two
+Proof. Every gather starts after the norm, and the norm needs every reduce-scatter. So the window splits at B
+= (end of the last reduce-scatter) + d, what is done before B matters afterwards only through B, and the two
 parts can be minimized separately. Before B only the end of the last call counts. No order of given calls ends
 earlier than first in, first out, which never idles while a call is ready: this is the dynamic program for
-frameworks with a barrier (``pace.solver.fifo``). At B all gathers are released at once, so preemption gains
-nothing, and longest tail first minimizes max(end + tail) (exchange two neighbors). The critical sets are the
-gathers up to the k-th. They are suffixes of the chain by rising tail, so this is the program of
-``pace.solver.partition`` with equal ready times. For an affine cost, runs of the chain are as good as groups
-with gaps and as cuts through a gradient: label every call with the last gradient on the chain of which it
-carries any byte. Every byte after the k-th of these labels is in a later call. So the runs that end at the
+frameworks with a barrier (``best_fifo`` in ``pace.solver.partition``). At B all gathers are released at once,
+so preemption gains nothing, and longest tail first minimizes max(end + tail) (exchange two neighbors). The
+critical sets are the gathers up to the k-th. They are suffixes of the chain by rising tail, so this is the
+program of ``best_layered`` with equal ready times. For an affine cost, runs of the chain are as good as
+groups with gaps and as cuts through a gradient: label every call with the last gradient on the chain of which
+it carries any byte. Every byte after the k-th of these labels is in a later call. So the runs that end at the
 same gradients have no more bytes in any suffix and no more calls. (For other costs, and with several types,
 the programs are exact among runs of one type.)
 """
@@ -25,8 +25,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.fifo import best_fifo
-from pace.solver.partition import EXACT, Chain, best_layered
+from pace.solver.partition import EXACT, Chain, best_fifo, best_layered
 
 # With more gradients, the quadratic program for a cost with several slopes merges neighbors first.
 CONTRACT_BEYOND = 2000

@@ -12,7 +12,7 @@ because r_i <= r_j, and q_i >= b_j + q_j > q_j if the gather takes any time. So 
 before j is served, and the optimal schedule of the independent jobs is a plan. The proof does not depend on
 which gradients share calls: the two halves may be grouped differently.
 
-The oracle (``pace.solver.jackson``) and its certificate therefore hold on the calls of both halves. If
+The oracle (``pace.solver.one_machine``) and its certificate therefore hold on the calls of both halves. If
 updates take time, the bound still holds, but the plan must be simulated.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance
 from pace.solver.two_halves.calls import Half, dependencies
 
 
@@ -34,8 +34,8 @@ def chained_instance(
 ) -> Instance:
     """Return the calls as independent jobs: first all reduce-scatters, then all gathers.
 
-    ``jackson.solve`` breaks ties by index, so a reduce-scatter comes before a gather that needs it even if
-    neither takes any time.
+    ``one_machine.solve`` breaks ties by index, so a reduce-scatter comes before a gather that needs it even
+    if neither takes any time.
 
     Parameters
     ----------

@@ -19,8 +19,7 @@ from pace.models import build
 from pace.planning.frameworks.thresholds import megatron_bucket_size
 from pace.simulation import POLICIES, run_policy
 from pace.solver.compute_clock import ComputeClock
-from pace.solver.instance import Instance
-from pace.solver.jackson import solve
+from pace.solver.one_machine import Instance, solve
 from pace.view.window import lay_out, lay_out_policy
 from pace.whatif import Grid, what_if
 from pace.whatif.scenario import profile_at

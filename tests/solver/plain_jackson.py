@@ -4,8 +4,7 @@ import heapq
 
 import numpy as np
 
-from pace.solver.instance import Instance, Solution
-from pace.solver.jackson import joined
+from pace.solver.one_machine import Instance, Solution, joined
 
 
 def solve_plainly(instance: Instance) -> Solution:

@@ -14,10 +14,10 @@ import pulp
 import pytest
 from hypothesis import given
 
-from pace.solver import jackson
+from pace.solver import one_machine
 from pace.solver.arrays import IntArray
-from pace.solver.instance import Instance, Solution
 from pace.solver.linear_program import lp, lp_model
+from pace.solver.one_machine import Instance, Solution
 from tests.strategies import instance_of, properties, slotted_instances
 
 PAPER = instance_of([(1, 4, 1), (2, 2, 3), (3, 1, 4)])
@@ -44,14 +44,14 @@ def test_the_papers_example() -> None:
 @pytest.mark.parametrize("jobs", [[], [(3, 0, 2)], [(0, 0, 0), (1, 0, 5)], [(2, 3, 0.5)]])
 def test_small_and_empty_instances(jobs: list[tuple[float, float, float]]) -> None:
     """No jobs, jobs without processing, one job."""
-    assert_equal(lp.solve(instance_of(jobs)), jackson.solve(instance_of(jobs)))
+    assert_equal(lp.solve(instance_of(jobs)), one_machine.solve(instance_of(jobs)))
 
 
 @given(slotted_instances(8))
 @properties(150)
 def test_the_program_gives_the_pieces_of_longest_tail_first(instance: Instance) -> None:
     """Theorem 2 of the PACE paper: on slots both oracles give one schedule, ties included."""
-    assert_equal(lp.solve(instance), jackson.solve(instance))
+    assert_equal(lp.solve(instance), one_machine.solve(instance))
 
 
 def test_a_middle_sized_instance() -> None:
@@ -62,7 +62,7 @@ def test_a_middle_sized_instance() -> None:
         processing=generator.integers(0, 7, 60).astype(np.float64),
         tail=generator.integers(0, 40, 60) / 3,
     )
-    assert_equal(lp.solve(instance), jackson.solve(instance))
+    assert_equal(lp.solve(instance), one_machine.solve(instance))
 
 
 def test_the_number_of_variables_is_counted_before_they_are_made() -> None:
@@ -156,7 +156,7 @@ def cp_sat() -> Iterator[Callable[[Instance], float]]:
 @properties(40)
 def test_cp_sat_finds_the_same_optimum(cp_sat: Callable[[Instance], float], instance: Instance) -> None:
     """A solver that shares nothing with ours, neither the theorem nor the relaxation, agrees."""
-    assert cp_sat(instance) == jackson.solve(instance).objective == lp.solve(instance).objective
+    assert cp_sat(instance) == one_machine.solve(instance).objective == lp.solve(instance).objective
 
 
 def solve_with_cbc(problem: Any) -> None:

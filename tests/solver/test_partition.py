@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pace.solver import jackson
+from pace.solver import one_machine
 from pace.solver.cost import CostCurve
-from pace.solver.fifo import best_fifo, fewer_runs
-from pace.solver.partition import Chain, best_layered, max_min_partitions, runs
+from pace.solver.partition import Chain, best_fifo, best_layered, fewer_runs, max_min_partitions, runs
 from tests.strategies import eighths, exactly, properties, set_partitions, window
 
 AFFINE = st.builds(CostCurve.affine, eighths(2), st.sampled_from([0.0, 0.125, 1.0]))
@@ -116,7 +115,7 @@ def test_with_an_affine_cost_no_fusion_at_all_is_better(chain: Chain, cost: Cost
     """On a layered chain a contiguous partition is best among all set partitions."""
     cuts, objective = best_layered(chain, cost, enough=0)
     assert objective == best_of_all_sets(chain, cost, None)
-    assert objective == jackson.solve(chain.fuse(cuts, cost)).objective
+    assert objective == one_machine.solve(chain.fuse(cuts, cost)).objective
 
 
 @given(layered_chains(max_elements=8), AFFINE, st.sampled_from([None, 1, 8, 16]))
@@ -139,7 +138,7 @@ def test_with_any_monotone_cost_no_contiguous_fusion_is_better(
     """The bisection over the maximum finds the optimum over runs, for concave, convex and stepped g."""
     cuts, objective = best_layered(chain, cost, enough=0, max_group_bytes=max_group_bytes)
     assert objective == pytest.approx(best_of_all_runs(chain, cost, max_group_bytes), rel=1e-9)
-    assert objective == pytest.approx(jackson.solve(chain.fuse(cuts, cost)).objective, rel=1e-9)
+    assert objective == pytest.approx(one_machine.solve(chain.fuse(cuts, cost)).objective, rel=1e-9)
 
 
 def test_under_a_cap_runs_are_not_the_best_of_all_sets() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver import jackson
+from pace.solver import one_machine
 from pace.solver.cost import CostCurve
 from pace.solver.sending import (
     Buffers,
@@ -122,7 +122,7 @@ def test_infinite_patience_always_gives_a_plan_of_whole_groups(buffers: Buffers,
 def test_slots_become_elements_in_proportion(buffers: Buffers, cost: CostCurve, slot_s: float) -> None:
     """Every element is in one piece, and no slot is left without one where there are enough elements."""
     instance = buffers.instance(cost).in_slots(slot_s)
-    solution = jackson.solve(instance)
+    solution = one_machine.solve(instance)
     kept, elements = cut_as_solved(buffers, solution)
     groups = solution.jobs[kept]
     lengths = (solution.ends - solution.starts)[kept]
@@ -139,7 +139,7 @@ def test_as_many_elements_as_slots() -> None:
     """49 elements over 49 slots, one slot each before every preemption: 49 * (1 / 49) is less than 1."""
     groups = [(0.0, 0.0, 49, 1)] + [(float(at), 1.0, 1, 1) for at in range(1, 97, 2)]
     buffers = buffers_of(groups)
-    solution = jackson.solve(buffers.instance(CostCurve.affine(0, 1)).in_slots(1.0))
+    solution = one_machine.solve(buffers.instance(CostCurve.affine(0, 1)).in_slots(1.0))
     kept, elements = cut_as_solved(buffers, solution)
     assert len(kept) == len(solution.jobs)
     assert set(elements.tolist()) == {1}

@@ -20,11 +20,11 @@ from benchmarks.harness.conditions import study_parser, write_json
 from pace import optimize
 from pace.models import build, with_ratio
 from pace.planning.fusion.problem import FusionProblem
-from pace.solver import jackson
+from pace.solver import one_machine
 from pace.solver.arrays import FloatArray
-from pace.solver.instance import Instance, Solution
 from pace.solver.knob_search import Measured, log_value, places, run
 from pace.solver.linear_program import lp, lp_pulp
+from pace.solver.one_machine import Instance, Solution
 from pace.solver.partition import max_min_partitions
 
 BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
@@ -65,12 +65,12 @@ def instances_of(model: str, slots: int) -> list[Instance]:
 def measure(model: str, slots: int) -> list[Row]:
     """Price every R by every oracle; their windows must be equal."""
     oracles: dict[str, Callable[[Instance], Solution]] = {
-        "longest tail first": jackson.solve,
+        "longest tail first": one_machine.solve,
         "LP, HiGHS": lp.solve,
         "LP, PuLP with CBC": lp_pulp.oracle(),
     }
     instances = instances_of(model, slots)
-    jackson.solve(instances[0])  # compiles
+    one_machine.solve(instances[0])  # compiles
     variables = max(map(lp.num_variables, instances))
     rows = []
     windows: list[float] = []
@@ -107,7 +107,7 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
         Mean number of different R that were priced, the share of searches that found the best window, and the
         largest excess over it.
     """
-    windows = [jackson.solve(instance).objective for instance in instances_of(model, slots)]
+    windows = [one_machine.solve(instance).objective for instance in instances_of(model, slots)]
     best = min(windows)
     priced, excess = [], []
     for seed in range(seeds):

@@ -16,10 +16,9 @@ from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle, explained
 from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
 from pace.planning.fusion.search import FusionResult, fuse
-from pace.solver import certificate
 from pace.solver.arrays import FloatArray
 from pace.solver.compute_clock import ComputeClock
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance, certify
 from pace.version import __version__
 
 # Two segments in flight would share the network. (A runtime may hand over the next just before one ends.)
@@ -133,7 +132,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
     unit = options.slot_s or 1.0
     solution = found.oracle.solve(instance)
-    proof = certificate.certify(instance, solution)
+    proof = certify(instance, solution)
     slowdown = problem.slowdown
     # The oracle's plan slows compute by all that it sends, in any order.
     carried = float(np.sum(instance.processing)) * unit

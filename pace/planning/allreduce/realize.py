@@ -14,7 +14,7 @@ from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instan
 from pace.planning.fusion.search import FusionResult
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance
 from pace.solver.sending import (
     Buffers,
     Sending,

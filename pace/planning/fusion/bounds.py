@@ -12,11 +12,9 @@ import numpy as np
 
 from pace.documents.proofs import ChainBound, SetBound
 from pace.planning.fusion.problem import FusionProblem
-from pace.solver import jackson
 from pace.solver.arrays import FloatArray
-from pace.solver.certificate import certify
 from pace.solver.cost import CostCurve, Line
-from pace.solver.instance import Instance
+from pace.solver.one_machine import Instance, certify, solve
 from pace.solver.partition import Chain, best_layered
 
 
@@ -118,7 +116,7 @@ def fusion_bound(problem: FusionProblem) -> SetBound:
             processing=problem.sizes[sent].astype(np.float64) * line.seconds_per_byte,
             tail=problem.tail[sent],
         )
-        critical = certify(instance, jackson.solve(instance))
+        critical = certify(instance, solve(instance))
         # Sets of the form {ready >= rho, tail >= theta} suffice (docs/solver.md) and are short to write down.
         inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())

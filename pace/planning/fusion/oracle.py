@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 from pace.documents.options import Options
 from pace.errors import InvalidOptions, SolverFailed
-from pace.solver import jackson
-from pace.solver.instance import Instance, Solution
+from pace.solver.one_machine import Instance, Solution, solve
 
 LP_SOLVER_PREFIX = "pulp:"
 
@@ -42,7 +41,7 @@ class PricingOracle:
             If the LP solver finds no solution.
         """
         if self._program is None:
-            return jackson.solve(instance)
+            return solve(instance)
         known = (instance.ready.tobytes(), instance.processing.tobytes(), instance.tail.tobytes())
         if known not in self._solved:
             start = time.perf_counter()

@@ -11,12 +11,10 @@ from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition
-from pace.solver import jackson
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.fifo import best_fifo, fewer_runs
-from pace.solver.instance import Instance
-from pace.solver.partition import EXACT, Chain, best_layered, max_min_partitions, runs
+from pace.solver.one_machine import Instance, solve
+from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, fewer_runs, max_min_partitions, runs
 
 # The exact search is repeated with scaled latencies, as a preempted group pays the latency more than once.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -147,7 +145,7 @@ def _continuous_window(problem: FusionProblem, partition: Partition) -> float:
     """Return the window in seconds by longest tail first, as linear programs need slots."""
     instance = problem.buffers(partition).instance(problem.cost)
     stretch_s = problem.stretch_s(float(np.sum(instance.processing)))
-    return max(jackson.solve(instance).objective, problem.compute_s) + stretch_s
+    return max(solve(instance).objective, problem.compute_s) + stretch_s
 
 
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:

@@ -15,7 +15,7 @@ from pace.documents.proofs import ChainBound, Proof, ProofLink, SetBound
 from pace.planning.fusion.bounds import chain_bound
 from pace.planning.servers.problem import ServersProblem
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.certificate import CriticalSet, one_link_bound
+from pace.solver.one_machine import CriticalSet, one_link_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

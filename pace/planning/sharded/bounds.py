@@ -8,9 +8,8 @@ from pace.documents.proofs import NormBound, Proof, SetBound
 from pace.planning.fusion.bounds import chain_bound, fusion_bound, stretch_s
 from pace.planning.sharded.plans import ShardedPlan
 from pace.planning.sharded.problem import ShardingProblem
-from pace.solver import jackson
-from pace.solver.certificate import certify
 from pace.solver.cost import CostCurve
+from pace.solver.one_machine import certify, solve
 from pace.solver.two_halves.chains import chained_instance
 
 
@@ -52,7 +51,7 @@ def _chained(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
         reduce_scatter=problem.reduce_scatter,
         all_gather=problem.all_gather,
     )
-    proof = certify(instance, jackson.solve(instance))
+    proof = certify(instance, solve(instance))
     total = float(np.sum(instance.processing[list(proof.jobs)]))
     return Proof(
         set=proof.jobs,

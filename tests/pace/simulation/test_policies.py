@@ -16,8 +16,8 @@ from pace.simulation import POLICIES, knobs_of, make_policy, run_policy
 from pace.simulation.grouped import GroupedSender
 from pace.simulation.horovod import fuse_responses
 from pace.simulation.scheduled import sender_of
-from pace.solver import jackson
-from pace.solver.instance import Instance
+from pace.solver import one_machine
+from pace.solver.one_machine import Instance
 from tests.strategies import eighths, profiles, properties
 
 MODELS = {"vgg16": 64, "resnet50": 32, "inception-v3": 32, "seq2seq": 4096, "transformer": 2048}
@@ -138,7 +138,7 @@ def cut_anywhere(draw: st.DrawFn) -> Profile:
 def test_bytes_sent_by_layer_are_the_oracle(profile: Profile) -> None:
     """Segments of one byte, no latency, one at a time: the simulator is Jackson's schedule, exactly."""
     problem = FusionProblem.of(profile)
-    oracle = jackson.solve(
+    oracle = one_machine.solve(
         Instance(ready=problem.ready, processing=problem.cost(problem.sizes), tail=problem.tail)
     )
     by_byte = make_policy("bytescheduler", partition_bytes=1, credit_bytes=0)

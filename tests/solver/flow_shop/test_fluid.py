@@ -72,11 +72,10 @@ def test_partitions_keep_their_bound(instance: TwoLinks, lost: float) -> None:
     fluid = longest_tail_first(
         two_links([(r, 0.0, 0.0, q) for r, q in zip(instance.ready[sent], instance.tail[sent], strict=True)])
     ).objective
-    from pace.solver import jackson
-    from pace.solver.instance import Instance
+    from pace.solver.one_machine import Instance, solve
 
     chosen = Instance(ready=instance.ready[sent], processing=instance.push[sent], tail=instance.tail[sent])
-    fluid = max(fluid, jackson.solve(chosen).objective)
+    fluid = max(fluid, solve(chosen).objective)
     # Each part's own pull loses `lost` too: that is the theta after the sum, and one more for the part ahead.
     bound = partitioned_bound(fluid, instance.push[sent], 0.5, lost_s=lost, bytes_per_s=1.0)
     assert real <= bound + lost + 1e-9

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.certificate import one_link_bound
 from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
 from pace.solver.flow_shop.orders import (
     insertion_search,
@@ -15,6 +14,7 @@ from pace.solver.flow_shop.orders import (
     serve_in_order,
 )
 from pace.solver.kernels import two_links as kernel
+from pace.solver.one_machine import one_link_bound
 from tests.solver.flow_shop.theorems import (
     downlink_bound,
     first_in_first_out,

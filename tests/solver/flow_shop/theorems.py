@@ -13,9 +13,9 @@ from itertools import product
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.certificate import CriticalSet, one_link_bound
 from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
 from pace.solver.flow_shop.orders import johnson_order, serve_by_rank, serve_in_order
+from pace.solver.one_machine import CriticalSet, one_link_bound
 
 
 def fluid_optimum(instance: TwoLinks) -> float:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver import jackson
-from pace.solver.certificate import certify
+from pace.solver import one_machine
 from pace.solver.cost import CostCurve
+from pace.solver.one_machine import certify
 from pace.solver.two_halves.calls import Half, dependencies
 from pace.solver.two_halves.chains import chained_instance
 from pace.solver.two_halves.sending import send_chained
@@ -37,7 +37,7 @@ def test_two_gradients_by_hand() -> None:
     instance = chained_instance(first, second, reduce_scatter=SECOND_A_BYTE, all_gather=SECOND_A_BYTE)
     assert instance.ready.tolist() == [1, 2, 2, 3]
     assert instance.tail.tolist() == [2, 4, 1, 3]
-    solution = jackson.solve(instance)
+    solution = one_machine.solve(instance)
     assert solution.objective == 7
     assert solution.jobs.tolist() == [0, 1, 3, 2]
     proof = certify(instance, solution)
@@ -54,7 +54,7 @@ def test_halves_put_together_differently() -> None:
     instance = chained_instance(first, second, reduce_scatter=SECOND_A_BYTE, all_gather=SECOND_A_BYTE)
     assert instance.ready.tolist() == [2, 4, 4]
     assert instance.tail.tolist() == [4, 1, 3]
-    assert jackson.solve(instance).objective == 8
+    assert one_machine.solve(instance).objective == 8
 
 
 def test_an_update_lengthens_heads_and_tails() -> None:
@@ -68,7 +68,7 @@ def test_an_update_lengthens_heads_and_tails() -> None:
         update_s=np.array([1.0]),
     )
     assert (instance.ready.tolist(), instance.tail.tolist()) == ([1, 3], [4, 2])
-    assert jackson.solve(instance).objective == 6
+    assert one_machine.solve(instance).objective == 6
 
 
 def shortest_by_search(first: Half, second: Half) -> float:
@@ -118,7 +118,7 @@ def test_longest_tail_first_is_the_optimum_of_the_chains(
         random.choice(partitions),
     )
     instance = chained_instance(first, second, reduce_scatter=SECOND_A_BYTE, all_gather=SECOND_A_BYTE)
-    assert jackson.solve(instance).objective == shortest_by_search(first, second)
+    assert one_machine.solve(instance).objective == shortest_by_search(first, second)
 
 
 @given(
@@ -167,4 +167,4 @@ def test_what_is_sent_is_possible_and_no_faster_than_the_optimum(
         assert sent.starts[sent.calls == count + after].min() >= ends[before]
     assert sent.objective == pytest.approx(np.max(ends[count:] + second.times))
     instance = chained_instance(first, second, reduce_scatter=scatter, all_gather=gather)
-    assert sent.objective >= jackson.solve(instance).objective - 1e-9
+    assert sent.objective >= one_machine.solve(instance).objective - 1e-9

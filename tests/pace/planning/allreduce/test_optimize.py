@@ -22,7 +22,7 @@ from pace.documents.collective_costs import (
 from pace.documents.profile import ELEMENT_BYTES
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
-from pace.solver import jackson
+from pace.solver import one_machine
 from tests.strategies import affine, eighths, layered_profiles, options, profiles, properties
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))
@@ -48,7 +48,7 @@ def optimum(profile: Profile) -> float:
     """
     problem = FusionProblem.of(profile)
     buffers = problem.buffers(fuse(problem, Options()).partitions[0])
-    return max(jackson.solve(buffers.instance(problem.cost)).objective, problem.compute_s)
+    return max(one_machine.solve(buffers.instance(problem.cost)).objective, problem.compute_s)
 
 
 def predicted(schedule: Schedule) -> tuple[float, ...]:

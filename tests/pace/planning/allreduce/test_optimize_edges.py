@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
-from pace.solver.instance import Instance
 from pace.solver.linear_program.lp import MAX_VARIABLES, num_variables
+from pace.solver.one_machine import Instance
 from tests.strategies import affine, layered
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))

@@ -127,13 +127,13 @@ def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: P
 def test_in_slots_the_first_partition_is_the_best_of_those_found(profile: Profile, slot_s: float) -> None:
     """What is best in continuous time may not be once all-reduces are rounded up."""
     from pace.planning.fusion.problem import oracle_instance
-    from pace.solver import jackson
+    from pace.solver import one_machine
 
     problem = FusionProblem.of(profile)
     found = fuse(problem, Options(slot_s=slot_s, search_calls=100))
     windows = [
         max(
-            jackson.solve(oracle_instance(problem.buffers(partition), problem.cost, slot_s)).objective
+            one_machine.solve(oracle_instance(problem.buffers(partition), problem.cost, slot_s)).objective
             * slot_s,
             problem.compute_s,
         )

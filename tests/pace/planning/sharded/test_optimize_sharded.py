@@ -20,7 +20,7 @@ from pace.planning.optimize import optimize
 from pace.planning.sharded.bounds import norm_bound, set_bound
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.planning.sharded.problem import ShardingProblem
-from pace.solver import jackson
+from pace.solver import one_machine
 from pace.solver.two_halves.chains import chained_instance
 from tests.pace.checker.corruptions import Change, add, put, without
 from tests.solver.two_halves.given_calls import end_of_reduce_scatters, longest_after_norm
@@ -159,7 +159,7 @@ def test_no_pair_of_partitions_beats_the_bounds(profile: Profile, norm: bool) ->
                 end = end_of_reduce_scatters(scattered, problem.reduce_scatter)
                 window = end + problem.norm_s + longest_after_norm(gathered, problem.all_gather)
             else:
-                window = jackson.solve(
+                window = one_machine.solve(
                     chained_instance(
                         scattered,
                         gathered,
