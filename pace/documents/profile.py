@@ -5,7 +5,8 @@ here too, once per profile: the augmented graph and the timing of every gradient
 """
 
 import hashlib
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,13 +16,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pace.documents.base import Document, load, parse, repeated
 from pace.documents.collective_costs import AllReduce
-from pace.documents.fingerprint import fingerprint
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
+from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, path_from_marked
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.errors import InvalidProfile
-from pace.graph import CyclicGraph, Graph, build_graph, path_from_marked
-from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -97,23 +96,6 @@ class Gradient(Document):
         if self.size_bytes % element:
             raise ValueError(f"{self.size_bytes} bytes are no multiple of {self.dtype}'s {element} bytes")
         return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timing:
-    """What the network may use: when each gradient is ready and how much compute follows it.
-
-    Attributes
-    ----------
-    ready_s, tail_s : arrays of shape (num_gradients,)
-        The r and q of docs/solver.md in seconds, in the profile's order of gradients.
-    compute_s : float
-        The window's length without any all-reduce, in seconds (C0).
-    """
-
-    ready_s: FloatArray
-    tail_s: FloatArray
-    compute_s: float
 
 
 class Profile(Document):
@@ -352,8 +334,26 @@ class Profile(Document):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What a schedule for this profile fits; see ``pace.documents.fingerprint``."""
+        """What a schedule for this profile fits: the fingerprint of its gradients and workers."""
         return fingerprint(((g.name, g.size_bytes, g.dtype) for g in self.gradients), self.workers)
+
+
+def fingerprint(gradients: Iterable[tuple[str, int, str]], workers: int) -> str:
+    """SHA-256 over the sorted (name, size_bytes, dtype) of all gradients and the number of workers.
+
+    The service finds a job's newest schedule by it, and the runtime refuses a schedule whose
+    fingerprint is not its model's.
+
+    Returns
+    -------
+    str
+        64 lower-case hexadecimal digits.
+    """
+    document = {
+        "gradients": sorted([name, size, dtype] for name, size, dtype in gradients),
+        "workers": workers,
+    }
+    return hashlib.sha256(json.dumps(document, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_duplicates(kind: str, names: list[str]) -> None:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pace.documents.profile import Profile, Timing
+from pace.documents.op_graph import Timing
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
 from pace.simulation.network import carry

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from pace.documents.collective_costs import AllReduce
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import Profile, parse_profile
+from pace.documents.profile import Profile, fingerprint, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pace.documents.fingerprint import fingerprint
 from pace.documents.options import Options
-from pace.documents.profile import Profile
+from pace.documents.profile import Profile, fingerprint
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.report_sender import ReportSender

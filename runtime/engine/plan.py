@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import ELEMENT_BYTES
+from pace.documents.profile import ELEMENT_BYTES, fingerprint
 from pace.documents.schedule import Execution, Schedule
 from pace.errors import ScheduleMismatch
 from pace.runtime.transports.transport import Discipline

@@ -5,8 +5,7 @@ import random
 from torch import nn
 
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile
+from pace.documents.profile import ELEMENT_BYTES, Gradient, Op, Profile, fingerprint
 from pace.documents.schedule import Execution, Group, Schedule, Segment
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.runtime.control.parameters import gradient_sizes

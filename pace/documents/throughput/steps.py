@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pace.documents.base import Document, load, parse
 from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.op_graph import CyclicGraph, build_graph
 from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, Name, Seconds
 from pace.errors import InvalidSteps
-from pace.graph import CyclicGraph, build_graph
 
 StepResource = Literal["downlink", "worker", "uplink", "ps"]
 LinkDiscipline = Literal["fifo", "window", "first-service-first", "adaptive", "tic", "reverse", "random"]

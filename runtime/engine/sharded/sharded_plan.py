@@ -7,8 +7,7 @@ gathers are early.
 
 from collections.abc import Sequence
 
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import ELEMENT_BYTES
+from pace.documents.profile import ELEMENT_BYTES, fingerprint
 from pace.documents.schedule import Schedule, Segment, ShardedOp
 from pace.errors import ScheduleMismatch
 from pace.runtime.engine.plan import (

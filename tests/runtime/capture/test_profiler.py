@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from torch.utils.checkpoint import checkpoint
 
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import parse_profile
+from pace.documents.profile import fingerprint, parse_profile
 from pace.runtime.capture.recorder import Recorder, num_steps
 from pace.runtime.capture.window import Granularity, WindowOp
 from pace.runtime.profiler import Capture

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.fingerprint import fingerprint
-from pace.documents.profile import Profile
+from pace.documents.profile import Profile, fingerprint
 from pace.runtime.profiler import Capture
 
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from pace import Profile
-from pace.graph import CyclicGraph, build_graph, path_from_marked
+from pace.documents.op_graph import CyclicGraph, build_graph, path_from_marked
 from tests.strategies import affine, layered, profiles, properties, times
 
 

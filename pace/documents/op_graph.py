@@ -1,4 +1,4 @@
-"""The augmented graph of one window and the longest paths through it.
+"""The augmented graph of one window's ops, the longest paths through it, and the timing that they give.
 
 Works on indices and arrays; the profile document that it is built from is in ``pace.documents.profile``.
 """
@@ -53,6 +53,23 @@ class Graph:
                 if tail[op] > after[previous]:
                     after[previous] = tail[op]
         return np.array(tail, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timing:
+    """What the network may use: when each gradient is ready and how much compute follows it.
+
+    Attributes
+    ----------
+    ready_s, tail_s : arrays of shape (num_gradients,)
+        The r and q of docs/solver.md in seconds, in the profile's order of gradients.
+    compute_s : float
+        The window's length without any all-reduce, in seconds (C0).
+    """
+
+    ready_s: FloatArray
+    tail_s: FloatArray
+    compute_s: float
 
 
 class CyclicGraph(ValueError):
