@@ -239,20 +239,13 @@ def is_foreseen(error: BaseException) -> bool:
     return problem_of(error).type != _INTERNAL_ERROR.problem("").type
 
 
-def rate_headers(limit: int, remaining: int, reset_s: int) -> dict[str, str]:
-    """Return the headers that tell a caller how many requests it has left, and for how many seconds."""
-    return {
-        "RateLimit-Limit": str(limit),
-        "RateLimit-Remaining": str(remaining),
-        "RateLimit-Reset": str(reset_s),
-    }
-
-
 def headers_of(error: BaseException) -> dict[str, str]:
     """Return the headers that an error's answer has besides the usual ones."""
     match error:
         case errors.RateLimited(limit=int(limit)):
-            return {"Retry-After": str(error.retry_after_s), **rate_headers(limit, 0, error.retry_after_s)}
+            wait_s = str(error.retry_after_s)
+            rate = {"RateLimit-Limit": str(limit), "RateLimit-Remaining": "0", "RateLimit-Reset": wait_s}
+            return {"Retry-After": wait_s} | rate
         case errors.Overloaded():
             return {"Retry-After": str(error.retry_after_s)}
         case errors.ServiceStopping() | errors.ObjectsUnavailable() | errors.StorageTimeout():
