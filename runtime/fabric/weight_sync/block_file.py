@@ -18,7 +18,7 @@ from pace.errors import InvalidUse
 from pace.runtime.fabric.formats.number_formats import Data
 from pace.runtime.fabric.messages.weights import BlocksCall, RelayOrder
 from pace.runtime.fabric.update_records import Count, Text
-from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes
+from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes, layout_hash
 
 _LEAST_BLOCK_BYTES = 1 << 20
 _MOST_BLOCKS = 1024
@@ -68,7 +68,7 @@ def block_source(data: memoryview, layout: BlockLayout, missing: Sequence[int]) 
         sizes=tuple(end - begin for begin, end in spans),
         parts=lambda bucket: [data[spans[bucket][0] : spans[bucket][1]]],
         layout=text,
-        layout_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        layout_sha256=layout_hash(text),
     )
 
 
@@ -122,7 +122,7 @@ class BlockFile:
             self.part.open("ab").close()
         except OSError as error:
             raise InvalidUse(f"{self.part} cannot be written: {error}") from error
-        self.newest = FileBlocks(self, layout, hashlib.sha256(order.layout.encode()).hexdigest())
+        self.newest = FileBlocks(self, layout, layout_hash(order.layout))
         return self.newest
 
 

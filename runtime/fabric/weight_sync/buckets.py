@@ -71,9 +71,14 @@ class BucketTaker(Protocol):
         """Forget what was taken: the sender is gone, or begins again. `take` or `finish` may be running."""
 
 
+def layout_hash(text: str) -> str:
+    """Return the SHA-256 of a layout's text; 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def whole_hash(sizes: Sequence[int]) -> str:
     """Return the hash of a layout that says nothing but sizes."""
-    return hashlib.sha256(",".join(map(str, sizes)).encode()).hexdigest()
+    return layout_hash(",".join(map(str, sizes)))
 
 
 def one_bucket(data: bytes | bytearray | memoryview) -> BucketSource:
