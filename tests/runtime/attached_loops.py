@@ -10,7 +10,7 @@ import torch
 from pace.runtime.options import Mode
 from tests.runtime.loop_differences import differences
 from tests.runtime.rank_pool import Failed, RankPool
-from tests.runtime.training import backward
+from tests.runtime.training import backward, grouped
 
 
 class AttachedJob(ABC):
@@ -38,12 +38,27 @@ class AttachedJob(ABC):
         self._mode = mode
 
     @abstractmethod
-    def wrapped(self) -> Any:
+    def wrapped(self, **options: Any) -> Any:
         """Make the model as the framework wraps it."""
 
     @abstractmethod
-    def attached(self, model: Any, optimizer: Any) -> None:
+    def front_door(self) -> Callable[..., Any]:
+        """Return the framework's ``attach``."""
+
+    def begin(
+        self, kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
+    ) -> tuple[Any, Any]:
+        """Make the model, as the framework wraps it with options, and its optimizer; attach PACE."""
+        model = self.wrapped(**options)
+        optimizer = kind(model.parameters(), lr=0.02)
+        self.attached(model, optimizer)
+        return model, optimizer
+
+    def attached(self, model: Any, optimizer: Any, **options: Any) -> None:
         """Attach PACE, if this run is one with it."""
+        if self.attach:
+            attach = self.front_door()
+            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **grouped(options))
 
     def batch(self, number: int) -> torch.Tensor:
         """Draw a batch of this rank."""

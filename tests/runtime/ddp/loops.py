@@ -50,20 +50,11 @@ class Job(AttachedJob):
         self.model = DistributedDataParallel(Net() if module is None else module, **options)
         return self.model
 
-    def begin(
-        self, kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
-    ) -> tuple[Any, Any]:
-        """Make the model in DistributedDataParallel and its optimizer; both are the loop's own."""
-        optimizer = kind(self.wrapped(**options).parameters(), lr=0.02)
-        self.attached(self.model, optimizer)
-        return self.model, optimizer
+    def front_door(self) -> Callable[..., Any]:
+        """Return the ``attach`` of DistributedDataParallel."""
+        from pace.runtime.ddp import attach
 
-    def attached(self, model: Any, optimizer: Any) -> None:
-        """Attach PACE, if this run is one with it."""
-        if self.attach:
-            from pace.runtime.ddp import attach
-
-            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0)
+        return attach
 
 
 def accumulating(job: Job) -> None:

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.runtime.attached_loops import AttachedJob
-from tests.runtime.training import grouped
 
 WIDTH = 10
 
@@ -63,24 +62,11 @@ class Job(AttachedJob):
             fully_shard(block, mesh=mesh, **options)
         return fully_shard(model, mesh=mesh, **options)
 
-    def begin(
-        self,
-        kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-        mesh: DeviceMesh | None = None,
-        **options: Any,
-    ) -> tuple[Any, Any]:
-        """Make the model and its optimizer; both are the loop's own."""
-        model = self.wrapped(mesh, **options)
-        optimizer = kind(model.parameters(), lr=0.02)
-        self.attached(model, optimizer)
-        return model, optimizer
+    def front_door(self) -> Callable[..., Any]:
+        """Return the ``attach`` of ``fully_shard``."""
+        from pace.runtime.fsdp import attach
 
-    def attached(self, model: Any, optimizer: Any, **options: Any) -> None:
-        """Attach PACE, if this run is one with it."""
-        if self.attach:
-            from pace.runtime.fsdp import attach
-
-            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **grouped(options))
+        return attach
 
     def train(self, model: Any, optimizer: Any, steps: int | None = None, **named: Any) -> None:
         """Take some usual steps."""
