@@ -1,20 +1,10 @@
 """Rescale a profile's network to a wanted ratio of communication to compute."""
 
-from pace.documents.collective_costs import (
-    AffineAllReduce,
-    AllReduce,
-    HalvingDoublingAllReduce,
-    NetworkLevel,
-    RingAllReduce,
-    SampledAllReduce,
-    TreeAllReduce,
-    TwoLevelAllReduce,
-)
+from pace.collectives import Link
+from pace.documents.collective_costs import AffineAllReduce, AllReduce, SampledAllReduce, TwoLevelAllReduce
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidProfile
-
-_Network = RingAllReduce | TreeAllReduce | HalvingDoublingAllReduce | NetworkLevel
 
 
 def communication_ratio(profile: Profile) -> float:
@@ -81,7 +71,7 @@ def _scaled(allreduce: AllReduce, factor: float) -> AllReduce:
     return allreduce.model_copy(update=_slower(allreduce, factor))
 
 
-def _slower(network: _Network, factor: float) -> dict[str, float | None]:
+def _slower(network: Link, factor: float) -> dict[str, float | None]:
     reduce = network.reduce_bytes_per_s
     return {
         "bandwidth_bytes_per_s": network.bandwidth_bytes_per_s / factor,
