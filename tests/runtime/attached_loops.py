@@ -9,7 +9,7 @@ import torch
 
 from pace.runtime.options import Mode
 from tests.runtime.loop_differences import differences
-from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.rank_pool import RankPool
 from tests.runtime.training import backward, grouped
 
 
@@ -157,8 +157,7 @@ def refused(rank: int, refusals: Refusals) -> list[tuple[str, str]]:
 
 def check_refused(pool: RankPool, refusals: Refusals) -> None:
     """Fail where a rank does not refuse, or says something else."""
-    for each in pool.run(refused, refusals):
-        assert not isinstance(each, Failed), each.reason
+    for each in pool.results(refused, refusals):
         for (refusal, words), (kind, message) in zip(refusals, each, strict=True):
             assert kind in ("InvalidUse", "InvalidOptions"), (refusal.__name__, kind, message)
             assert words in message, (refusal.__name__, message)

@@ -1,10 +1,12 @@
-"""What every test of the runtime shares: the two transports, and one thread for torch."""
+"""What every test of the runtime shares: the two transports, ranks that stay, and one thread for torch."""
 
 import importlib.util
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.runtime.rank_pool import RankPool
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -26,3 +28,10 @@ def transport(request: pytest.FixtureRequest) -> str:
     if name == "horovod" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     return name
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Two ranks over Gloo that stay for all tests of a module."""
+    with RankPool(2) as ranks:
+        yield ranks

@@ -72,6 +72,15 @@ class RankPool:
                 self.stop(kill=True)
         return found
 
+    def results(self, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Run a task as ``run`` does; none of the ranks may fail."""
+        found = self.run(task, *arguments)
+        reasons = [
+            f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)
+        ]
+        assert not reasons, "\n".join(reasons)
+        return found
+
     def _receive(self, connection: Connection) -> Any:
         try:
             if connection.poll(self._timeout_s):

@@ -1,7 +1,5 @@
 """Under DistributedDataParallel: every way to use it trains as without PACE, to the bit, or is refused."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.runtime.attached_loops import check_refused, compare
@@ -9,13 +7,6 @@ from tests.runtime.ddp.loops import COMPILED, LOOPS, ROUNDED, TRIED, Job
 from tests.runtime.ddp.refusals import REFUSALS
 from tests.runtime.loop_differences import check
 from tests.runtime.rank_pool import RankPool
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all loops."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 def test_loops_train_as_without_pace(pool: RankPool) -> None:

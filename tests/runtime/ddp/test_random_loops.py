@@ -1,7 +1,6 @@
 """Laws 1 and 4 in random training loops under DistributedDataParallel, against plain training."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,13 +11,6 @@ from tests.runtime.loops.loop_reference import unexplained
 from tests.runtime.loops.loop_trainer import WRAPPINGS, run_program
 from tests.runtime.loops.random_loops import num_loops, programs
 from tests.runtime.rank_pool import Failed, RankPool
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all loops."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 def check(pool: RankPool, program: Program) -> None:

@@ -1,6 +1,5 @@
 """Settings of FSDP2 are in force, train to the same bits, and are refused where they do not fit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pace.runtime.fsdp import Fsdp2Settings, apply
 from pace.runtime.gates.fsdp2_settings import blocks_of
 from pace.simulation.graph.fsdp2_planner import plan_fsdp2
 from tests.runtime.fsdp.job import Net
-from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.rank_pool import RankPool
 from tests.sharded_graphs import backward, forward, graph_of, held_up
 
 SETTINGS = Fsdp2Settings(forward_ahead=2, backward_ahead=2, max_input_buffers=2)
@@ -26,13 +25,6 @@ VARIANTS = (
     Fsdp2Settings(separate_reduce_scatter_group=True, reshard_after_forward=False),
     Fsdp2Settings(kept_units=(1,), backward_ahead=2),
 )
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Two ranks that stay for all tests."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 def trained(rank: int, model: nn.Module) -> list[torch.Tensor]:
@@ -137,17 +129,9 @@ def applied_to_sharded(rank: int) -> list[str]:
     return [*refused, str(misuse.value)]
 
 
-def results(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
-    """Run a task on both ranks; fail if it failed."""
-    found = pool.run(task, *arguments)
-    for each in found:
-        assert not isinstance(each, Failed), each.reason
-    return found
-
-
 def test_weights_are_those_of_torchs_defaults(pool: RankPool) -> None:
     """To the bit on two ranks, for units of several blocks, more buffers and a group of its own."""
-    assert results(pool, compare) == [[], []]
+    assert pool.results(compare) == [[], []]
 
 
 def test_planned_units_are_gathered_once(pool: RankPool, tmp_path: Path) -> None:
@@ -155,7 +139,7 @@ def test_planned_units_are_gathered_once(pool: RankPool, tmp_path: Path) -> None
     planned = plan_fsdp2([graph_of(forward(3)), graph_of(backward(3))], 10**6, unit_collectives=1)
     assert (planned.blocks_per_unit, planned.kept_units) == (1, (2,))
     (tmp_path / "planned.json").write_bytes(planned.to_json())
-    assert results(pool, gathers_of, str(tmp_path)) == [[6, 7], [6, 7]]
+    assert pool.results(gathers_of, str(tmp_path)) == [[6, 7], [6, 7]]
 
 
 def test_planned_reduce_scatters_have_a_group_of_their_own(pool: RankPool, tmp_path: Path) -> None:
@@ -163,14 +147,14 @@ def test_planned_reduce_scatters_have_a_group_of_their_own(pool: RankPool, tmp_p
     planned = plan_fsdp2([held_up()], unit_collectives=1)
     assert planned.separate_reduce_scatter_group
     (tmp_path / "planned.json").write_bytes(planned.to_json())
-    assert results(pool, own_group_of, str(tmp_path)) == [(True, True), (True, True)]
+    assert pool.results(own_group_of, str(tmp_path)) == [(True, True), (True, True)]
 
 
 def test_kept_units_are_not_gathered_ahead(pool: RankPool, tmp_path: Path) -> None:
     """Only the others count; a unit that the model does not have is refused."""
     settings = Fsdp2Settings(kept_units=(1,), backward_ahead=1)
     (tmp_path / "settings.json").write_bytes(settings.to_json())
-    for found in results(pool, settings_in_force, str(tmp_path)):
+    for found in pool.results(settings_in_force, str(tmp_path)):
         assert found["backward"] == [[], [0], [0], [2]]
         assert found["reshards"][:3] == [True, False, True]
     with pytest.raises(InvalidOptions, match="has unit 3, and the model has 3 units"):
@@ -180,7 +164,7 @@ def test_kept_units_are_not_gathered_ahead(pool: RankPool, tmp_path: Path) -> No
 def test_settings_are_in_force(pool: RankPool, tmp_path: Path) -> None:
     """Units are gathered two ahead in both directions, two buffers are kept, and blocks are freed."""
     (tmp_path / "settings.json").write_bytes(SETTINGS.to_json())
-    for found in results(pool, settings_in_force, str(tmp_path)):
+    for found in pool.results(settings_in_force, str(tmp_path)):
         assert found["forward"] == [[1, 2], [2], [], [0, 1]]
         assert found["backward"] == [[], [0], [1, 0], [2, 1]]
         assert found["buffers"] == {2}
@@ -192,14 +176,14 @@ def test_units_of_two_blocks_are_sharded_together(pool: RankPool, tmp_path: Path
     """Three blocks are two units."""
     settings = Fsdp2Settings(blocks_per_unit=2, reshard_after_forward=False)
     (tmp_path / "settings.json").write_bytes(settings.to_json())
-    for found in results(pool, settings_in_force, str(tmp_path)):
+    for found in pool.results(settings_in_force, str(tmp_path)):
         assert found["blocks"] == [2, 1, 1]
         assert found["reshards"][:2] == [False, False]
 
 
 def test_sharded_models_keep_their_units(pool: RankPool) -> None:
     """What would need other units is refused, and the rest is set."""
-    for found in results(pool, applied_to_sharded):
+    for found in pool.results(applied_to_sharded):
         assert "2 blocks in a unit" in found[0]
         assert "mp_policy: the model is sharded already" in found[1]
         assert "not with the model" in found[2]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.inductor.jobs import compare, error_of, train_on_mesh
 from tests.runtime.launch import run_ranks
-from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.rank_pool import RankPool
 
 # Each rank loads Inductor and compiles ten graphs, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,8 +35,7 @@ def check(found: list[Any], ranks: int) -> None:
 
 def test_two_ranks_train_to_the_same_bits(pair: RankPool, tmp_path: Path) -> None:
     """With and without buckets, with plans found in a folder, and with measured times."""
-    found = pair.run(compare, str(tmp_path))
-    assert not any(isinstance(each, Failed) for each in found), found
+    found = pair.results(compare, str(tmp_path))
     check(found, 2)
     assert found[0]["kept"] == found[0]["late"]
     assert len(found[0]["wide"]["order in code"]) == found[0]["wide"]["collectives"]

@@ -1,7 +1,5 @@
 """Programs that use references of their own, as random search once found them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.runtime.loops.loop_program import Operation, Program
@@ -35,13 +33,6 @@ LOOPS: dict[str, tuple[Operation, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Two ranks that stay for all loops."""
-    with RankPool(2) as ranks:
-        yield ranks
-
-
 @pytest.mark.parametrize("mode", ["overlap", "barrier"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_references_hold_what_plain_training_has_there(pool: RankPool, name: str, mode: str) -> None:
@@ -54,8 +45,7 @@ def test_references_hold_what_plain_training_has_there(pool: RankPool, name: str
         plan=0,
         options={"mode": mode},
     )
-    found = pool.run(run_program, program)
-    assert [each.reason for each in found if isinstance(each, Failed)] == []
+    found = pool.results(run_program, program)
     assert differences(found, expected(program)) == []
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -116,13 +115,6 @@ def _as_ddp_can(program: Program) -> Program:
             operations.append(operation)
     kinds = tuple("linear" if kind == "checkpointed" else kind for kind in program.kinds)
     return Program(size=program.size, kinds=kinds, optimizer=program.optimizer, operations=tuple(operations))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Any:
-    """Two ranks that stay."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 @settings(max_examples=num_loops(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])

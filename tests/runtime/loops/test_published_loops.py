@@ -1,7 +1,5 @@
 """Laws 1 and 4 in loops as strangers write them, beside the same loops with gradients averaged by hand."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.runtime.loops.beside_plain import assert_trains_as_plainly
@@ -14,13 +12,6 @@ from tests.runtime.rank_pool import RankPool
 
 # The trial of mode auto takes 22 steps.
 MODES = {"overlap": 9, "auto": 26}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all loops."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,6 +1,5 @@
 """Modules that are traced or scripted in the midst of training share the model's parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,6 @@ from torch import nn
 from tests.runtime.loops.beside_plain import assert_trains_as_plainly
 from tests.runtime.loops.loop_run import Loop, Run
 from tests.runtime.rank_pool import RankPool
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks that stay for all loops."""
-    with RankPool(2) as ranks:
-        yield ranks
 
 
 def _train(run: Run, *, traced: bool, whole: bool) -> None:

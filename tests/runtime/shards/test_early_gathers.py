@@ -17,7 +17,7 @@ from pace.documents.schedule import Schedule
 from pace.planning.optimize import optimize
 from pace.runtime.engine.sharded.early_gathers import order_from_step
 from tests.runtime.models import batches, build, weights
-from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.rank_pool import RankPool
 from tests.runtime.shards.jobs import halves_schedule
 from tests.runtime.training import (
     OPTIMIZERS,
@@ -72,14 +72,6 @@ def pool() -> Iterator[RankPool]:
     """Ranks over Gloo that stay for all tests."""
     with RankPool(SIZE) as ranks:
         yield ranks
-
-
-def run(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
-    """Run a task on all ranks, none of which may fail."""
-    found = pool.run(task, *arguments)
-    reasons = [each.reason for each in found if isinstance(each, Failed)]
-    assert not reasons, "\n".join(reasons)
-    return found
 
 
 def urgent_first(model: nn.Module, workers: int) -> Schedule:
@@ -145,7 +137,7 @@ def _held_back(rank: int) -> Any:
 
 def test_a_parameter_is_gathered_and_used_before_other_sums_begin(pool: RankPool) -> None:
     """If ``step()``, an update or a gather waited for all sums, the first use would wait for itself."""
-    ranks = run(pool, _held_back)
+    ranks = pool.results(_held_back)
     expected = train_plainly(Case(model="conv", optimizer="adam", steps=6, double=True), SIZE)
     for trained, seen in ranks:
         assert "in time" in seen
@@ -212,6 +204,6 @@ def test_steps_that_need_more_than_step_among_those_that_do_not(pool: RankPool) 
     """Clipping, reading, accumulating, dropping, assigning after a step, and plain steps, in random order."""
     for seed in range(8):
         expected = _changing(-1, seed, 16)
-        found = run(pool, _changing, seed, 16)
+        found = pool.results(_changing, seed, 16)
         assert difference(found[0], expected) <= 1e-8, seed
         assert all(equal_bits(found[0], other) for other in found), seed

@@ -13,7 +13,7 @@ from pace.runtime.capture.update_rule import UpdateRuleWatch
 from tests.runtime.loops.beside_plain import assert_trains_as_plainly
 from tests.runtime.loops.loop_features import MANNERS, Lesson
 from tests.runtime.models import MODELS, batches, build, weights
-from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.rank_pool import RankPool
 from tests.runtime.shards.jobs import halves_schedule, train_by_shards, train_with_ddp_and_clip
 from tests.runtime.training import (
     OPTIMIZERS,
@@ -40,14 +40,6 @@ def pool() -> Iterator[RankPool]:
         yield ranks
 
 
-def run(pool: RankPool, task: Any, *arguments: Any) -> list[Any]:
-    """Run a task on all ranks, none of which may fail."""
-    found = pool.run(task, *arguments)
-    reasons = [each.reason for each in found if isinstance(each, Failed)]
-    assert not reasons, "\n".join(reasons)
-    return found
-
-
 def _beside_ddp(rank: int) -> list[Any]:
     found = []
     for number, name in enumerate(ELEMENTWISE):
@@ -66,7 +58,7 @@ def _beside_ddp(rank: int) -> list[Any]:
 @pytest.mark.slow
 def test_thirty_steps_equal_ddp_with_torchs_clipping(pool: RankPool) -> None:
     """Every elementwise optimizer: DDP's weights and torch's norms; the same bits on all ranks."""
-    ranks = run(pool, _beside_ddp)
+    ranks = pool.results(_beside_ddp)
     for number, (name, (ours, norms), (theirs, expected)) in enumerate(ranks[0]):
         assert difference(ours, theirs) <= 1e-8, name
         np.testing.assert_allclose(norms, expected, rtol=1e-6, err_msg=name)
@@ -81,7 +73,7 @@ def _single_precision(rank: int) -> Any:
 
 def test_norms_of_float32_are_torchs(pool: RankPool) -> None:
     """The returned norm is torch's within 1e-6 in single precision, too."""
-    (ours, norms), (theirs, expected) = run(pool, _single_precision)[0]
+    (ours, norms), (theirs, expected) = pool.results(_single_precision)[0]
     np.testing.assert_allclose(norms, expected, rtol=1e-6)
     assert difference(ours, theirs) <= 1e-4
 
@@ -130,7 +122,7 @@ def _unused(rank: int, transport: str) -> Any:
 
 def test_unused_frozen_shared_and_mixed_parameters(pool: RankPool) -> None:
     """Parameters that no rank used, two dtypes, tied weights, strides; and a trial of all ways of running."""
-    ranks = run(pool, _unused, "gloo")
+    ranks = pool.results(_unused, "gloo")
     for number, (case, ours) in enumerate(ranks[0]):
         assert difference(ours, train_plainly(case, SIZE)) <= (1e-8 if case.double else 1e-4), case
         assert all(equal_bits(ours, other[number][1]) for other in ranks), case
@@ -142,8 +134,8 @@ def test_training_by_shards_over_horovod(transport: str) -> None:
     if transport != "horovod":
         pytest.skip("covered by the other tests")
     with RankPool(2, backend="horovod") as ranks:
-        found = run(ranks, _unused, "horovod")
-        (saved, *_), (none, *_) = run(ranks, _state, "horovod")
+        found = ranks.results(_unused, "horovod")
+        (saved, *_), (none, *_) = ranks.results(_state, "horovod")
     assert none is None
     assert len(saved[0]["state"]) == len(trainable(build("conv")))
     for number, (case, ours) in enumerate(found[0]):
@@ -181,7 +173,7 @@ def _clip_at_step(rank: int) -> Any:
 
 def test_every_way_of_clipping_gives_the_same_weights(pool: RankPool) -> None:
     """``max_grad_norm`` by shards, with overlap and with a barrier; torch's own function by shards."""
-    for found, expected in run(pool, _clip_at_step):
+    for found, expected in pool.results(_clip_at_step):
         assert all(difference(each, expected) <= 1e-8 for each in found)
 
 
@@ -207,7 +199,7 @@ def _overflow(rank: int) -> Any:
 
 def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(pool: RankPool) -> None:
     """Parameters and optimizer state stay as they are in that step, and training goes on."""
-    for found in run(pool, _overflow):
+    for found in pool.results(_overflow):
         for seen, steps in found:
             assert equal_bits(seen[1], seen[2])
             assert not equal_bits(seen[2], seen[3])
@@ -239,7 +231,7 @@ def _misuse(rank: int) -> Any:
 
 def test_what_would_go_wrong_is_refused_on_every_rank(pool: RankPool) -> None:
     """Gradients read when no rank has them, ranks that clip or clear differently."""
-    for read, clipped, cleared in run(pool, _misuse):
+    for read, clipped, cleared in pool.results(_misuse):
         assert "was read after step()" in read
         assert "InvalidUse: ranks have clipped or unscaled their gradients differently" in clipped
         assert "was cleared on some ranks but not on others" in cleared
@@ -290,7 +282,7 @@ def _resume(rank: int, saved: Any, size: int) -> Any:
 
 def test_state_is_a_share_and_checkpoints_hold_at_any_number_of_ranks(pool: RankPool) -> None:
     """Rank 0 saves alone; three, two and one rank go on alike; each rank holds a third of the state."""
-    ranks = run(pool, _state, "gloo")
+    ranks = pool.results(_state, "gloo")
     saved = ranks[0][0]
     for _, mine, elements, whole, inner, after_close in ranks:
         # Three tensors of float64 for each element, and a number for each piece; padding is below that.
@@ -298,11 +290,11 @@ def test_state_is_a_share_and_checkpoints_hold_at_any_number_of_ranks(pool: Rank
         assert whole == 3 * 8 * elements
         assert inner == 0
         assert after_close > 0
-    three = run(pool, _resume, saved, SIZE)
+    three = pool.results(_resume, saved, SIZE)
     with RankPool(2) as two_ranks:
-        two = run(two_ranks, _resume, saved, 2)
+        two = two_ranks.results(_resume, saved, 2)
     with RankPool(1) as one_rank:
-        (one,) = run(one_rank, _resume, saved, 1)
+        (one,) = one_rank.results(_resume, saved, 1)
     assert all(equal_bits(three[0], each) for each in three)
     assert difference(three[0], one) <= 1e-8
     assert difference(two[0], one) <= 1e-8
@@ -327,7 +319,7 @@ def _watched(rank: int) -> Any:
 
 def test_a_profile_sees_the_wrappers_own_clipping(pool: RankPool) -> None:
     """A job that profiles itself clips by the wrapper's call or argument: its updates wait for a norm."""
-    assert run(pool, _watched)[0] == ["per-gradient", "global-norm", "global-norm"]
+    assert pool.results(_watched)[0] == ["per-gradient", "global-norm", "global-norm"]
 
 
 def _groups(rank: int) -> Any:
@@ -360,6 +352,6 @@ def _groups(rank: int) -> Any:
 def test_groups_schedulers_and_whoever_reads_parameters(pool: RankPool) -> None:
     """Hyper-parameters are those of each ``step()``; a moving average sees gathered parameters."""
     expected, average = _groups(-1)
-    for trained, seen in run(pool, _groups):
+    for trained, seen in pool.results(_groups):
         assert difference(trained, expected) <= 1e-8
         assert difference(seen, average) <= 1e-8
