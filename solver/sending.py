@@ -80,7 +80,8 @@ def cut_while_sending(
     """
     from pace.solver.kernels import sending as kernel
 
-    room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready) + necessary_segments(buffers, max_segment_bytes)
+    room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready)
+    room += necessary_segments(buffers.elements, buffers.element_bytes, max_segment_bytes)
     groups, counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     starts, ends = np.empty(room), np.empty(room)
     by_ready = np.argsort(buffers.ready, kind="stable")
@@ -108,12 +109,15 @@ def cut_while_sending(
     )
 
 
-def necessary_segments(buffers: Buffers, max_segment_bytes: float) -> int:
-    """Return the number of segments if every segment but the last of a group has the largest allowed size."""
+def necessary_segments(elements: IntArray, element_bytes: IntArray, max_segment_bytes: float) -> int:
+    """Return the number of segments if every segment but the last of a group has the largest allowed size.
+
+    `elements` and `element_bytes` are those of ``Buffers``.
+    """
     if np.isinf(max_segment_bytes):
-        return int(np.count_nonzero(buffers.elements))
-    largest = np.maximum(max_segment_bytes // buffers.element_bytes, 1).astype(np.int64)
-    return int(np.sum(-(-buffers.elements // largest)))
+        return int(np.count_nonzero(elements))
+    largest = np.maximum(max_segment_bytes // element_bytes, 1).astype(np.int64)
+    return int(np.sum(-(-elements // largest)))
 
 
 def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: CostCurve) -> Sending:

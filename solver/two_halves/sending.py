@@ -10,6 +10,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
+from pace.solver.sending import necessary_segments
 from pace.solver.two_halves.calls import Half, dependencies
 from pace.solver.two_halves.chains import chained_instance
 
@@ -173,11 +174,3 @@ def send_behind_norm(
         norm_end_s=norm[1],
         objective=float(np.max(last, initial=0.0)),
     )
-
-
-def necessary_segments(columns: IntArray, column_bytes: IntArray, max_segment_bytes: float) -> int:
-    """Return the number of segments if every segment but the last of a call has the largest allowed size."""
-    if np.isinf(max_segment_bytes):
-        return int(np.count_nonzero(columns))
-    largest = np.maximum(max_segment_bytes // column_bytes, 1).astype(np.int64)
-    return int(np.sum(-(-columns // largest)))

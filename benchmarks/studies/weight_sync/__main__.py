@@ -126,16 +126,7 @@ def by_plan(made: Sequence[Host | LocalHost], plan: SyncPlan, megabytes: int, ro
                 _expect(process, "ready")
             sender = _start(made[0], "send", megabytes, path, rounds, *(host.address for host in made[1:]))
             started.append(sender)
-            seconds = []
-            for _ in range(rounds):
-                _expect(sender, "ready")
-                assert sender.stdin is not None
-                sender.stdin.write("\n")
-                sender.stdin.flush()
-                seconds.append(float(_line(sender)))
-                for process in started[:-1]:
-                    _expect(process, "equal")
-            return seconds
+            return [_round_s(sender, started[:-1]) for _ in range(rounds)]
         finally:
             _stop(started)
 
@@ -164,15 +155,7 @@ def by_shared_memory(folder: Path, bucket_mib: int, megabytes: int, rounds: int)
             sender = _start(here, "verl-send", megabytes, place, bucket_mib, rounds)
             started += [receiver, sender]
             _expect(receiver, "ready")
-            seconds = []
-            for _ in range(rounds):
-                _expect(sender, "ready")
-                assert sender.stdin is not None
-                sender.stdin.write("\n")
-                sender.stdin.flush()
-                seconds.append(float(_line(sender)))
-                _expect(receiver, "equal")
-            return seconds
+            return [_round_s(sender, [receiver]) for _ in range(rounds)]
         finally:
             _stop(started)
 
@@ -190,6 +173,17 @@ def _start(host: Host | LocalHost, *arguments: object) -> "subprocess.Popen[str]
         text=True,
         env=os.environ | {"GLOO_SOCKET_IFNAME": device, "PYTHONPATH": os.pathsep.join(folders)},
     )
+
+
+def _round_s(sender: "subprocess.Popen[str]", receivers: "list[subprocess.Popen[str]]") -> float:
+    _expect(sender, "ready")
+    assert sender.stdin is not None
+    sender.stdin.write("\n")
+    sender.stdin.flush()
+    seconds = float(_line(sender))
+    for receiver in receivers:
+        _expect(receiver, "equal")
+    return seconds
 
 
 def _line(process: "subprocess.Popen[str]") -> str:

@@ -187,7 +187,7 @@ def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[S
 
 
 def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
-    segments = necessary_segments(buffers, max_segment_bytes)
+    segments = necessary_segments(buffers.elements, buffers.element_bytes, max_segment_bytes)
     if segments > MAX_SEGMENTS:
         element = int(np.max(buffers.element_bytes))
         fitting = math.ceil(np.sum(buffers.sizes) / (MAX_SEGMENTS - len(buffers.sizes)) / element) * element

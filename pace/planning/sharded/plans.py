@@ -13,15 +13,11 @@ from pace.planning.fusion.search import fuse
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.partition import runs
+from pace.solver.sending import necessary_segments
 from pace.solver.two_halves.behind_norm import best_all_gathers, best_reduce_scatters
 from pace.solver.two_halves.calls import Half
 from pace.solver.two_halves.layout import columns_of, common_shards
-from pace.solver.two_halves.sending import (
-    HalvesSending,
-    necessary_segments,
-    send_behind_norm,
-    send_chained,
-)
+from pace.solver.two_halves.sending import HalvesSending, send_behind_norm, send_chained
 
 # A call is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
 PATIENCE_FACTORS = (np.inf, 0.0, 2.0, 8.0)
