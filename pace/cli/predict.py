@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pace.documents.base import explain, faults, read_file
 from pace.documents.throughput.fleet import Fleet
@@ -26,6 +24,7 @@ from pace.terminal.console import (
     TimeoutOption,
     make_console,
     make_table,
+    progress_bar,
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported
@@ -158,7 +157,7 @@ def predict(
             }
         )
         document = load_steps(steps)
-        with _bar() as bar:
+        with progress_bar() as bar:
             task = bar.add_task("scales", total=options.num_points)
             if service is None:
                 from pace.throughput import predict as run
@@ -224,12 +223,6 @@ def _fleet(path: Path | None) -> Fleet:
 
 def _counts(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(read_whole_numbers(option, text)))
-
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show(result: ThroughputPrediction, *, baselines: bool) -> None:

@@ -5,8 +5,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pace.cli.graphs.what_if import report_graph
 from pace.cli.servers.what_if import report_servers
@@ -27,6 +25,7 @@ from pace.terminal.console import (
     ProfileOrGraphArgument,
     ServiceOption,
     TimeoutOption,
+    progress_bar,
     refuse_unknown_ending,
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
@@ -346,12 +345,6 @@ def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
         raise typer.Exit(2)
 
 
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def _ask(
     profile: Profile,
     grid: Grid,
@@ -360,7 +353,7 @@ def _ask(
     api_key: str | None,
     timeout_s: float,
 ) -> WhatIf:
-    with connect(url, api_key, timeout_s) as client, _bar() as bar:
+    with connect(url, api_key, timeout_s) as client, progress_bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))
 
@@ -371,7 +364,7 @@ def _run(profile: Profile, grid: Grid, processes: int | None, target_efficiency:
     from pace.whatif import what_if as run
     from pace.whatif.target import answer_all
 
-    with _bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
         result = run(profile, grid, processes=processes, progress=lambda done: bar.advance(task, done))
         if target_efficiency is not None:

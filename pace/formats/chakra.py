@@ -17,7 +17,7 @@ from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
-from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
 from pace.formats.reading import warn
 from pace.formats.step_records import StepGradient, StepOp, TrainingStep
 from pace.formats.training_step import profile_of_step
@@ -176,7 +176,7 @@ def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> Training
             continue
         if node.sequence is not None:
             consumer[node.sequence] = len(forward)
-        forward.append(StepOp(name=f"{len(forward):03d}.{_short(node)}", duration_s=node.duration_s))
+        forward.append(StepOp(name=f"{len(forward):03d}.{short_name(node.name)}", duration_s=node.duration_s))
     backward: list[tuple[str, float, int | None]] = []
     gradients: list[tuple[TracedTensor, int]] = []
     update_s = 0.0
@@ -185,7 +185,7 @@ def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> Training
         communicates = COMMUNICATION.match(node.name) is not None
         finished = finished or node.name.startswith((_COPY_BACK, _UPDATE))
         if node.name.startswith(BACKWARD) and node.name != BACKWARD + ACCUMULATE:
-            backward.append((_short(node), node.duration_s, node.sequence))
+            backward.append((short_name(node.name), node.duration_s, node.sequence))
         elif node.annotation or communicates:
             continue
         elif finished:
@@ -224,10 +224,6 @@ def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> Training
 
 def _number(sequence: int | None) -> int:
     return -1 if sequence is None else sequence
-
-
-def _short(node: _Node) -> str:
-    return node.name.removeprefix(BACKWARD).removeprefix("aten::")
 
 
 def _value(attribute: Any) -> int | bool | None:

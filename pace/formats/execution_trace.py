@@ -11,7 +11,7 @@ from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
-from pace.formats.reading import read_json_before, stream_json, warn
+from pace.formats.reading import read_json_before, stream_json, warn, whole_or_none
 from pace.formats.tensor_types import DTYPES, elements_of
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -126,9 +126,9 @@ def _op(path: str | Path, node: dict[str, Any], position: str, *, shapes: bool) 
         id=identity,
         parent=parent if isinstance(parent, int) else 0,
         name=name,
-        record=_integer(attributes.get("rf_id")),
-        sequence=_integer(attributes.get("seq_id")),
-        scope=_integer(attributes.get("scope")),
+        record=whole_or_none(attributes.get("rf_id")),
+        sequence=whole_or_none(attributes.get("seq_id")),
+        scope=whole_or_none(attributes.get("scope")),
         inputs=_tensors(node, "input") if wanted else [],
         outputs=_tensors(node, "output") if wanted else [],
         shapes=_shapes(node) if shapes else [],
@@ -144,10 +144,6 @@ def _attributes(node: dict[str, Any]) -> dict[str, Any]:
         for attribute in attributes
         if isinstance(attribute, dict)
     }
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _values(node: dict[str, Any], side: str, what: str) -> list[Any]:

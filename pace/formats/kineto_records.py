@@ -21,6 +21,11 @@ COMMUNICATION = re.compile(
 ISSUES = re.compile(r"c10d::|record_param_comms")
 
 
+def short_name(name: str) -> str:
+    """Return an operator's name without its namespace, and of a backward node that of its operator."""
+    return name.removeprefix(BACKWARD).removeprefix("aten::")
+
+
 @dataclass(slots=True)
 class RecordedOp:
     """An outermost operator with what ran below it.
@@ -50,7 +55,7 @@ class RecordedOp:
     @property
     def name(self) -> str:
         """The operator's name without its namespace."""
-        return self.op.name.removeprefix(BACKWARD).removeprefix("aten::")
+        return short_name(self.op.name)
 
 
 @dataclass(slots=True)

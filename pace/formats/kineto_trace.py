@@ -13,7 +13,14 @@ from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES, DType
 from pace.errors import FormatError
-from pace.formats.reading import first_character, number, read_json_before, read_json_field, stream_json
+from pace.formats.reading import (
+    first_character,
+    number,
+    read_json_before,
+    read_json_field,
+    stream_json,
+    whole_or_none,
+)
 from pace.formats.tensor_types import DTYPES, elements_of
 
 Thread = tuple[int | str, int | str]
@@ -167,11 +174,11 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         distributed = {}
     trace = KinetoTrace(
         path=str(path),
-        rank=_integer(distributed.get("rank")),
-        workers=_integer(distributed.get("world_size")),
+        rank=whole_or_none(distributed.get("rank")),
+        workers=whole_or_none(distributed.get("world_size")),
         groups=_groups(distributed.get("pg_config")),
         backend=_text(distributed.get("backend")),
-        base_s=(_integer(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
+        base_s=(whole_or_none(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
     )
     for place, event in enumerate(stream_json(path, "item" if bare else "traceEvents.item")):
         if not isinstance(event, dict):
@@ -190,7 +197,7 @@ def _text(value: object) -> str | None:
 def _groups(listed: Any) -> dict[str, int]:
     groups = {}
     for group in listed if isinstance(listed, list) else []:
-        size = _integer(group.get("pg_size")) if isinstance(group, dict) else None
+        size = whole_or_none(group.get("pg_size")) if isinstance(group, dict) else None
         if size is not None:
             groups[f"{group.get('pg_name')} {group.get('pg_desc')}"] = size
     return groups
@@ -223,13 +230,13 @@ def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
                 stream=(_label(event.get("pid")), _label(event.get("tid"))),
                 start_s=start,
                 duration_s=end - start,
-                external=_integer(arguments.get("External id", arguments.get("external id"))),
-                correlation=_integer(arguments.get("correlation")),
+                external=whole_or_none(arguments.get("External id", arguments.get("external id"))),
+                correlation=whole_or_none(arguments.get("correlation")),
                 collective=collective or _named_collective(name),
             )
         )
     elif category in _LAUNCHES:
-        correlation = _integer(arguments.get("correlation"))
+        correlation = whole_or_none(arguments.get("correlation"))
         if correlation is not None:
             start, _ = _times(trace, event, position)
             trace.launches[correlation] = ((_label(event.get("pid")), _label(event.get("tid"))), start)
@@ -245,9 +252,9 @@ def _host_op(
         thread=(_label(event.get("pid")), _label(event.get("tid"))),
         start_s=start,
         end_s=end,
-        external=_integer(arguments.get("External id", arguments.get("external id"))),
-        sequence=_integer(arguments.get("Sequence number")),
-        record=_integer(arguments.get("Record function id")),
+        external=whole_or_none(arguments.get("External id", arguments.get("external id"))),
+        sequence=whole_or_none(arguments.get("Sequence number")),
+        record=whole_or_none(arguments.get("Record function id")),
         size_bytes=size,
         dtype=dtype,
         undefined=size is None and _is_undefined(arguments),
@@ -292,10 +299,6 @@ def _times(trace: KinetoTrace, event: dict[str, Any], position: str) -> tuple[fl
     return start * 1e-6, (start + duration) * 1e-6
 
 
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _label(value: object) -> int | str:
     return value if isinstance(value, int | str) else str(value)
 
@@ -315,9 +318,9 @@ def _collective(arguments: dict[str, Any]) -> Collective | None:
     if not isinstance(name, str) or not name:
         return None
     dtype = DTYPES.get(str(arguments.get("dtype")).lower())
-    elements = _integer(arguments.get("In msg nelems"))
+    elements = whole_or_none(arguments.get("In msg nelems"))
     size = None if dtype is None or elements is None else elements * ELEMENT_BYTES[dtype]
-    workers, group = _integer(arguments.get("Group size")), arguments.get("Process Group Name")
+    workers, group = whole_or_none(arguments.get("Group size")), arguments.get("Process Group Name")
     return Collective(
         name.lower(),
         size,
@@ -333,7 +336,7 @@ def _ranks(arguments: dict[str, Any], workers: int | None) -> tuple[int, ...] | 
     listed = tuple(map(int, re.findall(r"\d+", str(arguments.get("Process Group Ranks")))))
     if listed and len(listed) == workers:
         return listed
-    start, stride = (_integer(arguments.get(f"Global rank {part}")) for part in ("start", "stride"))
+    start, stride = (whole_or_none(arguments.get(f"Global rank {part}")) for part in ("start", "stride"))
     if workers is None or start is None or stride is None or (stride == 0 and workers > 1):
         return None
     return tuple(start + stride * place for place in range(workers))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pace.errors import FormatError
 from pace.formats.execution_trace import TracedOp
-from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
 from pace.formats.reading import warn
 from pace.formats.step_records import StepGradient, StepOp, TrainingStep
 
@@ -95,7 +95,7 @@ def _step(
     for op in _compute(ops[:first]):
         for number in tree.sequences(op):
             consumer[number] = len(forward)
-        forward.append(StepOp(name=f"{len(forward):03d}.{_short(op)}", duration_s=duration(op)))
+        forward.append(StepOp(name=f"{len(forward):03d}.{short_name(op.name)}", duration_s=duration(op)))
     backward: list[StepOp] = []
     producers: list[TracedOp] = []
     gradients: list[tuple[TracedOp, int]] = []
@@ -109,7 +109,9 @@ def _step(
                 )
             gradients.append((node, len(backward) - 1))
         elif op.name.startswith(BACKWARD):
-            backward.append(StepOp(name=f"{len(backward):03d}.{_short(op)}", duration_s=duration(op)))
+            backward.append(
+                StepOp(name=f"{len(backward):03d}.{short_name(op.name)}", duration_s=duration(op))
+            )
             producers.append(op)
         elif not COMMUNICATION.match(op.name):
             update_s += duration(op)
@@ -146,7 +148,3 @@ def _compute(ops: list[TracedOp]) -> list[TracedOp]:
         if not COMMUNICATION.match(op.name) and not copies_buffers:
             kept.append(op)
     return kept
-
-
-def _short(op: TracedOp) -> str:
-    return op.name.removeprefix(BACKWARD).removeprefix("aten::")

@@ -207,6 +207,11 @@ def number(
     return parsed
 
 
+def whole_or_none(value: object) -> int | None:
+    """Return a value that is a whole number from 0 on, and None for any other."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def whole_number(value: object, path: object, what: str, position: str | None = None) -> int:
     """Return an integer from 0, as JSON or as text; a FormatError names `what` otherwise."""
     parsed = number(value, path, what, position, below=2.0**63)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pace.documents.profile import Profile
@@ -149,6 +150,13 @@ def make_table(*headings: str, left: tuple[str, ...] = ()) -> Table:
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     return table
+
+
+def progress_bar() -> Progress:
+    """Return a bar on stderr that shows how many steps of a task are done; hidden if it is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def refuse_unknown_ending(plot: Path | None) -> None:
