@@ -74,7 +74,7 @@ def test_a_service_that_nobody_used_leaves_no_process(
     tmp_path: Path, end: Callable[[ServiceProcess], object]
 ) -> None:
     """Not even the one that sleeps until a worker is wanted."""
-    with ServiceProcess(tmp_path, environment={"PYTHONUNBUFFERED": "1"}) as service:
+    with ServiceProcess(tmp_path, command=[sys.executable]) as service:
         family = psutil.Process(service.pid).children(recursive=True)
         assert family
         end(service)
