@@ -1,8 +1,9 @@
 """The demo's program from end to end: a real service, two real workers, plain training and PACE."""
 
 import json
+import os
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,27 @@ import torch
 from pace.checker import check
 from pace.documents.profile import load_profile
 from pace.documents.schedule import load_schedule
+from tests.preloaded import ROOT, Programs
 
-ROOT = Path(__file__).parents[1]
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """What starts programs quickly."""
+    with Programs(tmp_path_factory.mktemp("programs")) as started:
+        yield started
 
 
 @pytest.mark.races_with_machine(reason="the service must answer in the 2 s that workers wait at the start")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
+def test_the_demo_trains_to_the_same_weights(programs: Programs, tmp_path: Path) -> None:
     """It ends by itself; the schedule passes the checker; 26 steps under PACE equal 26 plain ones."""
     options = ["--steps", "26", "--batch-size", "4", "--out", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=1180, check=False)
+    command = [str(programs.python), str(ROOT / "examples" / "demo.py"), *options]
+    environment = os.environ | programs.environment
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=1180, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for shown in ("predicted ms", "measured ms", "priority", "Largest weight difference after 26 steps"):
         assert shown in ended.stdout
@@ -40,11 +50,12 @@ def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_balances_compute_and_communication() -> None:
+def test_the_demo_balances_compute_and_communication(programs: Programs) -> None:
     """For whatever machine: the gradients' 12 MB take the link as long as the batch takes a worker."""
-    command = [sys.executable, "-m", "examples.balance"]
+    command = [str(programs.python), "-m", "examples.balance"]
+    environment = os.environ | programs.environment
     images, rate_mbit_s = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=600
+        command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment, timeout=600
     ).stdout.split()
     assert int(images) % 4 == 0
     assert 8 <= int(images) <= 256

@@ -279,7 +279,7 @@ def run(arguments: list[str]) -> int:
     max_descriptors, *arguments = arguments
     if max_descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(max_descriptors), int(max_descriptors)))
-    _start_worker_server()
+    start_worker_server()
     sys.argv = ["pace.api.serve", *arguments]
     try:
         runpy.run_module("pace.api.serve", run_name="__main__", alter_sys=True)
@@ -288,7 +288,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _start_worker_server() -> None:
+def start_worker_server() -> None:
     """Start the server that forks the service's workers as a fork, too: it finds everything loaded.
 
     The service starts it as a new program when it needs the first worker, unless it runs already.

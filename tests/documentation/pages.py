@@ -2,8 +2,8 @@
 
 How a block is run follows from its language and from the comment in front of it, which readers do not see:
 
-- ``bash``: in a folder with the repository's examples. A ``pace serve`` runs until the page ends. Other
-  ``pace``, ``python`` and ``torchrun`` are forks of a process that has loaded what they need.
+- ``bash``: in a folder with the repository's examples. A ``pace serve`` runs until the page ends. ``pace``,
+  ``python``, ``torchrun`` and ``accelerate`` are forks of a process that has loaded what they need.
 - ``python title="train.py"``: saved under this name, for commands that follow.
 - ``python``: run by itself. With ``<!-- in torch.py -->`` in front of it, by two ranks inside this program of
   the folder ``around``.
@@ -18,15 +18,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.documentation.preloaded import ROOT, Programs
 from tests.free_ports import free_port
+from tests.preloaded import ROOT, Programs
 
 AROUND = Path(__file__).with_name("around")
 PLACE = "# The example comes here.\n"
@@ -138,8 +137,9 @@ class Reader:
 
     def _bash(self, text: str) -> None:
         listens = _LISTENS.search(text) is not None
-        own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        environment = (os.environ | (own if listens else self.programs.environment)) | {
+        environment = {
+            **os.environ,
+            **self.programs.environment,
             "PYTHONPATH": str(ROOT),
             "PACE_DATABASE_URL": f"sqlite:///{self.folder}/pace.db",
             "PACE_PORT": str(self.port("8080")),

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.documentation.preloaded import ROOT
+from tests.preloaded import ROOT
 
 FOLDERS = ("pace", "solver", "runtime", "api", "benchmarks", "examples", "tests")
 

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.documentation.pages import AROUND, Block, Reader, blocks
-from tests.documentation.preloaded import ROOT, Programs
+from tests.preloaded import ROOT, Programs
 
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
+# What several programs of a page load, which takes each of them seconds.
+FRAMEWORKS = {
+    "train-lightning": ("lightning.pytorch",),
+    "train-accelerate": ("accelerate", "transformers.trainer"),
+}
 PAGES = [
     ROOT / "README.md",
     *sorted(DOCS.glob("*.md")),
@@ -41,6 +46,8 @@ def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page: Path, programs: Programs, tmp_path: Path) -> None:
     """A reader who pastes every block, from first to last, meets no error."""
+    for framework in FRAMEWORKS.get(page.stem, ()):
+        programs.load(framework)
     with Reader(tmp_path, programs) as reader:
         for block in blocks(page):
             reader.run(block)

@@ -11,7 +11,7 @@ import pytest
 from pace.runtime.entry_point import TrainingOptions
 from pace.runtime.options import AllReduce, Mixed, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
-from tests.documentation.preloaded import ROOT
+from tests.preloaded import ROOT
 from tests.scripts.hooks import load_hook
 
 REFERENCE = ROOT / "docs" / "reference"

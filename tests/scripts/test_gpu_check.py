@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -17,19 +16,23 @@ from benchmarks.studies.gpu.models import WORKLOADS
 from benchmarks.studies.gpu.page import page
 from benchmarks.studies.gpu.parts import PARTS, TOTAL_S, Part
 from benchmarks.studies.gpu.wheels import unpack_missing
+from tests.preloaded import ROOT, Programs
 
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.races_with_machine(reason="every part must end within its own limit")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_dry_run_passes_every_part(tmp_path: Path) -> None:
+def test_a_dry_run_passes_every_part(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Small models on the CPU, the runtime over the simulated device, both results written."""
     command = [str(ROOT / "scripts" / "gpu-check"), "--dry-run", "--out", str(tmp_path)]
-    environment = os.environ | {"PYTHON": sys.executable}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580, check=False)
+    # Parts and ranks do not load torch each for itself.
+    with Programs(tmp_path_factory.mktemp("programs")) as programs:
+        environment = os.environ | programs.environment | {"PYTHON": str(programs.python)}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=580, check=False
+        )
     shown = (tmp_path / "gpu-check.md").read_text()
     assert ended.returncode == 0, ended.stdout + ended.stderr + shown
     document = json.loads((tmp_path / "gpu-check.json").read_text())

@@ -1,7 +1,9 @@
 """Runs Python programs as forks of a process that has loaded torch and the package, which takes seconds each.
 
-``python``, ``pace`` and ``torchrun`` of a folder that comes first on the path ask a server to fork; whatever
-else a program has is its own: folder, environment, arguments, standard streams, process group and exit code.
+``python``, ``pace``, ``torchrun`` and ``accelerate`` of a folder that comes first on the path ask a server to
+fork; whatever else a program has is its own: folder, environment, arguments, standard streams, process group
+and exit code. What such a program starts with ``sys.executable`` is a fork too. Ranks of torchrun start real
+processes, because torch's compile workers end themselves without their own parent.
 """
 
 import contextlib
@@ -17,11 +19,18 @@ import struct
 import subprocess
 import sys
 import threading
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("python", "pace", "torchrun")
+ROOT = Path(__file__).resolve().parents[1]
+# A module and a function of each; Python itself has none.
+_FUNCTIONS = {
+    "pace": ("pace.cli", "app"),
+    "torchrun": ("torch.distributed.run", "main"),
+    "accelerate": ("accelerate.commands.accelerate_cli", "main"),
+}
+COMMANDS = ("python", *_FUNCTIONS)
 _SOCKET = "PACE_TEST_PROGRAMS"
 _END_S = 20.0
 
@@ -49,6 +58,8 @@ class Programs:
     ----------
     environment
         What has programs ask it.
+    python
+        The command that stands for the interpreter.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,6 +74,7 @@ class Programs:
             "PYTHON_EXEC": str(commands / "python"),  # what torchrun starts ranks with
             _SOCKET: str(self._address),
         }
+        self.python = commands / "python"
 
     def __enter__(self) -> Self:
         """Start it and wait until it has loaded everything."""
@@ -72,8 +84,11 @@ class Programs:
             stdin=subprocess.PIPE,  # it ends with whoever holds the other end
             stdout=subprocess.PIPE,
         )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
+        try:
+            self._wait()
+        except BaseException:  # as a test's time-out
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -81,23 +96,39 @@ class Programs:
         self._process.kill()
         self._process.communicate()
 
+    def load(self, module: str) -> None:
+        """Have it load one more module, if it is installed, before it forks again."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{module}\n".encode())
+        self._process.stdin.flush()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
 
 def _serve(address: str) -> list[Any]:
     """Fork whenever asked to; returns only in programs, with what to run."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the guards of programs are not waited for
-    print("ready", flush=True)
+    _get_ready()
     while True:
         readable, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in readable:  # whoever started this process is gone
-            sys.exit(0)
+        if sys.stdin in readable:
+            if not (asked := sys.stdin.readline()):  # whoever started this process is gone
+                sys.exit(0)
+            with contextlib.suppress(ImportError):  # an error of the program that needs it
+                importlib.import_module(asked.strip())
+            _get_ready()
+            continue
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
             continue
+        os.setsid()  # what ends the group of whoever started this ends askers, and guards see to the rest
         listener.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         header, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
@@ -109,6 +140,11 @@ def _serve(address: str) -> list[Any]:
         for descriptor in descriptors:
             os.close(descriptor)
         _guard(program, connection)
+
+
+def _get_ready() -> None:
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    print("ready", flush=True)
 
 
 def _guard(program: int, connection: socket.socket) -> None:
@@ -143,9 +179,14 @@ def _become(
 
 def _run(name: str, arguments: list[str]) -> None:
     """Be a program, as the interpreter would run it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # which ranks have
+        spawn.set_executable(sys.executable)  # workers of pools get descriptors that a fork has not
+        sys.executable = os.environ["PYTHON_EXEC"]
+    if (name == "pace" and arguments[:1] == ["serve"]) or arguments[:2] == ["-m", "pace.api.serve"]:
+        importlib.import_module("tests.api.process").start_worker_server()
     if name != "python":
         sys.argv = [name, *arguments]
-        module, function = {"pace": ("pace.cli", "app"), "torchrun": ("torch.distributed.run", "main")}[name]
+        module, function = _FUNCTIONS[name]
         getattr(importlib.import_module(module), function)()
         return
     while arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
@@ -166,6 +207,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     leave = importlib.import_module("tests.fork_server").leave
     importlib.import_module("tests.runtime.launch").load_modules()
+    importlib.import_module("tests.api.process").load()
     for needed in ("pace.cli", "torch.distributed.run"):
         importlib.import_module(needed)
     try:
