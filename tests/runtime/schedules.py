@@ -1,6 +1,8 @@
 """Schedules made by hand for a model: any grouping, any cuts, any order."""
 
+import functools
 import random
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -75,7 +77,7 @@ def make_schedule(
         for place, piece in enumerate(pieces)
     )
     # What proves optimality does not concern the runtime: it stays that of the schedule it came from.
-    made = optimize_allreduce(profile_of(sizes, workers))
+    made = _optimized(tuple(sorted(sizes, key=lambda size: size.name)), workers)
     return made.model_copy(
         update={
             "fingerprint": fingerprint(((s.name, s.size_bytes, s.dtype) for s in sizes), workers),
@@ -86,7 +88,12 @@ def make_schedule(
     )
 
 
-def profile_of(sizes: list[GradientSize], workers: int) -> Profile:
+@functools.cache  # many schedules are made for each model
+def _optimized(sizes: tuple[GradientSize, ...], workers: int) -> Schedule:
+    return optimize_allreduce(profile_of(sizes, workers))
+
+
+def profile_of(sizes: Sequence[GradientSize], workers: int) -> Profile:
     """A profile with these gradients; its times are made up."""
     forward = Op(name="fwd", duration_s=0.01, deps=("bwd",), waits_for=tuple(size.name for size in sizes))
     return Profile(

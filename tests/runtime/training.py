@@ -1,5 +1,6 @@
 """Plain training to compare with, and the same training under the runtime on real ranks."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -149,12 +150,19 @@ def train_plainly(
 ) -> Weights:
     """Train in one process on every rank's batches: what data-parallel training must equal.
 
-    With `repeat`, every step uses the first batch.
+    The weights are not to be changed. With `repeat`, every step uses the first batch.
     """
-    model = build(case.model, double=case.double)
-    optimizer = OPTIMIZERS[case.optimizer](trainable(model))
-    shares = [batches(case.model, case.steps, rank, double=case.double) for rank in range(size)]
-    for step in range(case.steps):
+    return _trained_plainly(case.model, case.optimizer, case.steps, case.double, size, repeat)
+
+
+@functools.cache  # cases differ in options that plain training does not have
+def _trained_plainly(
+    name: str, optimizer_name: str, steps: int, double: bool, size: int, repeat: bool
+) -> Weights:
+    model = build(name, double=double)
+    optimizer = OPTIMIZERS[optimizer_name](trainable(model))
+    shares = [batches(name, steps, rank, double=double) for rank in range(size)]
+    for step in range(steps):
         optimizer.zero_grad()
         average_gradients(model, [share[0 if repeat else step] for share in shares])
         optimizer.step()

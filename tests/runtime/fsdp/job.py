@@ -1,5 +1,6 @@
 """A job of ``fully_shard``: its model and batches, and what its loop notes, with and without PACE."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,7 @@ class Job(AttachedJob):
             optimizer.step()
 
 
+@functools.cache  # a job has one, and connecting takes longer than training
 def mesh_of(replicas: int) -> DeviceMesh:
     """Return all ranks as replicas of shards."""
     shape = (replicas, dist.get_world_size() // replicas)

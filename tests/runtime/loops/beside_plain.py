@@ -27,21 +27,11 @@ def assert_same_training(
     pool: RankPool, under: RankPool, loop: Loop, task: Callable[..., Any], *, steps: int, **options: Any
 ) -> None:
     """Compare as above, with loops run by `task`, which takes the arguments of ``run_loop``."""
-    plainly = _run(pool, loop, task, None, steps, {})
-    wrapped = _run(under, loop, task, under.backend, steps, options)
+    # Plain training is the same whatever it is compared with.
+    plainly = pool.results_once(task, pool.size, loop, None, steps, {})
+    wrapped = under.results(task, under.size, loop, under.backend, steps, options)
     for rank, ((weights, seen), (expected, looked_for)) in enumerate(zip(wrapped, plainly, strict=True)):
         assert not (said := first_difference(weights, expected, 1e-9)), f"weights of rank {rank}: {said}"
         assert not (said := first_difference(seen, looked_for, 1e-8)), f"seen by rank {rank}: {said}"
         same = zip(weights, wrapped[0][0], strict=True)
         assert all(a.tobytes() == b.tobytes() for a, b in same), f"last bits of rank {rank}"
-
-
-def _run(
-    pool: RankPool,
-    loop: Loop,
-    task: Callable[..., Any],
-    transport: str | None,
-    steps: int,
-    options: dict[str, Any],
-) -> list[tuple[list[Any], list[Any]]]:
-    return pool.results(task, pool.size, loop, transport, steps, options)

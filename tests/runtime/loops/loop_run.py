@@ -92,25 +92,34 @@ class Run:
         """Average gradients, where the runtime does not."""
         if self.wrapped:
             return
-        for parameter in dict.fromkeys(p for model in models for p in model.parameters()):
-            mean = self._mean(parameter)
-            if mean is None:
-                continue
+        parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+        given = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+        dist.all_reduce(given)
+        alike: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter, ranks in zip(parameters, given.tolist(), strict=True):
+            if ranks:
+                alike.setdefault(parameter.dtype, []).append(parameter)
+        for dtype, some in alike.items():
+            self._average_flat(some, dtype)
+
+    def _average_flat(self, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
+        """Average gradients in one all-reduce: one for each would take longer than the training."""
+        sizes = [parameter.numel() for parameter in parameters]
+        flat = torch.zeros(sum(sizes), dtype=dtype)
+        parts = [
+            part.view(parameter.shape)
+            for part, parameter in zip(torch.split(flat, sizes), parameters, strict=True)
+        ]
+        for part, parameter in zip(parts, parameters, strict=True):
+            if parameter.grad is not None:
+                part += parameter.grad.detach()
+        dist.all_reduce(flat)
+        flat /= self.size
+        for part, parameter in zip(parts, parameters, strict=True):
             if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = torch.empty_like(parameter)
             with torch.no_grad():
-                parameter.grad.copy_(mean)
-
-    def _mean(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        present = torch.tensor(float(parameter.grad is not None))
-        dist.all_reduce(present)
-        if not present:
-            return None
-        mean = torch.zeros(parameter.shape, dtype=parameter.dtype)
-        if parameter.grad is not None:
-            mean += parameter.grad.detach()
-        dist.all_reduce(mean)
-        return mean / self.size
+                parameter.grad.copy_(part)
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """Average a closure's loss, where the runtime does not."""

@@ -5,6 +5,7 @@ rank, by a backward pass on its own batch; in plain training, by averaging over 
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -272,8 +273,9 @@ def run_loop(loop: Loop, rank: int, transport: str) -> tuple[Weights, Any]:
     return trained, said
 
 
+@functools.cache  # for either transport
 def run_plainly(loop: Loop, size: int) -> tuple[Weights, Any]:
-    """Run a loop in one process."""
+    """Run a loop in one process; what it returns is not to be changed."""
     model = build("conv")
     parts = [batches("conv", 2 * STEPS, rank) for rank in range(size)]
     optimizer = OPTIMIZERS[loop.optimizer](trainable(model))

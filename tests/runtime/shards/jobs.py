@@ -1,5 +1,6 @@
 """Training by shards, and beside it DistributedDataParallel, as several modules of tests run it."""
 
+import functools
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from torch import nn
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
 from pace.planning.optimize import optimize
+from pace.runtime.engine.plan import GradientSize
 from tests.runtime.models import batches, build, weights
 from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
@@ -20,8 +22,7 @@ def halves_schedule(
 ) -> Schedule:
     """A sharded schedule with segments cut at random, and times that put gathers among the sums."""
     chance = random.Random(seed)
-    options = Options(exchange="sharded", fusion=fusion or chance.choice(["optimal", "none", "none"]))
-    made = optimize(profile_of(sizes_of(model), workers), options)
+    made = _optimized(tuple(sizes_of(model)), workers, fusion or chance.choice(["optimal", "none", "none"]))
     pieces = []
     for segment in made.transfers:
         column = made.shard_layout.column_bytes(made.groups[segment.group].dtype)
@@ -51,6 +52,11 @@ def halves_schedule(
             ),
         }
     )
+
+
+@functools.cache  # many schedules are made for each model
+def _optimized(sizes: tuple[GradientSize, ...], workers: int, fusion: Literal["optimal", "none"]) -> Schedule:
+    return optimize(profile_of(sizes, workers), Options(exchange="sharded", fusion=fusion))
 
 
 def train_by_shards(
