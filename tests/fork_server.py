@@ -1,8 +1,9 @@
 """Starts processes as forks of one that has loaded what they need, which takes seconds of CPU each time.
 
 What a server forks is a module with two functions: ``load()``, which imports and starts no thread, and
-``run(arguments)``, which does the work and returns the process's exit code. Everything that a process of its
-own has is the fork's own: its id, environment, output, random numbers, and what is done at its exit.
+``run(arguments)``, which does the work and returns the process's exit code, or code that is to be run as the
+main module. Everything that a process of its own has is the fork's own: its id, environment, output, random
+numbers, and what is done at its exit.
 """
 
 import atexit
@@ -20,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import CodeType
 from typing import Any, NoReturn
 
 
@@ -176,7 +178,8 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _main(module: str, descriptor: int) -> NoReturn:
+def _main(module: str, descriptor: int) -> CodeType:
+    """Serve; in a fork, do its work and end it, or return the code of its main module."""
     # Modules are loaded from the root of the repository, as tests are.
     sys.path[0] = str(Path(__file__).parents[1])
     program = importlib.import_module(module)
@@ -191,6 +194,8 @@ def _main(module: str, descriptor: int) -> NoReturn:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    if isinstance(code, CodeType):
+        return code
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -198,4 +203,5 @@ def _main(module: str, descriptor: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))
+    # In the names of the main module, and last of all: what it keeps, the interpreter takes apart as it ends.
+    exec(_main(sys.argv[1], int(sys.argv[2])))

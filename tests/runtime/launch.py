@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal
 
 from tests.fork_server import ForkedProcess, ForkServer
@@ -25,7 +26,7 @@ Backend = Literal["gloo", "horovod", "none"]
 
 # Neighboring ranks come from different servers and differ as the processes of a real job do: in the seed of
 # Python's hashes, and so in the order of sets, and in memory addresses.
-_SERVERS = (ForkServer(__name__, hash_seed=1), ForkServer(__name__, hash_seed=2))
+SERVERS = (ForkServer(__name__, hash_seed=1), ForkServer(__name__, hash_seed=2))
 
 # What nearly all ranks load. Nothing of it starts a thread before it is used.
 _LOADED_ONCE = (
@@ -35,6 +36,7 @@ _LOADED_ONCE = (
     "numpy",
     "hypothesis",
     "pytest",
+    "pace.cli",
     "pace.runtime.torch",
     "tests.runtime.models",
     "tests.runtime.schedules",
@@ -151,7 +153,7 @@ def _start(
         "HOROVOD_LOCAL_RANK": str(rank),
     }
     arguments = [worker.__code__.co_filename, worker.__qualname__, str(rank), str(size), backend, folder]
-    server = _SERVERS[rank % len(_SERVERS)]
+    server = SERVERS[rank % len(SERVERS)]
     return server.fork(arguments, output=Path(folder, f"output.{rank}"), environment=environment | extra)
 
 
@@ -284,8 +286,11 @@ def load_modules() -> None:
     importlib.import_module("pace.planning.allreduce.optimize").warm_up()
 
 
-def run(arguments: list[str]) -> int:
-    """Be a rank."""
+def run(arguments: list[str]) -> "int | CodeType":
+    """Be a rank, or what ``tests.runtime.programs`` starts."""
+    if arguments[0] == "program":
+        found: int | CodeType = importlib.import_module("tests.runtime.programs").run(arguments[1:])
+        return found
     path, name, rank, size, backend, folder = arguments
     code = _main(path, name, int(rank), int(size), backend, folder)
     sys.stdout.flush()

@@ -1,7 +1,6 @@
 """Where the runtime's log goes, and which ranks write to it."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pace.runtime.event_log import log
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
+from tests.runtime.programs import script
 from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 
@@ -87,7 +87,9 @@ def test_importing_sets_up_no_logs() -> None:
         " logging.Logger.manager.loggerDict.items() if name.startswith('pace'))\n"
         "assert logging.getLogger('pace.runtime').level == logging.NOTSET\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    with script(program) as loaded:
+        ended = loaded.result()
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_profile_far_off_the_plain_iterations_is_worth_a_warning() -> None:

@@ -1,10 +1,6 @@
 """A fabric on this machine's loopback: some of it in processes that can be killed, the rest in this one."""
 
-import os
-import signal
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,8 +23,8 @@ from pace.runtime.fabric.shards import shard_range
 from pace.runtime.fabric.status import ask_status
 from pace.runtime.fabric.update_records import NumberFormat
 from pace.wire.addresses import ServerAddress
+from tests.runtime.programs import ForkedProgram
 
-PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 TOKEN = "secret"
 # Nothing here takes long, but the machine may be busy.
 WITHIN_S = 200.0
@@ -44,39 +40,18 @@ def even_links() -> OracleState:
     return OracleState(FabricNetwork(hosts=(even,), server="server"))
 
 
-class Started:
+class Started(ForkedProgram):
     """A process of ``pace fabric``."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: object) -> None:
+        super().__init__("pace", "fabric", *arguments, environment={"PACE_FABRIC_TOKEN": TOKEN})
         self._address = ""
-        self.process = subprocess.Popen(
-            [*PACE, *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PACE_FABRIC_TOKEN": TOKEN},
-        )
 
     @property
     def address(self) -> str:
         """Where it listens; waits until it does."""
-        if not self._address:
-            assert self.process.stderr is not None
-            said: list[str] = []
-            for line in self.process.stderr:
-                said.append(line)
-                if line.startswith("listening on "):
-                    self._address = line.removeprefix("listening on ").strip()
-                    break
-            assert self._address, "".join(said)
+        self._address = self._address or self.said("listening on ")
         return self._address
-
-    def close(self) -> None:
-        """End it without a word."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        if self.process.stderr is not None and not self.process.stderr.closed:
-            self.process.stderr.close()
 
 
 Member = Started | HostDaemon | FabricScheduler

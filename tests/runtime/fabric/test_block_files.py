@@ -1,9 +1,7 @@
 """Weights in files: what a receiver has already is not sent again, and what is wrong in its files is."""
 
 import json
-import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
 from pace.runtime.fabric.weight_sync.block_file import BlockFile
 from pace.runtime.fabric.weight_sync.file_delivery import distribute_file
 from pace.wire.addresses import ServerAddress
-from tests.runtime.fabric.processes import PACE, TOKEN, WITHIN_S, Started
+from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Started
 
 MB = 1 << 20
 DATA = np.random.default_rng(0).bytes(5 * MB + 1)
@@ -101,29 +99,28 @@ def test_a_killed_receiver_goes_on_where_it_was(tmp_path: Path) -> None:
     weights = tmp_path / "weights.bin"
     data = np.random.default_rng(1).bytes(100 * MB)
     weights.write_bytes(data)
-    environment = os.environ | {"PACE_FABRIC_TOKEN": TOKEN}
     for attempt in range(10):
         output = tmp_path / f"output{attempt}"
         part = output.with_name(f"{output.name}.part")
         victim = Started("receive", "--bind", "127.0.0.1:0", "--output", str(output))
-        command = [*PACE, "distribute", str(weights), "--to", victim.address, "--json"]
         try:
-            with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as sender:
-                while sender.poll() is None and held(part) < 20 * MB:
+            with Started("distribute", weights, "--to", victim.address, "--json") as sender:
+                while sender.process.poll() is None and held(part) < 20 * MB:
                     time.sleep(0.0005)
                 victim.process.send_signal(signal.SIGSTOP)
                 before = held(part)
                 victim.close()
+                ended = sender.result(WITHIN_S)
         finally:
             victim.close()
         if 20 * MB <= before < 95 * MB:
             break
     assert 20 * MB <= before < 95 * MB
-    assert sender.returncode == 1
+    assert ended.returncode == 1
     again = Started("receive", "--bind", "127.0.0.1:0", "--output", str(output), "--once")
     try:
-        command = [*PACE, "distribute", str(weights), "--to", again.address, "--json"]
-        report = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+        with Started("distribute", weights, "--to", again.address, "--json") as sender:
+            report = json.loads(sender.result(WITHIN_S).stdout)
         assert again.process.wait(WITHIN_S) == 0
     finally:
         again.close()

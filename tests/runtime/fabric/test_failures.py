@@ -1,8 +1,6 @@
 """Processes of a fabric die: nothing hangs, no bound is broken, and the model is what the log says."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from pace.runtime.fabric.commit_log import LoggedCommit, LogHead, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.update_records import worker_and_number
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric, Started
+from tests.runtime.programs import script
 
 pytestmark = pytest.mark.races_with_machine(
     reason="processes are ended while others send, and one that stands still for longer counts as dead"
@@ -65,10 +64,8 @@ time.sleep(1000)
 def test_a_worker_dies_before_its_update_is_committed(tmp_path: Path) -> None:
     """The daemon has the update: it is committed, and others go on."""
     with Fabric(tmp_path, 2, SchedulerOptions(tick_s=0.02), without_server=True) as fabric:
-        arguments = [sys.executable, "-c", _PUSH, str(fabric.place("h0").port), TOKEN]
-        with subprocess.Popen(arguments) as worker:
+        with script(_PUSH, fabric.place("h0").port, TOKEN):
             fabric.wait(lambda status: status["pending"] == 1)
-            worker.kill()
         fabric.start("server")
         other = fabric.client(1)
         assert fabric.push(other).wait().outcome == "committed"

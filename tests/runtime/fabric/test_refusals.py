@@ -1,7 +1,6 @@
 """What a fabric cannot do ends in one clear message, and not in silence."""
 
 import socket
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.sparse_update import SparseUpdate
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
 from pace.wire.addresses import ServerAddress
-from tests.runtime.fabric.processes import PACE, TOKEN, WITHIN_S, Fabric
+from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric, Started
 
 
 def test_an_update_of_another_size_fails_with_both_sizes(tmp_path: Path) -> None:
@@ -51,11 +50,12 @@ def test_a_replica_without_a_bound_is_refused(tmp_path: Path) -> None:
     """The process ends with the reason and what to do, instead of replicating nothing."""
     with Fabric(tmp_path, 0, SchedulerOptions()) as fabric:
         place = fabric.place("scheduler")
-        command = [*PACE, "serve", "--replica", "--name", "replica", "--model", str(tmp_path / "model.npy")]
+        command = ["serve", "--replica", "--name", "replica", "--model", str(tmp_path / "model.npy")]
         command += ["--scheduler", f"{place.host}:{place.port}", "--bind", "127.0.0.1:0"]
         (tmp_path / "token").write_text(TOKEN)
         command += ["--token-file", str(tmp_path / "token")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        with Started(*command) as program:
+            ended = program.result(WITHIN_S)
         assert ended.returncode == 3
         assert "start it with --divergence or --divergence-updates" in ended.stderr
 

@@ -1,9 +1,7 @@
 """Loops of torch on a fabric: rows and parameters, outer steps, and the example as it is."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from pace.runtime.fabric.commit_log import LoggedCommit, violations
 from pace.runtime.fabric.scheduling.scheduler_options import SchedulerOptions
 from pace.runtime.fabric.torch_loop import AsynchronousWorker, load_row, row_of
 from tests.runtime.fabric.processes import TOKEN, WITHIN_S, Fabric
+from tests.runtime.programs import ForkedProgram
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fabric_training.py"
 
@@ -93,24 +92,21 @@ def test_an_asynchronous_worker_moves_the_server(tmp_path: Path) -> None:
 def test_the_example_trains(tmp_path: Path) -> None:
     """Two workers as DiLoCo and one asynchronously: outer models are equal, no bound is broken."""
     options = SchedulerOptions(delay_bound=4, tick_s=0.02)
-    program = [sys.executable, str(EXAMPLE), "--rounds", "3"]
     with Fabric(tmp_path, 3, options, numbers=8 * 16 + 16 + 16 + 1) as fabric:
-        workers = [
-            subprocess.Popen(
-                [*program, "--rank", str(rank), "--daemon", fabric.members[f"h{rank}"].address, *diloco],
-                env=os.environ | {"PACE_FABRIC_TOKEN": TOKEN},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, diloco in enumerate((["--diloco"], ["--diloco"], []))
-        ]
-        try:
-            said = [worker.communicate(timeout=WITHIN_S)[0] for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-        assert [worker.returncode for worker in workers] == [0, 0, 0]
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(
+                    ForkedProgram(
+                        *("file", EXAMPLE, "--rounds", 3, "--rank", rank),
+                        *("--daemon", fabric.members[f"h{rank}"].address, *diloco),
+                        environment={"PACE_FABRIC_TOKEN": TOKEN},
+                    )
+                )
+                for rank, diloco in enumerate((["--diloco"], ["--diloco"], []))
+            ]
+            ended = [worker.result(WITHIN_S) for worker in workers]
+        assert [each.returncode for each in ended] == [0, 0, 0], ended
+        said = [each.stdout for each in ended]
         assert said[0].partition("parameters")[2] == said[1].partition("parameters")[2] != ""
         assert "3 of 3 updates committed" in said[2]
         assert violations(fabric.log(), 4) == []

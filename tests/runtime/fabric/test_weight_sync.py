@@ -1,6 +1,5 @@
 """Weights from one sender to many hosts: every link carries them once, and a host that dies is left out."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.weight_sync import WeightReceiver, WeightSender
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, WholeBytes, whole_hash
 from pace.wire.addresses import ServerAddress
-from tests.runtime.fabric.processes import PACE, WITHIN_S, Started
+from tests.runtime.fabric.processes import WITHIN_S, Started
 
 DATA = np.random.default_rng(0).bytes(3_000_001)
 
@@ -171,9 +170,8 @@ def test_weights_by_command(tmp_path: Path) -> None:
     ]
     try:
         to = ",".join(receiver.address for receiver in receivers)
-        environment = os.environ | {"PACE_FABRIC_TOKEN": "secret"}
-        command = [*PACE, "distribute", str(source), "--to", to, "--json"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WITHIN_S)
+        with Started("distribute", source, "--to", to, "--json") as sender:
+            done = sender.result(WITHIN_S)
         assert done.returncode == 0, done.stderr
         assert f'"sender": {len(DATA)}' in done.stdout
         for receiver, output in zip(receivers, outputs, strict=True):

@@ -1,10 +1,9 @@
 """How a process ends that never called ``close()``."""
 
-import subprocess
-import sys
-
 import pytest
 from torch._C._distributed_c10d import TCPStore
+
+from tests.runtime.programs import script
 
 _SCRIPT = """
 import os, sys
@@ -33,16 +32,9 @@ dist.destroy_process_group()
 def _run(raising: str) -> tuple[list[int], list[str]]:
     """Run the script on two ranks; return their statuses and what they said."""
     store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(rank), str(store.port), raising],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
-    return [process.returncode for process in ranks], errors
+    with script(_SCRIPT, 0, store.port, raising) as first, script(_SCRIPT, 1, store.port, raising) as second:
+        ended = [each.result() for each in (first, second)]
+    return [each.returncode for each in ended], [each.stderr for each in ended]
 
 
 @pytest.mark.slow
@@ -103,18 +95,10 @@ except CommunicationFailed as error:
 @pytest.mark.slow
 def test_a_rank_whose_store_comes_back_to_it_as_it_ends_is_not_aborted() -> None:
     """Threads that wait for a stopped rank's store have ended before the interpreter does."""
-    command = [sys.executable, "-c", _BESIDE_A_STOPPED_RANK]
-    with subprocess.Popen([*command, "0", "0", "0"], stdout=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stdout is not None
-        try:
-            survivor = subprocess.run(
-                [*command, "1", stopped.stdout.readline().strip(), str(stopped.pid)],
-                capture_output=True,
-                text=True,
-                timeout=200,
-                check=False,
-            )
-        finally:
-            stopped.kill()
+    with (
+        script(_BESIDE_A_STOPPED_RANK, 0, 0, 0) as stopped,
+        script(_BESIDE_A_STOPPED_RANK, 1, stopped.line(), stopped.process.pid) as other,
+    ):
+        survivor = other.result()
     assert "rank 0 is gone: the store that it keeps does not answer" in survivor.stdout, survivor.stderr
     assert survivor.returncode == 0, survivor.stderr

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any, cast
@@ -13,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from tests.runtime.launch import Backend, Outcome, run_ranks, try_ranks
 from tests.runtime.models import Batch, batches, build
+from tests.runtime.programs import script
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import OPTIMIZERS, backward, meet, trainable, wrap
 
@@ -189,13 +188,8 @@ for step in range(4):
 def test_an_uncaught_exception_is_told_to_the_others() -> None:
     """A script that ends by an exception says so as it goes: it has left, and why."""
     store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(rank), str(store.port)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=280)[1] for process in ranks]
+    with script(_SCRIPT, 0, store.port) as first, script(_SCRIPT, 1, store.port) as second:
+        errors = [each.result().stderr for each in (first, second)]
     assert "ZeroDivisionError: this rank fails" in errors[1]
     assert "CommunicationFailed" in errors[0]
     assert "rank 1 has left the training (ZeroDivisionError)" in errors[0]

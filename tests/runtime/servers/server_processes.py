@@ -1,29 +1,17 @@
 """``pace servers serve`` in processes of its own, for tests that train with it or end it."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 
-PACE = [sys.executable, "-c", "from pace.cli.main import app; app()"]
+from tests.runtime.programs import pace
 
 
 @contextlib.contextmanager
 def served(number: int, *options: str) -> Iterator[tuple[list[str], list[int]]]:
     """Where so many servers listen, and their process ids."""
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(number):
-            command = [*PACE, "servers", "serve", "--bind", "127.0.0.1:0", *options]
-            processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        addresses = []
-        for process in processes:
-            assert process.stderr is not None
-            addresses.append(process.stderr.readline().removeprefix("listening on ").strip())
-        yield addresses, [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(pace("servers", "serve", "--bind", "127.0.0.1:0", *options))
+            for _ in range(number)
+        ]
+        yield [each.said("listening on ") for each in processes], [each.process.pid for each in processes]

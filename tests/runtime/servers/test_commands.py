@@ -1,11 +1,8 @@
 """``pace servers``: servers of their own processes, measured, used, killed; and connections through TLS."""
 
 import json
-import os
 import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,8 @@ from pace.runtime.servers.server import Server
 from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 from tests.runtime.certificates import NEEDS_OPENSSL, tls_contexts
+from tests.runtime.programs import pace
 from tests.runtime.servers.links import WITHIN_S, Arrival, Worker, layout_of
-
-PACE = [sys.executable, "-c", "from pace.cli.main import app; app()"]
 
 
 @pytest.fixture
@@ -36,35 +32,26 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def served(token_file: Path) -> Iterator[tuple[Any, Any]]:
     """A server in a process of its own, and where it listens."""
-    command = [*PACE, "servers", "serve", "--bind", "127.0.0.1:0", "--token-file", str(token_file)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        host, _, port = process.stderr.readline().removeprefix("listening on ").strip().rpartition(":")
-        yield process, type("Address", (), {"host": host, "port": int(port)})
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+    with pace("servers", "serve", "--bind", "127.0.0.1:0", "--token-file", token_file) as program:
+        host, _, port = program.said("listening on ").rpartition(":")
+        yield program.process, type("Address", (), {"host": host, "port": int(port)})
 
 
 @pytest.mark.slow
 def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], token_file: Path) -> None:
     """The measured document is a cluster; sums are right; a killed server is named to all workers."""
     process, address = served
-    measure = [*PACE, "servers", "measure", "--servers", f"{address.host}:{address.port}", "--mebibytes", "2"]
-    found = subprocess.run(
-        [*measure, "--token-file", str(token_file), "--json"], capture_output=True, check=True, timeout=250
-    )
+    measure = ["servers", "measure", "--servers", f"{address.host}:{address.port}", "--mebibytes", "2"]
+    with pace(*measure, "--token-file", token_file, "--json") as program:
+        found = program.result()
+    assert found.returncode == 0, found.stderr
     exchange = json.loads(found.stdout)["exchange"]
     assert exchange["servers"] == 1
     assert exchange["worker_bytes_per_s"] > 0
     assert exchange["round_trip_s"] > 0
     assert exchange["min_partition_bytes"] == 64 << 10
-    refused = subprocess.run(
-        measure, capture_output=True, text=True, timeout=250, env=os.environ | {"PACE_SERVERS_TOKEN": "other"}
-    )
+    with pace(*measure, environment={"PACE_SERVERS_TOKEN": "other"}) as program:
+        refused = program.result()
     assert refused.returncode == 3
     assert "does not know the token" in refused.stderr
     workers = [Worker(address, rank, 2, token="secret") for rank in range(2)]

@@ -148,12 +148,12 @@ def test_a_killed_sender_of_deltas_leaves_whole_versions(tmp_path: Path) -> None
     receivers = [End("receive", file) for file in files]
     sender: End | None = None
     try:
-        addresses = [receiver.line() for receiver in receivers]
+        addresses = [receiver.next_line() for receiver in receivers]
         sender = End("send-deltas", 100, *addresses)
-        assert sender.line() == "1 []"
+        assert sender.next_line() == "1 []"
         assert sender.process.wait(WITHIN_S) == -signal.SIGKILL
         for receiver, file in zip(receivers, files, strict=True):
-            assert receiver.line() == "1"
+            assert receiver.next_line() == "1"
             assert same(torch.load(file), state_of(1, 100))
         # Another sender has no version to compare with, and begins with an anchor; then a delta fits.
         state = state_of(1, 100)
@@ -162,7 +162,7 @@ def test_a_killed_sender_of_deltas_leaves_whole_versions(tmp_path: Path) -> None
                 report = other.send(state, version, timeout_s=WITHIN_S)
                 assert (report.failed, report.wanting) == ({}, ())
                 for receiver, file in zip(receivers, files, strict=True):
-                    assert receiver.line() == str(version)
+                    assert receiver.next_line() == str(version)
                     assert same(torch.load(file), state)
                 state = next_state(state, version + 1)
     finally:

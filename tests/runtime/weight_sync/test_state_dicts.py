@@ -1,12 +1,9 @@
 """State dicts from a sender to receivers: equal to the bit, whole or not at all, agreed on before."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +14,8 @@ from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.weight_sync import StateReceiver, StateSender, sync_tensors
 from pace.sync.plan import plan_sync
 from tests.runtime.fabric.processes import WITHIN_S
+from tests.runtime.programs import ForkedProgram
 from tests.runtime.weight_sync.state_process import state_of
-
-ROOT = Path(__file__).parents[3]
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -121,29 +117,17 @@ def test_what_cannot_be_sent_is_refused() -> None:
                 sender.send(state_of(1, 2), 1)
 
 
-class End:
+class End(ForkedProgram):
     """One end as a process."""
 
     def __init__(self, *arguments: object) -> None:
-        program = str(Path(__file__).with_name("state_process.py"))
-        self.process = subprocess.Popen(
-            [sys.executable, program, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        assert self.process.stdout is not None
-        self.lines: IO[str] = self.process.stdout
+        super().__init__("file", Path(__file__).with_name("state_process.py"), *arguments)
+        self._read = 0
 
-    def line(self) -> str:
+    def next_line(self) -> str:
         """Return the next line that it prints."""
-        return self.lines.readline().strip()
-
-    def close(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.wait()
-        self.lines.close()
+        self._read += 1
+        return self.line(self._read - 1)
 
 
 @pytest.mark.slow
@@ -153,18 +137,18 @@ def test_a_killed_sender_leaves_whole_versions(tmp_path: Path) -> None:
     receivers = [End("receive", file) for file in files]
     sender: End | None = None
     try:
-        addresses = [receiver.line() for receiver in receivers]
+        addresses = [receiver.next_line() for receiver in receivers]
         sender = End("send", 100, *addresses)
-        assert sender.line() == "1 []"
+        assert sender.next_line() == "1 []"
         assert sender.process.wait(WITHIN_S) == -signal.SIGKILL
         for receiver, file in zip(receivers, files, strict=True):
-            assert receiver.line() == "1"
+            assert receiver.next_line() == "1"
             assert same(torch.load(file), state_of(1, 100))
         # They live, and take weights of another sender; what was staged of version 2 is forgotten.
         with StateSender(addresses, token="secret") as other:
             assert other.send(state_of(3, 1), 3, timeout_s=WITHIN_S).failed == {}
         for receiver, file in zip(receivers, files, strict=True):
-            assert receiver.line() == "3"
+            assert receiver.next_line() == "3"
             assert same(torch.load(file), state_of(3, 1))
     finally:
         for end in (*receivers, *([] if sender is None else [sender])):

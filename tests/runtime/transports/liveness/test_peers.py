@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -15,6 +13,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from pace.runtime.transports.liveness.mesh_peers import MeshPeers
 from pace.runtime.transports.liveness.peers import EVERYTHING_SENT, PERIOD_S, Peers
 from pace.runtime.transports.sockets import Sockets
+from tests.runtime.programs import script
 
 
 @pytest.mark.races_with_machine(reason="threads must run within the periods of a sign of life")
@@ -204,31 +203,25 @@ def test_what_others_said_outlives_the_store() -> None:
 
 
 _KEEP_STORE = """
-import sys
+import time
 from torch._C._distributed_c10d import TCPStore
 
 store = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 print(store.port, flush=True)
-sys.stdin.read()
+time.sleep(1000)
 """
 
 
 @pytest.mark.slow
 def test_who_asks_is_not_held_up_by_a_store_that_is_stopped() -> None:
     """The keeper's process is stopped, not dead: asking, looking and leaving return, and it is named."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _KEEP_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as keeper:
-        assert keeper.stdout is not None
-        try:
-            peers = Peers(TCPStore("127.0.0.1", int(keeper.stdout.readline()), 1), 1, 2, dict)
-            peers.ask(1)
-            assert peers.look() is not None
-            keeper.send_signal(signal.SIGSTOP)
-            peers.ask(2)
-            peers.ask_for_state(1, 3, last=False)
-            assert peers.explain_failure() == "rank 0 is gone: the store that it keeps does not answer"
-            peers.close(failed=True)
-            peers.release()
-        finally:
-            keeper.kill()
+    with script(_KEEP_STORE) as keeper:
+        peers = Peers(TCPStore("127.0.0.1", int(keeper.line()), 1), 1, 2, dict)
+        peers.ask(1)
+        assert peers.look() is not None
+        keeper.process.send_signal(signal.SIGSTOP)
+        peers.ask(2)
+        peers.ask_for_state(1, 3, last=False)
+        assert peers.explain_failure() == "rank 0 is gone: the store that it keeps does not answer"
+        peers.close(failed=True)
+        peers.release()
