@@ -96,7 +96,12 @@ def issued_in_code(code: list[str]) -> list[str]:
     ]
 
 
-def compare(rank: int, folder: str, *, generate: bool = False) -> dict[str, Any]:
+def compare(
+    rank: int,
+    folder: str,
+    names: tuple[str, ...] = ("late", "kept", "wide", "measured"),
+    generate: bool = False,
+) -> dict[str, Any]:
     """Train as Inductor compiles the model, and with plans of several settings."""
     from torch._inductor.utils import run_and_get_code
 
@@ -111,8 +116,8 @@ def compare(rank: int, folder: str, *, generate: bool = False) -> dict[str, Any]
         "wide": {"costs": WIDE, "rates": RATES},
         "measured": {},
     }
-    for name, options in ({"late": settings["late"]} if generate else settings).items():
-        planner = CollectivePlanner(**options)
+    for name in names:
+        planner = CollectivePlanner(**settings[name])
         with inductor(planner, generate=generate):
             shards, code = run_and_get_code(train, ShardedLayers(dist.group.WORLD), rank)
         found[name] = {

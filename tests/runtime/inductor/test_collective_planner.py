@@ -68,9 +68,9 @@ def test_jobs_that_cannot_be_planned_end_on_all_ranks(pair: RankPool, case: str,
 
 
 def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
-    """In one group, and on a mesh, where ranks have other groups."""
+    """In one group, with given and with measured times, and on a mesh, where ranks have other groups."""
     with RankPool(4, timeout_s=400.0) as ranks:
-        check(ranks.run(compare, str(tmp_path)), 4)
+        check(ranks.run(compare, str(tmp_path), ("late", "measured")), 4)
         on_mesh = ranks.run(train_on_mesh)
     for of_rank in on_mesh:
         assert of_rank["is equal"]
@@ -78,7 +78,7 @@ def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def _generate(rank: int, _size: int, folder: str) -> dict[str, Any]:
-    return compare(rank, folder, generate=True)
+    return compare(rank, folder, ("late",), generate=True)
 
 
 def test_generated_code_trains_to_the_same_bits(tmp_path: Path) -> None:
