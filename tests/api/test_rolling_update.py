@@ -19,7 +19,7 @@ import pytest
 
 from pace.api.previous_release import current_schedule
 from tests.api.postgresql import PostgresqlServer
-from tests.api.process import ServiceProcess
+from tests.api.process import ServiceProcess, new_client
 from tests.api.profiles import layered_profile
 from tests.api.test_predictions import STEPS
 
@@ -106,7 +106,7 @@ class Balancer:
             time.sleep(0.02)
 
     def _run(self, seed: int) -> None:
-        with httpx.Client(timeout=250, trust_env=False) as http:
+        with new_client() as http:
             for turn in itertools.count(seed):
                 if self._stop.is_set():
                     return
@@ -171,17 +171,19 @@ def test_either_version_knows_what_the_other_was_asked(
         before = {path: old.http.post(path, json=asked) for path, asked in QUESTIONS.items()}
         with ServiceProcess(tmp_path, bare_database_url) as new:
             assert not _is_earlier(new)
+            locations = {path: answer.headers["location"] for path, answer in before.items()}
             for path, asked in QUESTIONS.items():
-                location = before[path].headers["location"]
-                assert _content(new.http.get(location)) == _content(before[path])
+                assert _content(new.http.get(locations[path])) == _content(before[path])
                 assert _content(new.http.post(path, json=asked)) == _content(before[path])
-                for writes, reads in ((new, old), (old, new)):
+            for writes, reads in ((new, old), (old, new)):
+                for path, location in locations.items():
                     assert [item["id"] for item in reads.http.get(path).json()["items"]] == [
                         location.rpartition("/")[2]
                     ]
                     assert writes.http.delete(location).status_code == 204
+                for path, location in locations.items():
                     assert _gone(reads, location)
-                    again = writes.http.post(path, json=asked)
+                    again = writes.http.post(path, json=QUESTIONS[path])
                     assert again.headers["location"] == location
                     assert _content(reads.http.get(location)) == _content(again)
 
