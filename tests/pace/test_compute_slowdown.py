@@ -97,7 +97,7 @@ def test_a_window_worked_out_by_hand() -> None:
     assert optimize(profile).predicted.lower_bound_s == 7.0
 
 
-@properties(120)
+@properties(50)
 @given(profiles(), SLOWDOWNS, options())
 def test_a_schedule_takes_as_long_as_it_says(profile: Profile, slowdown: float, asked: Options) -> None:
     """Segments of every target take, played in wall time, what is predicted; and the checker agrees."""
@@ -113,7 +113,7 @@ def test_a_schedule_takes_as_long_as_it_says(profile: Profile, slowdown: float, 
     assert schedule.predicted.lower_bound_s <= wall * (1 + 1e-9)
 
 
-@properties(60)
+@properties(40)
 @given(profiles(), SLOWDOWNS, st.sampled_from(["per-gradient", "global-norm"]))
 def test_halves_are_right_by_the_independent_checker(profile: Profile, slowdown: float, update: str) -> None:
     """In two halves too, with a norm between them and without."""
@@ -122,7 +122,7 @@ def test_halves_are_right_by_the_independent_checker(profile: Profile, slowdown:
     assert check(profile, schedule) == []
 
 
-@properties(60)
+@properties(40)
 @given(layered_profiles(max_layers=4, min_elements=1), SLOWDOWNS)
 def test_no_groups_in_any_order_beat_the_bound(profile: Profile, slowdown: float) -> None:
     """Every partition in every order, played in wall time; the schedule is as fast as the best of them."""
@@ -138,7 +138,7 @@ def test_no_groups_in_any_order_beat_the_bound(profile: Profile, slowdown: float
     assert predicted.lower_bound_s <= predicted.ideal_iteration_s * (1 + 1e-9)
 
 
-@properties(60)
+@properties(40)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(0, 4)), min_size=1, max_size=3),
     st.sampled_from([1.5, 2.0]),

@@ -81,7 +81,7 @@ def test_infinite_patience_never_cuts() -> None:
 
 
 @given(GROUPS, CURVES, st.sampled_from([0.0, 0.25, 1.0, np.inf]), st.sampled_from([1.0, 8.0, np.inf]))
-@properties(200)
+@properties(100)
 def test_cut_plans_can_be_sent(
     buffers: Buffers, cost: CostCurve, patience_s: float, max_segment_bytes: float
 ) -> None:
@@ -95,7 +95,7 @@ def test_cut_plans_can_be_sent(
 
 
 @given(GROUPS, CURVES, st.sampled_from([1.0, 3.0, 8.0]))
-@properties(100)
+@properties(50)
 def test_infinite_patience_cuts_no_more_than_it_must(
     buffers: Buffers, cost: CostCurve, max_segment_bytes: float
 ) -> None:
@@ -110,7 +110,7 @@ def test_infinite_patience_cuts_no_more_than_it_must(
 
 
 @given(GROUPS, CURVES)
-@properties(100)
+@properties(50)
 def test_infinite_patience_always_gives_a_plan_of_whole_groups(buffers: Buffers, cost: CostCurve) -> None:
     """There is at least one candidate, however small the room for segments."""
     sending = cut_while_sending(buffers, cost, patience_s=np.inf)
@@ -119,7 +119,7 @@ def test_infinite_patience_always_gives_a_plan_of_whole_groups(buffers: Buffers,
 
 
 @given(GROUPS, CURVES, st.sampled_from([0.1, 0.25, 1.0, 50.0]))
-@properties(200)
+@properties(100)
 def test_slots_become_elements_in_proportion(buffers: Buffers, cost: CostCurve, slot_s: float) -> None:
     """Every element is in one piece, and no slot is left without one where there are enough elements."""
     instance = buffers.instance(cost).in_slots(slot_s)
@@ -147,7 +147,7 @@ def test_as_many_elements_as_slots() -> None:
 
 
 @given(GROUPS, CURVES)
-@properties(60)
+@properties(40)
 def test_sending_in_order_keeps_the_order(buffers: Buffers, cost: CostCurve) -> None:
     """First in the list, first on the network, and never before it is ready."""
     groups = np.flatnonzero(buffers.elements)[::-1]

@@ -19,14 +19,14 @@ from tests.strategies import affine, layered, options, profiles, properties, tim
 
 
 @given(profiles(), options())
-@properties(250)
+@properties(100)
 def test_every_schedule_of_the_solver_is_accepted(profile: Profile, chosen: Options) -> None:
     """Any profile, any options: nothing to object to."""
     assert check(profile, optimize(profile, chosen)) == []
 
 
 @given(profiles(max_gradients=5, duration=times()))
-@properties(80)
+@properties(40)
 def test_schedules_of_profiles_with_tiny_and_huge_times_are_accepted(profile: Profile) -> None:
     """1e-9 s beside 1e3 s: rounding is not taken for a violation."""
     assert check(profile, optimize(profile)) == []

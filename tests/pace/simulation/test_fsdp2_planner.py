@@ -132,7 +132,7 @@ def fitting(runs: list[PassRun | None], memory: int) -> list[float]:
     seconds_per_byte=st.sampled_from((1 / 256, 1 / 64, 1 / 16)),
     more_bytes=st.integers(-FULL, 4 * FULL),
 )
-@examples(max_examples=8, deadline=None)
+@examples(max_examples=5, deadline=None)
 def test_no_choice_of_units_is_better(
     layers: int, latency_s: float, seconds_per_byte: float, more_bytes: int
 ) -> None:

@@ -105,7 +105,7 @@ def traffics(draw: st.DrawFn) -> tuple[Traffic, Rules]:
     return traffic, rules
 
 
-@properties(400)
+@properties(120)
 @given(drawn=traffics())
 def test_the_network_serves_as_the_twin_does(drawn: tuple[Traffic, Rules]) -> None:
     """Credit, overshoot, strict order and precedence, in any combination; exact, for times are eighths."""
@@ -116,7 +116,7 @@ def test_the_network_serves_as_the_twin_does(drawn: tuple[Traffic, Rules]) -> No
     assert ends.tolist() == twin.ends_s
 
 
-@properties(400)
+@properties(120)
 @given(drawn=traffics())
 def test_the_network_keeps_its_rules(drawn: tuple[Traffic, Rules]) -> None:
     """One transfer at a time, none early, no more credit than there is."""

@@ -16,7 +16,7 @@ from tests.solver.flow_shop.two_links import drawn_links
 from tests.strategies import eighths, properties
 
 
-@properties(200)
+@properties(100)
 @given(instance=drawn_links(8, ratio=st.just(1.0)), in_order=st.booleans())
 def test_one_server_is_two_links_in_a_row(instance: TwoLinks, in_order: bool) -> None:
     """One connection at the link's rate: the two-link problem, by rank or in order."""
@@ -147,7 +147,7 @@ def exchanges(draw: st.DrawFn) -> tuple[SharedLinks, FloatArray, IntArray, IntAr
     return links, ready, sizes, server, draw(st.booleans())
 
 
-@properties(200)
+@properties(100)
 @given(drawn=exchanges())
 def test_bytes_are_conserved(drawn: tuple[SharedLinks, FloatArray, IntArray, IntArray, bool]) -> None:
     """Between its start and its end every message gets its bytes; pushes come first."""

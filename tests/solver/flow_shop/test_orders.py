@@ -96,7 +96,7 @@ def _judge(instance: TwoLinks, solution: TwoLinkSolution) -> None:
     assert solution.objective == expected
 
 
-@properties(200)
+@properties(100)
 @given(instance=drawn_links(8))
 def test_no_link_carries_two_and_no_bound_is_beaten(instance: TwoLinks) -> None:
     """Every order is feasible and beats no certificate; the search is never worse than its seeds."""
@@ -144,7 +144,7 @@ def test_six_partitions_by_every_pair_of_orders() -> None:
     assert np.mean(over) <= 1.04
 
 
-@properties(60)
+@properties(40)
 @given(instance=drawn_links(6))
 def test_johnson_is_optimal_without_ready_times_and_tails(instance: TwoLinks) -> None:
     """Johnson 1954: no other order of both links ends sooner."""
@@ -161,7 +161,7 @@ def test_johnson_is_optimal_without_ready_times_and_tails(instance: TwoLinks) ->
         assert solution.objective == optimum(plain)
 
 
-@properties(300)
+@properties(120)
 @given(instance=drawn_links(10, ratio=st.just(1.0)))
 def test_longest_tail_first_is_within_two_parts(instance: TwoLinks) -> None:
     """With pull = push: at most C* + 2 p_max, and so at most twice the optimum."""
@@ -169,7 +169,7 @@ def test_longest_tail_first_is_within_two_parts(instance: TwoLinks) -> None:
     assert longest_tail_first(instance).objective <= fluid_optimum(instance) + 2 * longest + 1e-12
 
 
-@properties(100)
+@properties(50)
 @given(instance=drawn_links(6, ratio=st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])))
 def test_small_parts_approach_the_fluid_optimum(instance: TwoLinks) -> None:
     """Proportional links: cut every job into 64 parts and longest tail first is within two parts' times."""
@@ -185,14 +185,14 @@ def test_small_parts_approach_the_fluid_optimum(instance: TwoLinks) -> None:
     assert fluid - 1e-9 <= longest_tail_first(parts).objective <= fluid + slack + 1e-9
 
 
-@properties(100)
+@properties(50)
 @given(instance=drawn_links(8, ratio=st.just(1.0)))
 def test_one_worker_in_the_limit_is_jacksons_schedule(instance: TwoLinks) -> None:
     """Pull as fast as push: the fluid optimum is the one-machine optimum."""
     assert fluid_optimum(instance) == one_link_bound(instance.ready, instance.push, instance.tail).bound
 
 
-@properties(60)
+@properties(40)
 @given(instance=drawn_links(7))
 def test_moves_are_priced_as_they_are_served(instance: TwoLinks) -> None:
     """The compiled price of an order is the objective of serving it."""

@@ -160,7 +160,7 @@ problems = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems, st.sampled_from([0.2, 3.0, 8.0, 20.0, 60.0]))
 def test_windows_attain_the_bound(links: StreamingLinks, size: float) -> None:
     """Theorem 2: for bytes that may be cut anywhere, the bound is the optimum, over any number of links."""

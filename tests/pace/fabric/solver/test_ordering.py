@@ -151,7 +151,7 @@ def batches(draw: st.DrawFn, most: int = 8) -> tuple[Updates, Capacities]:
     return updates, capacities
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from(["drop", "hold", "downweight"]))
 def test_the_compiled_rule_equals_the_plain_one(batch: tuple[Updates, Capacities], late: Late) -> None:
     """Lower bounds change how many ends are computed, and nothing else."""
@@ -165,7 +165,7 @@ def test_the_compiled_rule_equals_the_plain_one(batch: tuple[Updates, Capacities
     np.testing.assert_array_equal(fast.weights, plain.weights)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from(["drop", "hold"]))
 def test_no_kept_update_is_late(batch: tuple[Updates, Capacities], late: Late) -> None:
     """Commit ranks stay within deadlines, commits rise, and every update is kept or dropped once."""

@@ -93,7 +93,7 @@ def test_the_kind_is_written_and_read_and_counts_for_the_digest() -> None:
 
 
 @given(profiles(max_gradients=5), st.data())
-@properties(60)
+@properties(40)
 def test_communication_among_ops_is_no_special_case(profile: Profile, data: st.DataObject) -> None:
     """Whichever ops it is: schedules pass the checker, and no policy is below the bound."""
     kinds = st.sampled_from(["compute", "communication"])

@@ -64,7 +64,7 @@ def untimed(schedule: Schedule) -> Schedule:
 
 
 @given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]), st.sampled_from(["optimal", "paper", "none"]))
-@properties(80)
+@properties(40)
 def test_scaling_all_times_by_a_power_of_two_scales_every_time_exactly(
     profile: Profile, factor: float, fusion: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_scaling_slots_too_scales_the_slotted_answer(profile: Profile, factor: f
 
 
 @given(layered_profiles(cost=AFFINE), st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
-@properties(60)
+@properties(40)
 def test_scaling_by_any_factor_scales_optimum_and_bound_of_layered_models(
     profile: Profile, factor: float
 ) -> None:
@@ -111,7 +111,7 @@ def with_gradient(profile: Profile, size: int, producer: int, consumer: int | No
 
 
 @given(profiles(cost=AFFINE), st.sampled_from([0, 1, 24, 200]), st.data())
-@properties(100)
+@properties(50)
 def test_one_more_gradient_never_lowers_the_bound(profile: Profile, size: int, data: st.DataObject) -> None:
     """Any profile, affine cost: lower_bound_s is a maximum over sets and chains that only grow."""
     backward = [at for at, op in enumerate(profile.ops) if op.name.startswith("bwd/")]
@@ -123,7 +123,7 @@ def test_one_more_gradient_never_lowers_the_bound(profile: Profile, size: int, d
 
 
 @given(layered_profiles(max_layers=5, cost=AFFINE), st.sampled_from([0, 1, 24, 200]), st.data())
-@properties(100)
+@properties(50)
 def test_one_more_gradient_of_a_layer_never_lowers_the_optimum(
     profile: Profile, size: int, data: st.DataObject
 ) -> None:
@@ -152,7 +152,7 @@ def test_more_bandwidth_never_raises_the_optimum_of_layered_models(
 
 
 @given(profiles(), options(), st.randoms(use_true_random=False))
-@properties(120)
+@properties(50)
 def test_the_order_of_gradients_changes_nothing_but_their_order(
     profile: Profile, chosen: Options, random: Random
 ) -> None:
@@ -168,7 +168,7 @@ def test_the_order_of_gradients_changes_nothing_but_their_order(
 
 
 @given(profiles(), st.randoms(use_true_random=False))
-@properties(60)
+@properties(40)
 def test_the_order_of_ops_without_a_stream_changes_nothing(profile: Profile, random: Random) -> None:
     """Nor do the names of anything."""
     loose = [op.model_copy(update={"stream": None}) for op in profile.ops]
@@ -181,7 +181,7 @@ def test_the_order_of_ops_without_a_stream_changes_nothing(profile: Profile, ran
 
 
 @given(profiles(), options())
-@properties(60)
+@properties(40)
 def test_the_same_input_gives_the_same_bytes(profile: Profile, chosen: Options) -> None:
     """Nothing is left over from the solution before; only the seconds of linear programs differ."""
     one, other = (untimed(optimize(profile, chosen)) for _ in range(2))
@@ -189,7 +189,7 @@ def test_the_same_input_gives_the_same_bytes(profile: Profile, chosen: Options) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "1", "77"])
+@pytest.mark.parametrize("seed", ["1", "77"])
 def test_another_process_gives_the_same_bytes(seed: str) -> None:
     """Whatever seeds the hashes of strings."""
     program = (
@@ -206,7 +206,7 @@ def test_another_process_gives_the_same_bytes(seed: str) -> None:
 
 
 @given(profiles(), options())
-@properties(100)
+@properties(50)
 def test_times_are_in_order(profile: Profile, chosen: Options) -> None:
     """Compute <= bound <= iteration; bound <= ideal, and ideal <= iteration where g has one slope."""
     p = optimize(profile, chosen).predicted
@@ -219,7 +219,7 @@ def test_times_are_in_order(profile: Profile, chosen: Options) -> None:
 
 
 @given(profiles(), st.sampled_from([1, 2, 8, 1000]))
-@properties(60)
+@properties(40)
 def test_segments_are_no_larger_than_asked_for(profile: Profile, most: int) -> None:
     """But one element always goes."""
     schedule = optimize(profile, Options(max_segment_bytes=most, search_calls=50))
@@ -228,7 +228,7 @@ def test_segments_are_no_larger_than_asked_for(profile: Profile, most: int) -> N
 
 
 @given(profiles())
-@properties(60)
+@properties(40)
 def test_a_barrier_is_never_faster_than_its_bound_or_than_sending_nothing(profile: Profile) -> None:
     """DDP and Horovod: whole groups in order of ready time, one segment each, no earlier than any bound."""
     for target in ("ddp", "horovod"):

@@ -21,7 +21,7 @@ from tests.strategies import profiles, properties
 
 
 @given(profiles())
-@properties(60)
+@properties(40)
 def test_the_price_on_a_slower_network_is_that_of_sending_there(profile: Profile) -> None:
     """The closed form equals sending the same segments in the same order at the slower cost."""
     problem = FusionProblem.of(profile)
@@ -57,7 +57,7 @@ def test_no_equally_fast_plan_stands_a_slower_network_better(profile: Profile) -
 
 
 @given(profiles())
-@properties(60)
+@properties(40)
 def test_no_policy_of_whole_gradients_or_first_in_first_out_is_faster(profile: Profile) -> None:
     """Neither single gradients nor buckets, sent in order of ready time."""
     iteration = optimize(profile).predicted.iteration_s

@@ -20,7 +20,7 @@ def behind_barrier(profile: Profile, groups: list[list[int]]) -> float:
 
 
 @given(layered_profiles(max_layers=6, min_elements=1).filter(lambda profile: profile.cost.line is not None))
-@properties(60)
+@properties(40)
 def test_no_partition_is_faster_behind_a_barrier(profile: Profile) -> None:
     """Affine cost, one dtype: exact against every way to group the gradients."""
     schedule = optimize(profile, Options(framework="ddp"))

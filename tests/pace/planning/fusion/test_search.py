@@ -60,7 +60,7 @@ def assert_is_partition(problem: FusionProblem, partition: Partition, max_group_
 
 
 @given(profiles(), st.sampled_from(["optimal", "paper", "none"]), st.sampled_from([None, 1, 16, 64]))
-@properties(150)
+@properties(60)
 def test_every_fusion_is_a_partition(profile: Profile, fusion: str, cap: int | None) -> None:
     """Whatever the search, all the partitions that it hands on are legal."""
     problem = FusionProblem.of(profile)
@@ -70,7 +70,7 @@ def test_every_fusion_is_a_partition(profile: Profile, fusion: str, cap: int | N
 
 
 @given(layered_profiles(max_layers=6, cost=AFFINE))
-@properties(100)
+@properties(50)
 def test_on_layered_models_optimal_is_the_best_of_all_partitions(profile: Profile) -> None:
     """Affine cost: equal to brute force over every way to group, and said to be exact."""
     problem = FusionProblem.of(profile)
@@ -89,7 +89,7 @@ def test_on_layered_models_of_seven_optimal_is_the_best_of_all_partitions(profil
 
 
 @given(layered_profiles(max_layers=6, cost=AFFINE))
-@properties(100)
+@properties(50)
 def test_on_layered_models_the_chain_bound_is_the_optimum(profile: Profile) -> None:
     """The exact program and the bound meet: the gap of the ideal plan is zero."""
     problem = FusionProblem.of(profile)
@@ -98,7 +98,7 @@ def test_on_layered_models_the_chain_bound_is_the_optimum(profile: Profile) -> N
 
 
 @given(profiles(max_gradients=5, cost=allreduces()), st.sampled_from([None, None, 16]))
-@properties(150)
+@properties(60)
 def test_no_partition_beats_the_bounds_and_the_search_beats_no_optimum(
     profile: Profile, cap: int | None
 ) -> None:
@@ -113,7 +113,7 @@ def test_no_partition_beats_the_bounds_and_the_search_beats_no_optimum(
 
 
 @given(profiles(max_gradients=5, cost=AFFINE))
-@properties(150)
+@properties(60)
 def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: Profile) -> None:
     """A heuristic by name; with five gradients and the default budget it misses nothing."""
     problem = FusionProblem.of(profile)
@@ -123,7 +123,7 @@ def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: P
 
 
 @given(profiles(max_gradients=6), st.sampled_from([0.25, 1.0]))
-@properties(60)
+@properties(40)
 def test_in_slots_the_first_partition_is_the_best_of_those_found(profile: Profile, slot_s: float) -> None:
     """What is best in continuous time may not be once all-reduces are rounded up."""
     from pace.planning.fusion.problem import oracle_instance
@@ -143,7 +143,7 @@ def test_in_slots_the_first_partition_is_the_best_of_those_found(profile: Profil
 
 
 @given(layered_profiles(max_layers=6, cost=AFFINE))
-@properties(60)
+@properties(40)
 def test_the_papers_search_is_no_better_than_the_exact_one(profile: Profile) -> None:
     """Algorithm 1 looks at one partition for each number of groups."""
     problem = FusionProblem.of(profile)
@@ -155,7 +155,7 @@ def test_the_papers_search_is_no_better_than_the_exact_one(profile: Profile) -> 
 
 
 @given(layered_profiles(max_layers=7))
-@properties(60)
+@properties(40)
 def test_the_papers_search_takes_the_best_number_of_groups(profile: Profile) -> None:
     """Stopping early at too many calls changes nothing: every R is worth no less."""
     from pace.solver.partition import max_min_partitions, runs
@@ -223,7 +223,7 @@ def test_a_bound_states_what_it_rests_on() -> None:
 
 
 @given(profiles(max_gradients=6))
-@properties(60)
+@properties(40)
 def test_behind_a_barrier_no_gradient_has_a_shorter_tail_than_another(profile: Profile) -> None:
     """DDP and Horovod: the forward pass waits for the last all-reduce."""
     problem = FusionProblem.of(profile, barrier=True)
