@@ -1,9 +1,7 @@
 """Tasks on a real Dask cluster: a scheduler and two workers, one killed at work."""
 
 import json
-import os
-import subprocess
-import sys
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +12,10 @@ import psutil
 import pytest
 
 from pace import Options, optimize, parse_profile
+from tests.api.dask_part import start_part
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
+from tests.fork_server import ForkedProcess
 
 pytestmark = pytest.mark.races_with_machine(
     reason="the parts of a cluster must find one another within its time-outs"
@@ -31,7 +31,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ForkedProcess] = []
         self.address = self._start_scheduler("0")
 
     def _start_scheduler(self, port: str) -> str:
@@ -48,7 +48,6 @@ class Cluster:
         """Kill the scheduler, and the workers with it."""
         for process in self.processes:
             process.kill()
-            process.wait()
 
     def start_again(self) -> None:
         """Start another scheduler at the same address."""
@@ -64,16 +63,8 @@ class Cluster:
         )
 
     def _start(self, module: str, *options: str) -> None:
-        environment = os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
-        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", f"distributed.cli.{module}", *options],
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+        output = self.folder / f"{len(self.processes)}.log"
+        self.processes.append(start_part(module, *options, output=output))
 
     def _log(self, number: int) -> str:
         return (self.folder / f"{number}.log").read_text()
@@ -82,8 +73,7 @@ class Cluster:
         """End everything."""
         for process in reversed(self.processes):
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            process.terminate()
-            process.wait(200)
+            process.kill()
             for child in family:
                 if child.is_running():
                     child.kill()
@@ -106,7 +96,9 @@ def _busy_worker(cluster: Cluster) -> psutil.Process:
                 # A process for tasks is a fork of a child and uses time, which one that is idle never does;
                 # on a busy machine it gets little.
                 for server in process.children():
-                    forks = server.children() if "forkserver" in " ".join(server.cmdline()) else []
+                    # The server that forks is itself a fork, or was started as a program under a nanny.
+                    is_server = re.search("fork_?server", " ".join(server.cmdline()))
+                    forks = server.children() if is_server else []
                     if any(fork.cpu_percent(0.3) > 3 for fork in forks):
                         return process
         time.sleep(0.05)
