@@ -231,10 +231,16 @@ class FabricLink:
             self._outbox.drop()
             self._on_end(self, reason)
 
-    def finish(self, within_s: float = 2.0) -> None:
-        """Write what is there, say goodbye and close."""
+    def finish(self, within_s: float = 2.0, read_s: float = 0.0) -> None:
+        """Write what is there, say goodbye, and close: once the other end has closed, or after `read_s`.
+
+        If bytes of the other end arrive after the close, it may lose what it has not read yet.
+        """
         self._outbox.finish()
         self._outbox.join(within_s)
+        self._over.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(read_s)
         self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import queue
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from pace.wire.addresses import ServerAddress
 _NEXT_HOST_S = 5.0
 # How long, in seconds, the end of a receiver waits for a bucket that is copied and cast.
 _LAST_BUCKET_S = 10.0
+# How long a sender may take to read what was said last, and to close.
+_READ_S = 5.0
 # The worker hashes and copies a bucket in steps of this size, while the rest of it arrives.
 _STEP_BYTES = 1 << 20
 
@@ -83,6 +86,7 @@ class WeightReceiver(Closing):
         self._lock = threading.RLock()
         self._relays: dict[str, Relay] = {}
         self._links: set[FabricLink] = set()
+        self._callers: weakref.WeakSet[FabricLink] = weakref.WeakSet()
         self._received: queue.SimpleQueue[ReceivedWeights] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Relay | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._take_all, name="pace.weights", daemon=True)
@@ -111,11 +115,11 @@ class WeightReceiver(Closing):
             raise CommunicationFailed(f"no weights arrived within {timeout_s:g} s") from None
 
     def finish(self, within_s: float = 600.0) -> None:
-        """Write what is still to be handed on and said."""
+        """Write what is still to be handed on and said, and let senders read it."""
         with self._lock:
             links = list(self._links)
         for link in links:
-            link.finish(within_s)
+            link.finish(within_s, read_s=_READ_S if link in self._callers else 0.0)
 
     def close(self) -> None:
         """Stop listening, end all connections, and wait for the bucket that is being taken."""
@@ -131,6 +135,7 @@ class WeightReceiver(Closing):
     def _accept(self, link: FabricLink) -> None:
         with self._lock:
             self._links.add(link)
+            self._callers.add(link)
         link.start(self._hear, self._lose, on_blocks=self._forward)
 
     def _relay(self, key: str) -> Relay:
