@@ -94,7 +94,11 @@ class Programs:
     def __exit__(self, *_error: object) -> None:
         """End it."""
         self._process.kill()
-        self._process.communicate()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()  # not read to its end, which comes with that of the last program
+        self._process.wait()
 
     def load(self, module: str) -> None:
         """Have it load one more module, if it is installed, before it forks again."""
@@ -157,6 +161,8 @@ def _guard(program: int, connection: socket.socket) -> None:
                 threading.Event().wait(_END_S)
                 os.killpg(program, signal.SIGKILL)
 
+    with contextlib.suppress(OSError):  # the program does it, too, and may have ended
+        os.setpgid(program, program)
     threading.Thread(target=end_with_asker, daemon=True).start()
     _, status = os.waitpid(program, 0)
     with contextlib.suppress(BrokenPipeError):

@@ -66,7 +66,7 @@ class PostgresqlServer:
 
     def start(self) -> None:
         """Start the server unless it runs, and wait until it answers."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -40,6 +40,7 @@ def _served(protocol: type[Protocol]) -> Iterator[socket.socket]:
         running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         running.start()
         while not server.started:
+            assert running.is_alive()
             time.sleep(0.01)
         try:
             yield listener

@@ -214,7 +214,7 @@ def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
 def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path) -> None:
     """Who asked is stored with the task: another process that does it logs the same id."""
     with ServiceProcess(tmp_path, lease_s=1) as service:
-        for number, layers in enumerate((2000, 100, 100)):
+        for number, layers in enumerate((3000, 100, 100)):
             service.http.post(
                 "/v1/schedules",
                 json={"profile": layered_profile(layers, name=f"{number}"), "options": {"fusion": "paper"}},

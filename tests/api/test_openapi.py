@@ -79,11 +79,11 @@ def test_every_parameter_says_what_it_is(operations: Operations) -> None:
 
 
 def test_real_answers_have_the_form_and_the_headers_of_the_document(
-    tmp_path: Path, operations: Operations
+    tmp_path: Path, database_url: str, operations: Operations
 ) -> None:
     """Every header of an answer is described, and its fields are those of the example."""
     recorded: dict[str, dict[str, dict[str, Any]]] = {}
-    with ServiceProcess(tmp_path, auth="required") as service, service.tenant() as caller:
+    with ServiceProcess(tmp_path, database_url, auth="required") as service, service.tenant() as caller:
         for name, answer in ask_everything(caller, operations):
             described = operations[name][2]["responses"]
             status = str(answer.status_code)

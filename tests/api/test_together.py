@@ -54,6 +54,7 @@ def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url:
             for number in range(1, 7)
         ]
         assert {answer.status_code for answer in accepted} <= {201, 202}
+        assert len(one.events("solved")) < len(accepted)
         one.kill()
         for answer in accepted:
             path = answer.headers["location"]
@@ -110,8 +111,8 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, frail: Postgre
 
 
 def test_a_service_that_starts_before_its_database(tmp_path: Path, frail: PostgresqlServer) -> None:
-    """It lives and is not ready, says why in a line, and works as soon as PostgreSQL is there."""
-    url = frail.create_database()
+    """It is not ready, says why in a line, and works as soon as PostgreSQL is there, without tables."""
+    url = frail.create_database(bare=True)
     frail.stop()
     with ServiceProcess(tmp_path, url) as service:
         unready = service.http.get("/readyz")

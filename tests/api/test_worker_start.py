@@ -66,7 +66,9 @@ def test_workers_are_forks_of_a_fork_of_the_service(tmp_path: Path) -> None:
         assert _has_loaded_numba(server)
         server.kill()
         assert service.post_schedule(layered_profile(6)).status_code == 201
-        assert {worker.parent() for worker in service.workers()} != {server}
+        parents = {worker.parent() for worker in service.workers()}
+        assert parents
+        assert server not in parents
 
 
 @pytest.mark.parametrize("end", [ServiceProcess.stop, ServiceProcess.kill], ids=["stopped", "killed"])
@@ -78,8 +80,17 @@ def test_a_service_that_nobody_used_leaves_no_process(
         family = psutil.Process(service.pid).children(recursive=True)
         assert family
         end(service)
-        _, alive = psutil.wait_procs(family, timeout=120)
-        assert alive == []
+        deadline = time.monotonic() + 120
+        while any(_runs(process) for process in family):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # of a first process that reaps none
+    except psutil.NoSuchProcess:
+        return False
 
 
 _LATER_WORKERS = """
@@ -142,7 +153,9 @@ def test_the_first_answer_does_not_wait_for_all_compilation(tmp_path: Path) -> N
     environment = {"NUMBA_CACHE_DIR": str(compiled)}
     with ServiceProcess(tmp_path, command=[sys.executable], environment=environment) as service:
         assert service.post_schedule(layered_profile(5)).status_code == 201
+        deadline = time.monotonic() + 300
         while len(_compiling(compiled)) != 1:
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         assert service.post_schedule(layered_profile(6)).status_code == 201
         service.kill()

@@ -42,10 +42,12 @@ def schedules() -> tuple[Schedules, Schedules]:
         for disabled in ("0", "1")
     ]
     compiled, interpreted = (pickle.loads(each.communicate()[0]) for each in running)
+    assert [each.returncode for each in running] == [0, 0]
     return compiled, interpreted
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("streams", [0, 1])
 @pytest.mark.parametrize("cost", ["affine", "sampled"])
 def test_compiled_and_interpreted_schedules_are_equal(

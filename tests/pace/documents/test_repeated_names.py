@@ -9,7 +9,7 @@ from pace.documents.base import repeated
 from pace.fabric.documents.network import FabricNetwork
 
 # So many that comparing each with every other would outlast the suite's patience.
-MANY = 30_000
+MANY = 100_000
 
 
 def test_the_first_repetition_is_named() -> None:

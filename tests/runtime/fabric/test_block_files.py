@@ -120,7 +120,9 @@ def test_a_killed_receiver_goes_on_where_it_was(tmp_path: Path) -> None:
     again = Started("receive", "--bind", "127.0.0.1:0", "--output", str(output), "--once")
     try:
         with Started("distribute", weights, "--to", again.address, "--json") as sender:
-            report = json.loads(sender.result(WITHIN_S).stdout)
+            done = sender.result(WITHIN_S)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
         assert again.process.wait(WITHIN_S) == 0
     finally:
         again.close()

@@ -160,9 +160,6 @@ def test_a_receiver_that_dies_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.races_with_machine(
-    reason="a receiver that stops after its first weights may be gone before the sender has read its answer"
-)
 def test_weights_by_command(tmp_path: Path) -> None:
     """``pace fabric receive`` twice and ``distribute`` once: files are equal, the report adds up."""
     source = tmp_path / "weights.bin"
