@@ -99,13 +99,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
     parser.add_argument("--job", help="the job whose schedule to fetch")
     parser.add_argument(
-        "--steps", type=int, default=50, help="number of training steps (default: %(default)s)"
+        "--steps", type=int, default=50, help="training steps, more than 25 (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.steps <= WARMUP_STEPS:
+        parser.error(f"--steps {arguments.steps}: expected more than {WARMUP_STEPS}, which are not timed")
+    return arguments
 
 
 if __name__ == "__main__":

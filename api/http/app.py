@@ -69,8 +69,8 @@ def create_app(settings: Settings) -> Application:
             yield
         finally:
             await service.stop()
-            await describing
             spans.close()
+            await describing
 
     app = Application(
         title="PACE",

@@ -162,9 +162,13 @@ def describe(app: FastAPI) -> None:
             if app.openapi_schema is None and _made:
                 app.openapi_schema = _made[0]
             if app.openapi_schema is None:
-                document = generate()
-                _add_schemas(document)
-                _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+                try:
+                    document = generate()
+                    _add_schemas(document)
+                    _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+                except BaseException:
+                    app.openapi_schema = None  # not the half that was made
+                    raise
                 _made.append(document)
             assert app.openapi_schema is not None
             return app.openapi_schema

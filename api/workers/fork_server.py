@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 
@@ -21,7 +22,8 @@ PRELOADED = ("pace.api.workers.preloaded",)
 def start_fork_server() -> None:
     """Start the process, unless it runs. The caller has one thread, and no socket.
 
-    Only on Linux: system libraries of macOS do not survive a fork.
+    Only on Linux: system libraries of macOS do not survive a fork. Where it cannot be started, the first
+    worker starts another.
     """
     if sys.platform != "linux":
         return
@@ -33,6 +35,8 @@ def start_fork_server() -> None:
     names["spawnv_passfds"] = _fork
     try:
         forkserver.ensure_running()
+    except OSError:
+        pass  # the first worker tries again, and says so if that fails, too
     finally:
         names["spawnv_passfds"] = spawn
 
@@ -51,5 +55,7 @@ def _fork(_python: bytes, _command: Sequence[str], passed: Sequence[int]) -> int
             first = kept + 1
         if listener in select.select([listener, alive], [], [])[0]:
             forkserver.main(listener, alive, PRELOADED)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(0)

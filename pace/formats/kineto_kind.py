@@ -133,7 +133,7 @@ SAMPLED = JobKind(
 OLD_TORCH = JobKind(
     name="a trace of an old torch",
     sure="likely",
-    why="gradients are accumulated, and backward ops are named as torch 1.8 and 1.9 named them",
+    why="gradients are accumulated, and backward ops are named as torch 1.8 and 1.9 named them, or left out",
 )
 
 

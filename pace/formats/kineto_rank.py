@@ -174,7 +174,8 @@ def _reduced_units(
         own = [call for call in reduces if step.start_s <= call.issued_s < step.end_s]
         own.sort(key=attrgetter("issued_s"))
         edges = list(pairwise([0, *step.reduced_after]))
-        if len(own) != len(edges) or not all(last for _, last in edges):
+        units_before = edges[:-1] if edges[-1][1] else edges
+        if len(own) != len(edges) or any(first == last for first, last in units_before):
             reason = "which all-reduce holds the shards of which gradients cannot be told from their order"
             raise FormatError(trace.path, f"HSDP with {len(own)} all-reduces of shards a step: {reason}")
         if not all(call.size_bytes for call in own):

@@ -53,7 +53,7 @@ class StepRecorder:
         if sum(segment.size_bytes for segment in segments) <= 0:
             raise InvalidOptions("a worker that exchanges no bytes with servers is not theirs: give segments")
         self._segments = segments
-        self._servers = servers or 1 + max(segment.server for segment in segments)
+        self._servers = 1 + max(segment.server for segment in segments) if servers is None else servers
         self._count = count
         self._compute_s: list[float] = []
         self._exchange_s: list[float] = []

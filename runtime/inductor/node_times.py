@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
-from torch._inductor.lowering import fallbacks
+from torch._inductor.lowering import fallbacks, lowerings
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
@@ -22,6 +22,8 @@ from pace.device_rates import DeviceRates
 from pace.runtime.inductor.fx_program import bytes_of, is_collective, is_wait, now, view_source, written_by
 
 REPEATS = 3
+# Ops that Inductor leaves to torch. Torch adds to its own set whatever it left to torch once.
+_LEFT_TO_TORCH = frozenset(op for op in fallbacks if hasattr(lowerings.get(op), "_is_fallback_handler"))
 _COPIED_BYTES = 64 << 20
 
 
@@ -90,7 +92,7 @@ def is_kernel_of_torch(node: fx.Node) -> bool:
 
     Inductor does not fuse such a node with others.
     """
-    return is_compute_node(node) or (node.op == "call_function" and node.target in fallbacks)
+    return is_compute_node(node) or (node.op == "call_function" and node.target in _LEFT_TO_TORCH)
 
 
 def synchronize(device: torch.device) -> None:

@@ -242,7 +242,7 @@ class AsynchronousOptimizer(StandIn):
         Raises
         ------
         InvalidOptions
-            If `count` is less than 1.
+            If `count` is less than 1, or there are no bytes to exchange.
         """
         segments = [
             ExchangedSegment(
@@ -267,8 +267,9 @@ class AsynchronousOptimizer(StandIn):
         batch
             Number of examples in a step of this rank.
         bytes_per_s
-            Rate of a host's link in bytes/s, as ``pace servers measure`` prints it (default: the rate of the
-            fastest recorded exchange, which is too low if other workers used the link too).
+            Rate of a host's link in bytes/s, as ``pace servers measure`` prints it (default: that at which
+            all pushes and the last pull, one after the other, take as long as the fastest recorded exchange;
+            too low if other workers used the link too).
 
         Raises
         ------

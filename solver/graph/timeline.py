@@ -65,8 +65,8 @@ def run(program: Program, plan: ProgramPlan) -> Timeline:
         num_wires=program.num_wires,
         apart=plan.apart,
     )
-    for (is_wait, bucket), node in first.items():
-        if is_wait == COLLECTIVE:
+    for (kind, bucket), node in first.items():
+        if kind == COLLECTIVE:
             for member in bucket:
                 walked.start[member], walked.end[member] = walked.start[node], walked.end[node]
     return Timeline(

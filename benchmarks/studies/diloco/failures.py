@@ -21,6 +21,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -54,6 +55,7 @@ def _address(process: "subprocess.Popen[str]") -> str:
     for line in process.stderr:
         said.append(line)
         if line.startswith("listening on "):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
             return line.removeprefix("listening on ").strip()
     raise RuntimeError("".join(said))
 
@@ -196,7 +198,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="keep what workers write in this folder")
     parser.add_argument("--seed", type=int, default=0, help="of who is killed (default: %(default)s)")
     arguments = parser.parse_args()
-    if arguments.every_s > 60 * arguments.minutes:
+    if arguments.every_s >= 60 * arguments.minutes:
         parser.error("--every-s is longer than --minutes: nothing would fail")
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     # The first optimizer of a process loads the compiler.

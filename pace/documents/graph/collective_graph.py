@@ -27,7 +27,8 @@ class CollectiveGraph(JsonDocument):
     Attributes
     ----------
     wires
-        Network interfaces. Each carries one collective at a time, in the order in which they are issued.
+        Network interfaces. Each carries one collective at a time, in the order in which they are issued, or
+        two where a plan gives some a process group of their own.
     copy_bytes_per_s
         Rate of the device's memory, at which buckets are copied; a copy reads and writes.
     resident_bytes

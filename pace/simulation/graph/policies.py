@@ -1,7 +1,7 @@
 """The policies for graphs: how compilers, FSDP2 and DeepSpeed issue the collectives of sharded training.
 
 Each returns a plan of the program, which is priced like any other: bucket copies on the compute stream, one
-collective at a time on a wire, memory in program order.
+collective of a process group at a time on a wire, memory in program order.
 """
 
 from collections.abc import Collection, Sequence

@@ -151,14 +151,14 @@ def wrapped_shards_events() -> list[Event]:
     ]
 
 
-def hybrid_events(*, head: bool = False) -> list[Event]:
+def hybrid_events(*, head_us: float | None = None) -> list[Event]:
     """Return HSDP on 2 x 2 ranks: each reduce-scatter's shard, of 105 and 150 elements, is all-reduced.
 
-    With a `head`, the outermost unit has a shard of 15 elements, whose gradient was ready long before.
+    With `head_us`, a shard of 15 elements is sent then, whose gradient was ready long before.
     """
     events = fully_sharded_events()
     for origin in _origins():
-        for start, elements in ((4385, 105), (4640, 150), *([(4720, 15)] if head else [])):
+        for start, elements in ((4385, 105), (4640, 150), *([(head_us, 15)] if head_us else [])):
             events.append(_issue("allreduce_", origin + start, [[elements]]))
             events.append(_run("all_reduce", origin + start + 20, 60, elements, 35))
     return events

@@ -88,10 +88,12 @@ def test_replica_groups_share_shards(tmp_path: Path) -> None:
 
 def test_an_outermost_unit_may_hold_what_was_ready_first(tmp_path: Path) -> None:
     """A third shard is sent although no further gradient became ready: it is one more unit."""
-    profile = _read(tmp_path, hybrid_events(head=True), 4)
+    profile = _read(tmp_path, hybrid_events(head_us=4720), 4)
     assert [gradient.size_bytes for gradient in profile.gradients] == [420, 600, 60]
     last, outermost = profile.gradients[1:]
     assert outermost.producer == last.producer
+    with pytest.raises(FormatError, match="cannot be told from their order"):
+        _read(tmp_path, hybrid_events(head_us=4400), 4)
 
 
 def test_all_reduces_behind_the_backward_pass_are_replayed_one_after_another(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ def test_kernels_of_torch_are_told_from_fused_ops() -> None:
     assert {"_scaled_dot_product_flash_attention_for_cpu", "linalg_inv_ex"} <= alone
     assert alone & {"mm", "bmm"}
     assert "gelu" not in alone
+    sums = traced(lambda values: values.cumsum(0), torch.ones(8)).graph.nodes
+    assert not any(is_kernel_of_torch(node) for node in sums)
 
 
 def test_measuring_draws_none_of_the_jobs_random_numbers() -> None:
