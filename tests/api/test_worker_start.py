@@ -65,7 +65,8 @@ def test_workers_are_forks_of_a_fork_of_the_service(tmp_path: Path) -> None:
         assert service.post_schedule(layered_profile(5)).status_code == 201
         assert server in {worker.parent() for worker in service.workers()}
         assert _has_loaded_numba(server)
-        server.kill()
+        for process in (server, *service.workers()):
+            process.kill()
         assert service.post_schedule(layered_profile(6)).status_code == 201
         parents = {worker.parent() for worker in service.workers()}
         assert parents
