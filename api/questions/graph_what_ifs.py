@@ -3,6 +3,7 @@
 import zlib
 
 from pace.api.errors import ContentTooLarge
+from pace.api.questions.done_count import DoneCount
 from pace.api.questions.graph_schedules import EXAMPLE_GRAPH, refuse_large_graph
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json
@@ -35,7 +36,8 @@ def _read(request: GraphWhatIfRequest, limits: ReadLimits) -> Question:
 def _answer(graph_document: bytes, options: str, tell: Tell) -> bytes:
     graph = parse_graph(zlib.decompress(graph_document))
     grid = GraphGridDocument.model_validate_json(options).grid()
-    return GraphWhatIfResult.of(what_if_graph(graph, grid, progress=tell)).model_dump_json().encode()
+    result = what_if_graph(graph, grid, progress=DoneCount(tell))
+    return GraphWhatIfResult.of(result).model_dump_json().encode()
 
 
 KIND = Kind(

@@ -217,6 +217,9 @@ def what_if(
                     memory_gb=read_numbers("--memory-gb", memory_gb),
                     **chosen,
                 ),
+                service,
+                api_key,
+                timeout_s,
                 as_json=as_json,
                 as_csv=as_csv,
                 plot=plot,
@@ -308,7 +311,7 @@ def _refuse_for_graphs(given: dict[str, Any]) -> None:
         for name in (
             *("baseline", "target_efficiency", "workers", "batch", "compute_speedup", "compression"),
             *("bandwidth_gbps", "latency_s", "algorithm", "workers_per_node", "intra_gbps", "servers"),
-            *("colocated", "staleness", "jitter", "processes", "service", "html"),
+            *("colocated", "staleness", "jitter", "processes", "html"),
         )
         if given[name] not in (None, False, 0.0)
     ]

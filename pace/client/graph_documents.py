@@ -1,7 +1,7 @@
 """Documents of the HTTP interface for graphs of sharded training: schedules, windows and what-ifs."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -11,8 +11,9 @@ from pace.documents.base import Document
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Name
 from pace.documents.schedule import Schedule, Sha256
+from pace.errors import InvalidOptions
 from pace.whatif.graph_ranks import MOST_RANKS
-from pace.whatif.graphs import GraphGrid, GraphWhatIf
+from pace.whatif.graphs import GraphCell, GraphGrid, GraphWhatIf
 
 MemoryBudget = Annotated[int, Field(gt=0, lt=2**63)]
 # A bandwidth at which no cost overflows.
@@ -82,6 +83,8 @@ class GraphWindowResult(Document):
 class GraphGridDocument(Document):
     """Axes of a graph's what-if. See ``pace.whatif.graphs.GraphGrid``."""
 
+    refused_as = InvalidOptions
+
     ranks: Annotated[tuple[Ranks, ...], Field(max_length=200, exclude_if=lambda ranks: not ranks)] = ()
     bandwidth_factor: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=200)] = (1.0,)
     memory_gb: Annotated[tuple[Gigabytes, ...], Field(max_length=200)] = ()
@@ -94,6 +97,11 @@ class GraphGridDocument(Document):
     def grid(self) -> GraphGrid:
         """Return the library's grid; raises InvalidOptions."""
         return GraphGrid(**{name: getattr(self, name) for name in type(self).model_fields})
+
+    @classmethod
+    def of(cls, grid: GraphGrid) -> Self:
+        """Return the document of a library's grid; raises InvalidOptions for values that no service takes."""
+        return cls(**{name: getattr(grid, name) for name in cls.model_fields})
 
 
 class GraphWhatIfRequest(Document):
@@ -128,6 +136,14 @@ class GraphWhatIfResult(Document):
         """Return the document of a library's answer."""
         document: dict[str, Any] = result.to_document()
         return cls.model_validate(document)
+
+    def what_if(self) -> GraphWhatIf:
+        """Return the library's answer."""
+        cells = (
+            GraphCell(**{name: getattr(cell, name) for name in type(cell).model_fields})
+            for cell in self.cells
+        )
+        return GraphWhatIf(graph=self.graph, grid=self.grid.grid(), cells=tuple(cells))
 
 
 class GraphWhatIfSummary(Document):

@@ -1,23 +1,15 @@
 """The service's client, used by the command line and the runtime. Needs ``pace-scheduler[client]``."""
 
-import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, overload
 
 import httpx
-import tenacity
-from pydantic import BaseModel, ValidationError
 
-from pace.client.documents import Problem, ReportRequest, ReportResource, ScheduleResource, TaskResource
+from pace.client.documents import ReportRequest, ReportResource, ScheduleResource
 from pace.client.fabric_documents import TransferPlanRequest
-from pace.client.http_request import HttpAnswer, HttpRequest, certificates
-from pace.client.problem_errors import detail_of, error_of
-from pace.client.retries import TryAgain, pause
 from pace.client.schedule_question import ScheduleQuestion
-from pace.documents.base import explain
+from pace.client.service_requests import ServiceRequests
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -35,16 +27,10 @@ if TYPE_CHECKING:
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
-
-_RETRIED_STATUSES = (429, 502, 503, 504)
-
-# Far more than the schedule of any model, or any what-if grid, takes.
-MOST_BYTES = 64 << 20
-
-D = TypeVar("D", bound=BaseModel)
+    from pace.whatif.graphs import GraphGrid, GraphWhatIf
 
 
-class Client:
+class Client(ServiceRequests):
     """A connection to the scheduling service.
 
     Every method repeats its request while the service cannot be reached or is overloaded, after
@@ -69,46 +55,6 @@ class Client:
         If the certificates cannot be read. From every method: if the service is not reached within the
         time-out, fails, or sends an invalid answer.
     """
-
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        timeout_s: float = 10.0,
-        *,
-        ca_file: str | Path | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self.timeout_s = timeout_s
-        headers = {"Accept": "application/json"}
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
-        try:
-            # Proxies of the environment are not for a service of one's own cluster; certificates are.
-            self._http = httpx.Client(
-                base_url=self.url,
-                headers=headers,
-                trust_env=False,
-                verify=certificates(ca_file),
-                limits=httpx.Limits(max_keepalive_connections=0),  # see `HttpRequest`
-            )
-        except httpx.InvalidURL as error:
-            raise ServiceUnavailable(f'"{url}" is no URL: {error}') from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
 
     def healthy(self) -> bool:
         """Return whether the service answers; sends one request."""
@@ -199,6 +145,33 @@ class Client:
         if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
             self._nonsense("the answer to another question")
         return document.what_if(profile, grid)
+
+    def what_if_graph(
+        self, graph: CollectiveGraph, grid: "GraphGrid", *, progress: Callable[[int], None] | None = None
+    ) -> "GraphWhatIf":
+        """Let the service simulate a grid, and return the same as ``pace.whatif.graphs.what_if_graph``.
+
+        Parameters
+        ----------
+        progress
+            Called with the number of cells done since the last call.
+
+        Raises
+        ------
+        InvalidGraph, InvalidOptions
+            If the service refuses them, or the graph cannot have another number of ranks.
+        """
+        from pace.client.graph_documents import GraphGridDocument, GraphWhatIfRequest, GraphWhatIfResource
+
+        request = GraphWhatIfRequest(graph=graph, grid=GraphGridDocument.of(grid))
+        asked = request.model_dump(mode="json")
+        resource = self._ask("/v1/graph-what-if", asked, GraphWhatIfResource, progress=progress)
+        answer = resource.what_if
+        if resource.graph_sha256 != graph.sha256 or answer.grid != request.grid:
+            self._nonsense("the answer to another question")
+        if len(answer.cells) != grid.num_cells:
+            self._nonsense(f"{len(answer.cells)} cells instead of {grid.num_cells}")
+        return answer.what_if()
 
     def predict(
         self,
@@ -309,92 +282,3 @@ class Client:
             headers={"Idempotency-Key": uuid.uuid4().hex},
         )
         self._parse(answer, ReportResource)
-
-    def _ask(
-        self,
-        path: str,
-        request: dict[str, Any],
-        resource: type[D],
-        progress: Callable[[int], None] | None = None,
-        *,
-        waits: bool = False,
-    ) -> D:
-        """Send a question and return the answer's resource; if the service answers with a task, follow it."""
-        deadline = self._deadline()
-        headers = {} if waits else {"Prefer": "respond-async"}
-        answer = self._request(deadline, "POST", path, waits=waits, json=request, headers=headers)
-        if answer.status == 202:
-            answer = self._follow(self._parse(answer, TaskResource), deadline, progress)
-        return self._parse(answer, resource)
-
-    def _follow(
-        self, task: TaskResource, deadline: float, progress: Callable[[int], None] | None = None
-    ) -> HttpAnswer:
-        told = 0
-        pause_s = 0.05
-        while True:
-            if progress is not None and (task.num_done or 0) > told:
-                progress((task.num_done or 0) - told)
-                told = task.num_done or 0
-            if task.state not in ("queued", "running"):
-                break
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise ServiceUnavailable(
-                    f"{self.url}: task {task.id} is still {task.state} after {self.timeout_s:g} s"
-                )
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, 0.5)
-            task = self._parse(self._request(deadline, "GET", f"/v1/tasks/{task.id}"), TaskResource)
-        if task.problem is not None:
-            raise error_of(task.problem, self.url)
-        return self._request(deadline, "GET", task.location or "")
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.timeout_s
-
-    def _request(
-        self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
-    ) -> HttpAnswer:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((httpx.TransportError, TryAgain))
-            & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
-            wait=pause,
-            stop=tenacity.stop_before_delay(max(deadline - time.monotonic(), 0.0)),
-            reraise=True,
-        )
-        try:
-            return retrying(self._send, deadline, method, path, waits=waits, **arguments)
-        except httpx.HTTPError as error:
-            what = str(error) or type(error).__name__
-            raise ServiceUnavailable(f"{self.url} cannot be reached: {what}") from error
-
-    def _send(
-        self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
-    ) -> HttpAnswer:
-        if waits:
-            # At most half of what is left: a result that takes longer is then followed as a task.
-            half_s = max(0, int((deadline - time.monotonic()) / 2))
-            arguments["headers"] = {"Prefer": f"wait={half_s}"}
-        answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
-        if answer.status in _RETRIED_STATUSES:
-            detail = f"{self.url} answered {answer.status}: {detail_of(answer.body)}"
-            raise TryAgain(detail, answer.retry_after_s)
-        return answer
-
-    def _parse(self, answer: HttpAnswer, document: type[D]) -> D:
-        if answer.status >= 300:
-            try:
-                problem = Problem.model_validate_json(answer.body)
-            except ValidationError:
-                self._nonsense(f"status {answer.status}")
-            raise error_of(problem, self.url)
-        if not answer.has_its_digest:
-            self._nonsense("a body that does not have its digest")
-        try:
-            return document.model_validate_json(answer.body, strict=True)
-        except ValidationError as error:
-            self._nonsense(explain(error))
-
-    def _nonsense(self, what: str) -> NoReturn:
-        raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")

@@ -11,6 +11,7 @@ from pace.documents.base import Document
 from pace.documents.collective_costs import Algorithm
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
+from pace.errors import InvalidOptions
 from pace.whatif import Answer, Cell, Grid, Scenario, WhatIf
 from pace.whatif.grid import AXES, DEFAULT_POLICIES, MOST_WORKERS
 from pace.whatif.scenario import TwoLevel
@@ -37,6 +38,8 @@ class TwoLevelDocument(Document):
 
 class GridDocument(Document):
     """Axes of a what-if; an empty axis keeps what was profiled. See ``pace.whatif.Grid``."""
+
+    refused_as = InvalidOptions
 
     bandwidth_gbps: Annotated[tuple[Positive, ...], Many] = ()
     workers: Annotated[tuple[Workers, ...], Many] = ()

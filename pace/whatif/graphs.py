@@ -123,6 +123,11 @@ def what_if_graph(
 ) -> GraphWhatIf:
     """Simulate every point of the grid under every policy.
 
+    Parameters
+    ----------
+    progress
+        Called with the number of cells done since the last call.
+
     Raises
     ------
     InvalidOptions
@@ -159,7 +164,7 @@ def what_if_graph(
                 )
             )
             if progress is not None:
-                progress(len(cells))
+                progress(1)
     return GraphWhatIf(graph=graph.name, grid=grid, cells=tuple(cells))
 
 

@@ -1,4 +1,4 @@
-"""Graphs of sharded training through the client and ``pace submit``, against a real service."""
+"""Graphs of sharded training through the client and its commands, against a real service."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from pace.checker import check
 from pace.client import Client
 from pace.planning.graph.arrays import program_of
 from pace.solver.graph.list_schedule import UNLIMITED
+from pace.whatif.graphs import GraphGrid, what_if_graph
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.pace.cli.process import pace
@@ -52,6 +53,48 @@ def test_what_a_graph_does_not_have_is_refused_before_it_is_sent() -> None:
                 client.create_schedule(GRAPH, options, job)
         with pytest.raises(InvalidProfile, match="a Profile is needed"):
             client.create_schedule({})  # type: ignore[arg-type]  # what is refused
+
+
+@ON_SQLITE
+def test_the_client_asks_what_if_of_graphs(service: Caller) -> None:
+    """As the library answers, with progress; what the client or the service refuses is an error."""
+    grid = GraphGrid(ranks=(2, 8), memory_gb=(1e-7, 1.0), policies=("as-traced", "pace"))
+    told: list[int] = []
+    with Client(service.url, service.token, timeout_s=250) as client:
+        assert client.what_if_graph(GRAPH, grid, progress=told.append) == what_if_graph(GRAPH, grid)
+        assert sum(told) <= grid.num_cells
+        with pytest.raises(InvalidOptions, match="do not divide into 3 shards"):
+            client.what_if_graph(GRAPH, GraphGrid(ranks=(3,)))
+        with pytest.raises(InvalidOptions, match=r"bandwidth_factor: 0: .*1e-07"):
+            client.what_if_graph(GRAPH, GraphGrid(bandwidth_factor=(1e-7,)))
+
+
+@ON_SQLITE
+def test_what_if_takes_graphs(service: Caller, tmp_path: Path) -> None:
+    """The service's answer is printed as the local one, and written as a chart; refusals are one line."""
+    pytest.importorskip("matplotlib")
+    graph, chart = tmp_path / "graph.json", tmp_path / "chart.svg"
+    graph.write_bytes(GRAPH.to_json())
+    asked = ("what-if", graph, "--bandwidth-factor", "0.5,2", "--ranks", "2,8", "--memory-gb", "1e-7,1")
+    there = ("--service", service.url, "--api-key", service.token)
+    for form in ((), ("--json",), ("--csv",), ("--policy", "pace", "--json")):
+        done = pace(*asked, *there, *form)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == pace(*asked, *form).stdout
+    drawn = pace(*asked, *there, "--plot", chart)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "<svg" in chart.read_text()
+    for code, words, arguments in (
+        (2, "--html: for profiles only", (*there, "--html", tmp_path / "page.html")),
+        (2, "do not divide into 3 shards", (*there, "--ranks", "3")),
+        (2, "bandwidth_factor: 0:", (*there, "--bandwidth-factor", "1e-7")),
+        (2, 'policy "ddp"', (*there, "--policy", "ddp")),
+        (3, "key", ("--service", service.url, "--api-key", "pace_wrong")),
+    ):
+        refused = pace("what-if", graph, *arguments)
+        assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
+        assert words in refused.stderr
+        assert refused.stderr.count("\n") == 1
 
 
 @ON_SQLITE

@@ -2,18 +2,33 @@
 
 import json
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.terminal.console import make_console, make_table
+from pace.terminal.console import make_console, make_table, progress_bar
+from pace.terminal.service_connection import connect
 from pace.whatif.graphs import GraphCell, GraphGrid, GraphWhatIf, what_if_graph
 
 
 def report_graph(
-    graph: CollectiveGraph, grid: GraphGrid, *, as_json: bool, as_csv: bool, plot: Path | None
+    graph: CollectiveGraph,
+    grid: GraphGrid,
+    service: str | None,
+    api_key: str | None,
+    timeout_s: float,
+    *,
+    as_json: bool,
+    as_csv: bool,
+    plot: Path | None,
 ) -> None:
-    """Run a grid of a graph and print it as a table, JSON or CSV."""
-    result = what_if_graph(graph, grid)
+    """Run a grid of a graph, here or on a service, and print it as a table, JSON or CSV."""
+    with ExitStack() as stack:
+        client = None if service is None else stack.enter_context(connect(service, api_key, timeout_s))
+        bar = stack.enter_context(progress_bar())
+        ask = what_if_graph if client is None else client.what_if_graph
+        result = ask(graph, grid, progress=partial(bar.advance, bar.add_task("cells", total=grid.num_cells)))
     if plot is not None:
         from pace.view.graph_what_if_chart import draw
 
