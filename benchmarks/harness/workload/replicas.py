@@ -1,4 +1,4 @@
-"""HSDP on the testbed: four hosts are two replicas of two shards each.
+"""HSDP on the testbed: every two hosts are a replica of two shards.
 
 The two hosts of a replica have a link of their own that is not shaped, as GPUs of one machine have; hosts
 that hold the same shard are joined by the shaped one. What goes over that is all-reduced: by PACE, or in FIFO
@@ -20,7 +20,6 @@ from pace.documents.schedule import Group, Schedule, Segment
 from pace.planning.allreduce.optimize import optimize_allreduce
 
 SHARDS = 2
-REPLICAS = 2
 
 # Users shard a model block by block: so many blocks of about the same size, where gradients allow it.
 UNITS = 24
@@ -134,8 +133,7 @@ def _mesh(rank: int, on: Sequence[Host]) -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    assert len(on) == REPLICAS * SHARDS
-    ranks = [[replica * SHARDS + number for number in range(SHARDS)] for replica in range(REPLICAS)]
+    ranks = [list(range(first, first + SHARDS)) for first in range(0, len(on), SHARDS)]
     os.environ["GLOO_SOCKET_IFNAME"] = INNER_INTERFACE  # read as each group connects
     within = [dist.new_group(each) for each in ranks]
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
