@@ -7,6 +7,7 @@ server adds takes is part of neither: a document's ``overhead`` can say it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
 from pace.errors import InvalidOptions, InvalidUse
@@ -44,12 +45,16 @@ class StepRecorder:
     """
 
     def __init__(
-        self, segments: Sequence[ExchangedSegment] | int, *, servers: int | None = None, count: int = 50
+        self,
+        segments: Sequence[ExchangedSegment] | SupportsIndex,
+        *,
+        servers: int | None = None,
+        count: int = 50,
     ) -> None:
         if count < 1:
             raise InvalidOptions(f"{count} steps to record: at least 1 is needed")
-        if isinstance(segments, int):
-            segments = [ExchangedSegment(name="model", size_bytes=segments)]
+        if isinstance(segments, SupportsIndex):  # NumPy's whole numbers are no int
+            segments = [ExchangedSegment(name="model", size_bytes=segments.__index__())]
         if sum(segment.size_bytes for segment in segments) <= 0:
             raise InvalidOptions("a worker that exchanges no bytes with servers is not theirs: give segments")
         self._segments = segments
@@ -122,10 +127,12 @@ class StepRecorder:
         Raises
         ------
         InvalidUse
-            If no steps were recorded.
+            If no steps were recorded, or an exchange took no time from which a rate could follow.
         """
         if not self._compute_s:
             raise InvalidUse("no step was recorded yet")
+        if bytes_per_s is None and min(self._exchange_s) <= 0:
+            raise InvalidUse("an exchange took no time, so the link's rate is not known: give bytes_per_s")
         ops = [StepsOp(name="compute", resource="worker", stream="compute")]
         for segment in self._segments:
             transfer = {"server": segment.server, "size_bytes": segment.size_bytes}

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pace import PredictionOptions, predict
@@ -85,6 +86,11 @@ def test_what_cannot_be_a_recording_is_refused() -> None:
         StepRecorder([])
     with pytest.raises(InvalidOptions, match="no bytes"):
         StepRecorder(0)
+    at_once = StepRecorder(np.int64(100))
+    at_once.record(compute_s=1.0, exchange_s=0.0, apply_s=0.0)
+    with pytest.raises(InvalidUse, match="give bytes_per_s"):
+        at_once.document()
+    assert at_once.document(bytes_per_s=1e6).bytes_of("uplink") == (100,)
 
 
 def test_servers_are_those_that_segments_name() -> None:
