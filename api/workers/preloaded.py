@@ -2,13 +2,16 @@
 
 What schedules need is loaded before the first fork, so that the first answer waits for nothing else. The
 rest follows while no fork is asked for, part by part, as far as it was compiled before. If a part was not, a
-process of low priority compiles all, for all workers. Then this process goes on.
+process of low priority compiles all, for all workers. Then this process goes on. Imported by any other
+process, this module does nothing.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import threading
+from multiprocessing import forkserver
 from types import FrameType
 
 import pace.api.questions.registry
@@ -56,7 +59,7 @@ def _waits_for_requests(frame: FrameType | None) -> bool:
     while frame is not None and len(names) < 2:
         names.append(frame.f_globals.get("__name__"))
         frame = frame.f_back
-    return names == ["selectors", "multiprocessing.forkserver"]
+    return names == ["selectors", forkserver.__name__]
 
 
 def _compile_in_background() -> None:
@@ -84,15 +87,28 @@ def _end_with(process: int) -> None:
     os._exit(0)
 
 
-# A worker that cannot go without it tries again and tells its pool what went wrong.
-with contextlib.suppress(Exception):
-    load_first_kernels()
-    if not compiled.is_kept:
-        load_kernels()
+def _is_preloaded_by_fork_server() -> bool:
+    """Whether it is the server of forks that imports this module, and not a program that looks at it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != forkserver.__name__:
+        frame = frame.f_back
+    return frame is not None
 
-freeze_what_is_loaded()
 
-if not all_are_loaded():
-    signal.signal(signal.SIGALRM, _load_more)
-    signal.signal(_COMPILED, _load_more)
-    signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
+def _preload() -> None:
+    # A worker that cannot go without it tries again and tells its pool what went wrong.
+    with contextlib.suppress(Exception):
+        load_first_kernels()
+        if not compiled.is_kept:
+            load_kernels()
+
+    freeze_what_is_loaded()
+
+    if not all_are_loaded():
+        signal.signal(signal.SIGALRM, _load_more)
+        signal.signal(_COMPILED, _load_more)
+        signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
+
+
+if _is_preloaded_by_fork_server():
+    _preload()

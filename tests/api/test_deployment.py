@@ -112,8 +112,8 @@ def test_the_image_is_built_with_all_that_a_worker_compiles(compiled: Path, tmp_
     built, started = _contents(compiled), tmp_path / "numba"
     assert any(name.endswith(".nbc") for name in built)
     shutil.copytree(compiled, started)
-    asks = "import pace.api.workers.preloaded, tests.api.every_question as all; all.ask_everything()"
-    _run(asks, started)
+    loads = "from pace.api.workers.kernels import load_kernels; load_kernels()"
+    _run(f"{loads}; import tests.api.every_question as all; all.ask_everything()", started)
     assert _contents(started) == built
 
 

@@ -132,6 +132,20 @@ def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool)
     assert is_compiled or list(missing.glob("*.nbi"))
 
 
+_LOOKED_AT = """
+import signal
+import pace.api.workers.preloaded
+from pace.api.workers.kernels import all_are_loaded
+print(all_are_loaded(), signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM).name)
+"""
+
+
+def test_a_program_that_imports_what_is_preloaded_loads_nothing() -> None:
+    """No timer either: it would end the program if it rang while the interpreter ends."""
+    done = subprocess.run([sys.executable, "-c", _LOOKED_AT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False (0.0, 0.0) SIG_DFL\n", "")
+
+
 def test_workers_can_start_with_the_service(tmp_path: Path) -> None:
     """It is ready once they are, without any request."""
     with ServiceProcess(tmp_path, solver_processes=2, start_workers="at-start") as service:
