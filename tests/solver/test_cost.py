@@ -49,7 +49,7 @@ def test_an_edge_that_meets_the_axis_below_zero_is_no_bound() -> None:
 
 
 @given(CURVES, st.lists(st.integers(0, 200), min_size=1, max_size=20))
-@properties(150)
+@properties(60)
 def test_costs_never_fall(curve: CostCurve, sizes: list[int]) -> None:
     """More bytes never take less time, and none take none."""
     durations = curve(np.sort(sizes))
@@ -59,7 +59,7 @@ def test_costs_never_fall(curve: CostCurve, sizes: list[int]) -> None:
 
 
 @given(CURVES, st.integers(1, 200), st.data())
-@properties(200)
+@properties(100)
 def test_minorants_lie_below_single_calls_and_below_sums_of_calls(
     curve: CostCurve, largest: int, data: st.DataObject
 ) -> None:
@@ -84,7 +84,7 @@ def test_one_worker_pays_nothing(curve: CostCurve, size: int) -> None:
 
 
 @given(CURVES, st.integers(0, 200))
-@properties(150)
+@properties(60)
 def test_the_compiled_price_is_the_curve(curve: CostCurve, size: int) -> None:
     """The loops price what the documents say."""
     from pace.solver.kernels.partition import price
@@ -93,7 +93,7 @@ def test_the_compiled_price_is_the_curve(curve: CostCurve, size: int) -> None:
 
 
 @given(CURVES, st.sampled_from([0.0, 0.1, 0.125, 0.5, 1.0, 3.0, 40.0]))
-@properties(150)
+@properties(60)
 def test_the_largest_size_within_a_duration(curve: CostCurve, duration: float) -> None:
     """What is said to fit into a duration fits, and a little more does not."""
     from pace.solver.kernels.sending import most_within

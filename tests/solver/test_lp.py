@@ -48,7 +48,7 @@ def test_small_and_empty_instances(jobs: list[tuple[float, float, float]]) -> No
 
 
 @given(slotted_instances(8))
-@properties(150)
+@properties(60)
 def test_the_program_gives_the_pieces_of_longest_tail_first(instance: Instance) -> None:
     """Theorem 2 of the PACE paper: on slots both oracles give one schedule, ties included."""
     assert_equal(lp.solve(instance), one_machine.solve(instance))

@@ -81,14 +81,14 @@ def test_a_job_released_as_another_ends_does_not_cut_it() -> None:
 
 
 @given(instances(10))
-@properties(150)
+@properties(60)
 def test_no_set_of_jobs_proves_more_and_one_proves_as_much(instance: Instance) -> None:
     """The makespan equals the greatest of min r + sum p + min q over all 2^n sets."""
     assert solve(instance).objective == strongest_set(instance)
 
 
 @given(instances(30, times()))
-@properties(150)
+@properties(60)
 def test_pieces_form_a_schedule_with_few_preemptions(instance: Instance) -> None:
     """Precedence, one at a time, everything served, and at most n - 1 preemptions."""
     solution = solve(instance)
@@ -97,7 +97,7 @@ def test_pieces_form_a_schedule_with_few_preemptions(instance: Instance) -> None
 
 
 @given(instances(40, times()))
-@properties(150)
+@properties(60)
 def test_the_compiled_loop_and_its_plain_twin_agree(instance: Instance) -> None:
     """Same pieces and completion times, to the last bit."""
     compiled, plain = solve(instance), solve_plainly(instance)
@@ -107,7 +107,7 @@ def test_the_compiled_loop_and_its_plain_twin_agree(instance: Instance) -> None:
 
 
 @given(slotted_instances(8))
-@properties(100)
+@properties(50)
 def test_whole_slots_in_whole_slots_out(instance: Instance) -> None:
     """Where ready times and processing are whole slots, so are the ends of all pieces."""
     solution = solve(instance)
@@ -188,7 +188,7 @@ def test_nothing_proves_nothing() -> None:
 
 
 @given(instances(12))
-@properties(200)
+@properties(100)
 def test_the_set_attains_the_objective_exactly(instance: Instance) -> None:
     """In exact arithmetic the three numbers add up to the makespan."""
     solution = solve(instance)
@@ -202,7 +202,7 @@ def test_the_set_attains_the_objective_exactly(instance: Instance) -> None:
 
 
 @given(slotted_instances(8))
-@properties(100)
+@properties(50)
 def test_the_set_attains_the_slotted_objective(instance: Instance) -> None:
     """The same on whole slots."""
     solution = solve(instance)
@@ -210,7 +210,7 @@ def test_the_set_attains_the_slotted_objective(instance: Instance) -> None:
 
 
 @given(instances(20, times()))
-@properties(200)
+@properties(100)
 def test_the_set_attains_the_objective_beside_tiny_times(instance: Instance) -> None:
     """Times from 1e-9 to 1e3 s in one instance: no more than rounding is lost."""
     solution = solve(instance)

@@ -110,7 +110,7 @@ def test_enough_is_not_beaten_at_the_price_of_more_groups() -> None:
 
 
 @given(layered_chains(), AFFINE)
-@properties(50)
+@properties(40)
 def test_with_an_affine_cost_no_fusion_at_all_is_better(chain: Chain, cost: CostCurve) -> None:
     """On a layered chain a contiguous partition is best among all set partitions."""
     cuts, objective = best_layered(chain, cost, enough=0)
@@ -119,7 +119,7 @@ def test_with_an_affine_cost_no_fusion_at_all_is_better(chain: Chain, cost: Cost
 
 
 @given(layered_chains(max_elements=8), AFFINE, st.sampled_from([None, 1, 8, 16]))
-@properties(50)
+@properties(40)
 def test_with_an_affine_cost_and_a_cap_no_contiguous_fusion_is_better(
     chain: Chain, cost: CostCurve, max_group_bytes: int | None
 ) -> None:
@@ -131,7 +131,7 @@ def test_with_an_affine_cost_and_a_cap_no_contiguous_fusion_is_better(
 
 
 @given(layered_chains(max_elements=8), curves(), st.sampled_from([None, None, 1, 8, 16]))
-@properties(60)
+@properties(40)
 def test_with_any_monotone_cost_no_contiguous_fusion_is_better(
     chain: Chain, cost: CostCurve, max_group_bytes: int | None
 ) -> None:
@@ -173,7 +173,7 @@ def test_more_bytes_or_a_later_gradient_is_never_faster(chain: Chain, cost: Cost
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9))
 @example([1])
 @example([5, 5, 5, 5])
-@properties(60)
+@properties(40)
 def test_the_smallest_group_is_as_large_as_possible_for_every_number_of_groups(sizes: list[int]) -> None:
     """Algorithm 1's MaxMinSize against every way to cut the chain into R runs."""
     n = len(sizes)
@@ -203,7 +203,7 @@ def first_in_first_out(chain: Chain, cuts: list[int], cost: CostCurve) -> float:
 
 
 @given(layered_chains(max_elements=9), st.one_of(AFFINE, curves()), st.sampled_from([None, None, 1, 8, 16]))
-@properties(60)
+@properties(40)
 def test_before_a_barrier_no_runs_end_earlier(
     chain: Chain, cost: CostCurve, max_group_bytes: int | None
 ) -> None:
@@ -221,7 +221,7 @@ def test_before_a_barrier_no_runs_end_earlier(
 
 
 @given(layered_chains(max_elements=9), st.one_of(AFFINE, curves()), st.sampled_from([None, None, 1, 8, 16]))
-@properties(60)
+@properties(40)
 def test_fewer_runs_end_no_later(chain: Chain, cost: CostCurve, max_group_bytes: int | None) -> None:
     """What is put together keeps to the cap; no two neighbors that are left could be one run."""
     cuts, end = best_fifo(chain, cost, max_group_bytes=max_group_bytes)

@@ -25,7 +25,7 @@ def window_of(order: list[list[int]], ready: list[float], tail: list[float], siz
 
 
 @given(st.lists(st.tuples(TIMES, TIMES, st.integers(1, 16)), min_size=1, max_size=4))
-@properties(60)
+@properties(40)
 def test_no_partition_in_any_order_is_faster(gradients: list[tuple[float, float, int]]) -> None:
     """All partitions in all orders."""
     ready, tail, sizes = (list(values) for values in zip(*gradients, strict=True))

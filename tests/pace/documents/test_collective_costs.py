@@ -126,7 +126,7 @@ def test_samples_without_a_latency_keep_the_one_that_was_asked_for() -> None:
 
 
 @given(samples(), st.sampled_from([2, 8]), st.integers(1, 1000), st.integers(1, 1000))
-@properties(200)
+@properties(100)
 def test_beyond_the_samples_two_calls_are_never_faster_than_one(
     document: SampledAllReduce, workers: int, more: int, size: int
 ) -> None:
@@ -144,7 +144,7 @@ def test_one_sample_is_extended_in_proportion() -> None:
 
 
 @given(allreduces(), st.sampled_from([1, 2, 3, 4, 6, 8]), st.lists(st.integers(0, 300), max_size=8))
-@properties(200)
+@properties(100)
 def test_the_checker_prices_every_document_alike(document: AllReduce, workers: int, sizes: list[int]) -> None:
     """The curve equals the checker's formulas, which share no code with it."""
     if isinstance(document, TwoLevelAllReduce) and workers % min(2, workers):
@@ -165,7 +165,7 @@ def test_the_checker_makes_the_same_assumptions(workers: int) -> None:
 
 
 @given(allreduces())
-@properties(60)
+@properties(40)
 def test_documents_read_back_equal(document: AllReduce) -> None:
     """JSON in between changes nothing."""
     adapter: TypeAdapter[AllReduce] = TypeAdapter(AllReduce)

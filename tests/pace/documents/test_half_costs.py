@@ -54,7 +54,7 @@ def test_halves_by_hand(document: AllReduce, workers: int, scatter: float, gathe
 
 
 @given(profiles(), st.integers(1, 500))
-@properties(60)
+@properties(40)
 def test_the_checker_prices_halves_alike(profile: Profile, size: int) -> None:
     """Both sides have formulas of their own."""
     first, second = profile.half_costs

@@ -37,7 +37,7 @@ def longest(graph: "nx.DiGraph[str]", source: str | None, target: str | None) ->
 
 
 @given(profiles(duration=times()))
-@properties(150)
+@properties(60)
 def test_timing_is_the_longest_paths_of_networkx(profile: Profile) -> None:
     """Ready times, tails and the compute bound, on any profile."""
     graph = augmented(profile)

@@ -232,7 +232,7 @@ def test_errors_are_pace_errors_and_value_errors() -> None:
 
 
 @given(profiles())
-@properties(60)
+@properties(30)
 def test_profiles_read_back_equal(profile: Profile) -> None:
     """JSON in between keeps every field, the hash and the fingerprint."""
     again = parse_profile(profile.model_dump_json())

@@ -100,7 +100,7 @@ def test_a_file_is_named_in_the_refusal(tmp_path: Path) -> None:
 
 
 @given(profiles(), options())
-@properties(80)
+@properties(40)
 def test_schedules_read_back_equal(profile: Profile, chosen: Options) -> None:
     """JSON in between changes nothing, and writing again gives the same bytes."""
     schedule = optimize(profile, chosen)
@@ -118,7 +118,7 @@ def test_schema_files_are_current() -> None:
 
 
 @given(profiles(), options())
-@properties(40)
+@properties(30)
 def test_documents_keep_to_their_schema(profile: Profile, chosen: Options) -> None:
     """What is written is what the schema files describe."""
     jsonschema_rs.validate(schema("profile"), json.loads(profile.model_dump_json()))

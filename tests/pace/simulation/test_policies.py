@@ -100,7 +100,7 @@ def test_no_policy_beats_the_bound(name: str, profile: Profile) -> None:
     assert run_policy(profile, make_policy(name)).iteration_s >= bound * (1 - 1e-9)
 
 
-@properties(60)
+@properties(40)
 @given(profile=profiles(), name=st.sampled_from(["pace", "paper"]))
 def test_a_schedules_document_is_sent_as_the_policy_sends(profile: Profile, name: Any) -> None:
     """The policy skips the document; a schedule read back from one sends the same segments."""
@@ -113,7 +113,7 @@ def test_a_schedules_document_is_sent_as_the_policy_sends(profile: Profile, name
     assert [c.tolist() for c in ours.carriers] == [c.tolist() for c in theirs.carriers]
 
 
-@properties(80)
+@properties(40)
 @given(profile=profiles())
 def test_optimal_takes_what_was_predicted(profile: Profile) -> None:
     """The simulator and the solver price a plan alike; free preemption is never behind the oracle's ideal."""
@@ -133,7 +133,7 @@ def cut_anywhere(draw: st.DrawFn) -> Profile:
     return drawn.replace(workers=2, gradients=gradients)
 
 
-@properties(150)
+@properties(60)
 @given(profile=cut_anywhere())
 def test_bytes_sent_by_layer_are_the_oracle(profile: Profile) -> None:
     """Segments of one byte, no latency, one at a time: the simulator is Jackson's schedule, exactly."""
@@ -174,7 +174,7 @@ def test_ddp_buckets_are_torchs_own(name: str, limits: tuple[int, int]) -> None:
     assert [list(bucket) for bucket in ours] == torch_buckets(profile, list(limits))
 
 
-@properties(60)
+@properties(40)
 @given(
     drawn=st.lists(
         st.tuples(st.integers(1, 40), st.sampled_from(["float32", "float16"])), min_size=1, max_size=14
@@ -234,7 +234,7 @@ def fuse_as_transcribed(sizes: list[int], dtypes: list[int], threshold: int) -> 
     return made
 
 
-@properties(300)
+@properties(120)
 @given(
     drawn=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 1)), max_size=12),
     threshold=st.integers(0, 80),
@@ -311,7 +311,7 @@ def mg_wfbp_as_published(profile: Profile) -> list[list[int]]:
     return [[int(layers[layer]) for layer in group] for group in reversed(merged) if group]
 
 
-@properties(150)
+@properties(60)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=10),
     latency=eighths(3),

@@ -60,7 +60,7 @@ def test_jitter_has_the_spread_that_was_asked_for() -> None:
     assert ratios[:, timed[1]].std() == pytest.approx(0.1, rel=0.1)
 
 
-@properties(100)
+@properties(50)
 @given(
     profile=profiles(cost=st.builds(AffineAllReduce, latency_s=eighths(1), seconds_per_byte=eighths(1))),
     latency=eighths(1),

@@ -108,7 +108,7 @@ def test_order_and_overlap(first: str, window: int | None, workers: int, makespa
         assert first_step(steps)["u1"] == pytest.approx(10)
 
 
-@properties(150)
+@properties(60)
 @given(steps_documents(), fleets(), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_equal_to_the_exact_twin(
     steps: StepsDocument, fleet: Fleet, workers: int, count: int, data: st.DataObject

@@ -16,7 +16,7 @@ from tests.strategies import affine, layered, options, profiles, properties
 
 
 @given(profiles(), options())
-@properties(60)
+@properties(30)
 def test_the_window_ends_when_it_is_predicted_to(profile: Profile, chosen: Options) -> None:
     """Running every op as early as its gradients allow gives iteration_s, whatever the target and oracle."""
     schedule = optimize(profile, chosen)
@@ -49,7 +49,7 @@ def test_ops_wait_for_their_predecessors_stream_and_gradients(profile: Profile, 
 
 
 @given(profiles(), options())
-@properties(50)
+@properties(30)
 def test_the_trace_is_well_formed(profile: Profile, chosen: Options) -> None:
     """Slices of a lane never overlap, every op and segment has one, flows pair up, nothing owes bytes."""
     schedule = optimize(profile, chosen)

@@ -40,7 +40,7 @@ def test_the_best_size_is_where_the_bound_is_least() -> None:
     assert price(best) < price(best / 1.01)
 
 
-@properties(100)
+@properties(60)
 @given(sizes=st.lists(st.integers(0, 50), max_size=30), servers=st.integers(1, 5))
 def test_every_prefix_is_balanced(sizes: list[int], servers: int) -> None:
     """After any part, two servers differ by at most the largest part so far."""
@@ -56,7 +56,7 @@ def test_ties_go_to_the_first_server() -> None:
     assert least_loaded(np.array([4, 4, 2, 1, 1]), 2).tolist() == [0, 1, 0, 1, 1]
 
 
-@properties(50)
+@properties(30)
 @given(instance=drawn_links(8, ratio=st.just(1.0)), lost=st.sampled_from([0.0, 0.125, 1.0]))
 def test_partitions_keep_their_bound(instance: TwoLinks, lost: float) -> None:
     """Parts of 1/2 s that each lose `lost` seconds, by longest tail: never above the ceil bound."""

@@ -104,7 +104,7 @@ small = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 
 
 
 @given(small, st.randoms(use_true_random=False))
-@properties(60)
+@properties(40)
 def test_longest_tail_first_is_the_optimum_of_the_chains(
     drawn: list[tuple[int, int, int]], random: Random
 ) -> None:
@@ -127,7 +127,7 @@ def test_longest_tail_first_is_the_optimum_of_the_chains(
     st.sampled_from([0.0, 0.5, np.inf]),
     st.sampled_from([0.0, 0.3]),
 )
-@properties(80)
+@properties(40)
 def test_what_is_sent_is_possible_and_no_faster_than_the_optimum(
     drawn: list[tuple[float, float, int]],
     random: Random,

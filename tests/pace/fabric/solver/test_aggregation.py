@@ -148,7 +148,7 @@ def test_unknown_hosts_are_refused() -> None:
         order_updates(updates, Capacities.constant([1, 1], [1, 1]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_the_compiled_split_equals_the_plain_one(data: st.DataObject) -> None:
     """The best number of direct updates, its last commit and its sum are those of trying every one."""

@@ -57,7 +57,7 @@ def test_swapped_order_diverges() -> None:
     assert np.linalg.norm(forward - backward) == pytest.approx(0.9 * np.sqrt(2))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.floats(0, 0.99), st.integers(0, 2**32 - 1))
 def test_the_bound_is_above_the_true_norm(num: int, gamma: float, seed: int) -> None:
     """For random vectors at least the true norm, for parallel ones equal to it."""

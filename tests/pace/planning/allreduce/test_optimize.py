@@ -189,8 +189,7 @@ def test_the_same_input_gives_the_same_bytes(profile: Profile, chosen: Options) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["1", "77"])
-def test_another_process_gives_the_same_bytes(seed: str) -> None:
+def test_another_process_gives_the_same_bytes() -> None:
     """Whatever seeds the hashes of strings."""
     program = (
         "import sys; from pace import *; "
@@ -198,7 +197,7 @@ def test_another_process_gives_the_same_bytes(seed: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(EXAMPLES[0])],
-        env=os.environ | {"PYTHONHASHSEED": seed},
+        env=os.environ | {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "77"},
         capture_output=True,
         check=True,
     )

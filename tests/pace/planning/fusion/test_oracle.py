@@ -57,7 +57,7 @@ def test_small_profiles(profile: Profile, fusion: str, lp_solver: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fusion", "slots"),
     [(name, "optimal", 30) for name in ("vgg16", "resnet50", "transformer")]
-    + [("vgg16", "paper", 30), ("resnet50", "paper", 8)],  # a large program for each number of groups
+    + [("vgg16", "paper", 30), ("resnet50", "paper", 4)],  # a large program for each number of groups
 )
 def test_bundled_profiles(name: str, fusion: str, slots: int) -> None:
     """The search over R asks the program each time."""

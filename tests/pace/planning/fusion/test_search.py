@@ -60,7 +60,7 @@ def assert_is_partition(problem: FusionProblem, partition: Partition, max_group_
 
 
 @given(profiles(), st.sampled_from(["optimal", "paper", "none"]), st.sampled_from([None, 1, 16, 64]))
-@properties(60)
+@properties(40)
 def test_every_fusion_is_a_partition(profile: Profile, fusion: str, cap: int | None) -> None:
     """Whatever the search, all the partitions that it hands on are legal."""
     problem = FusionProblem.of(profile)
@@ -70,7 +70,7 @@ def test_every_fusion_is_a_partition(profile: Profile, fusion: str, cap: int | N
 
 
 @given(layered_profiles(max_layers=6, cost=AFFINE))
-@properties(50)
+@properties(40)
 def test_on_layered_models_optimal_is_the_best_of_all_partitions(profile: Profile) -> None:
     """Affine cost: equal to brute force over every way to group, and said to be exact."""
     problem = FusionProblem.of(profile)
@@ -89,7 +89,7 @@ def test_on_layered_models_of_seven_optimal_is_the_best_of_all_partitions(profil
 
 
 @given(layered_profiles(max_layers=6, cost=AFFINE))
-@properties(50)
+@properties(40)
 def test_on_layered_models_the_chain_bound_is_the_optimum(profile: Profile) -> None:
     """The exact program and the bound meet: the gap of the ideal plan is zero."""
     problem = FusionProblem.of(profile)
@@ -98,7 +98,7 @@ def test_on_layered_models_the_chain_bound_is_the_optimum(profile: Profile) -> N
 
 
 @given(profiles(max_gradients=5, cost=allreduces()), st.sampled_from([None, None, 16]))
-@properties(60)
+@properties(40)
 def test_no_partition_beats_the_bounds_and_the_search_beats_no_optimum(
     profile: Profile, cap: int | None
 ) -> None:
@@ -113,7 +113,7 @@ def test_no_partition_beats_the_bounds_and_the_search_beats_no_optimum(
 
 
 @given(profiles(max_gradients=5, cost=AFFINE))
-@properties(60)
+@properties(40)
 def test_with_branches_the_search_finds_the_optimum_of_small_profiles(profile: Profile) -> None:
     """A heuristic by name; with five gradients and the default budget it misses nothing."""
     problem = FusionProblem.of(profile)

@@ -53,7 +53,7 @@ def test_three_layers_reach_their_certificate(
 
 
 @given(data=st.data(), profile=profiles())
-@properties(60)
+@properties(40)
 def test_every_schedule_is_accepted(data: st.DataObject, profile: Profile) -> None:
     """Any profile and cluster: valid, no faster than its proofs and bounds, the same bytes again."""
     chosen = data.draw(clusters(profile))
@@ -215,7 +215,7 @@ def whole_windows(profile: Profile, chosen: Cluster) -> Iterator[float]:
 
 
 @given(data=st.data(), profile=profiles(max_gradients=4))
-@properties(60)
+@properties(40)
 def test_no_order_of_whole_groups_is_faster(data: st.DataObject, profile: Profile) -> None:
     """Every order of every grouping of up to four gradients, at any ratios, tried one by one."""
     chosen = data.draw(clusters(profile))

@@ -116,7 +116,7 @@ def test_shards_that_both_halves_share() -> None:
 
 
 @given(sharded_profiles(), sharded_options)
-@properties(70)
+@properties(40)
 def test_every_sharded_schedule_is_accepted(profile: Profile, chosen: Options) -> None:
     """Any profile, any options: nothing to object to, no faster than its bounds, and read back as it was."""
     made = optimize_sharded(profile, chosen)

@@ -59,7 +59,7 @@ def test_windows_follow_one_another() -> None:
 
 
 @given(data=st.data(), profile=profiles())
-@properties(60)
+@properties(30)
 def test_no_policy_beats_the_bounds(data: st.DataObject, profile: Profile) -> None:
     """Any profile and servers: no simulated window is shorter than the bound against every partition."""
     profile = profile.replace(update=data.draw(st.sampled_from(["per-gradient", "global-norm"])))

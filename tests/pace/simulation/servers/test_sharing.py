@@ -26,7 +26,7 @@ def test_what_one_link_cannot_use_others_get() -> None:
     assert rates([(0, 1), (0, 2)], [3.0, 9.0, 9.0], most=1.0).tolist() == [1.0, 1.0]
 
 
-@properties(200)
+@properties(100)
 @given(
     flows=st.lists(st.tuples(st.integers(0, 2), st.integers(3, 5)), min_size=1, max_size=8),
     capacity=st.lists(st.floats(0.5, 10), min_size=6, max_size=6),
