@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import contextlib
 import os
 import threading
 import time
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import tqdm
 from hypothesis import HealthCheck, settings
+
+from tests.fork_server import shared_servers
 
 # Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run,
 # unless new ones are asked for (see ``strategies.properties``).
@@ -67,10 +70,15 @@ _RERUNS = 2
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Without workers (``-n0``), keep the plugin for reruns from serving them in a thread.
+    """Have workers share what takes long to load.
 
-    The test bed cannot fork a process that has one.
+    Without workers (``-n0``), keep the plugin for reruns from serving them in a thread: the test bed cannot
+    fork a process that has one.
     """
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+        servers = contextlib.ExitStack()
+        servers.enter_context(shared_servers())
+        config.add_cleanup(servers.close)
     reruns = config.pluginmanager.get_plugin("rerunfailures")
     if reruns is not None and not config.getoption("tx", None):
         reruns.ServerStatusDB.run_server = lambda _: None

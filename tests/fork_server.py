@@ -1,5 +1,8 @@
 """Starts processes as forks of one that has loaded what they need, which takes seconds of CPU each time.
 
+Where several processes run tests, what is loaded is loaded once for all of them: each gets a fork of the
+process that has done it.
+
 What a server forks is a module with two functions: ``load()``, which imports and starts no thread, and
 ``run(arguments)``, which does the work and returns the process's exit code, or code that is to be run as the
 main module. Everything that a process of its own has is the fork's own: its id, environment, output, random
@@ -7,22 +10,41 @@ numbers, and what is done at its exit.
 """
 
 import atexit
+import contextlib
 import faulthandler
+import fcntl
 import gc
 import importlib
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
+
+# The folder of the servers that processes with tests share, and the process whose end is theirs.
+_SHARED = "PACE_TEST_SERVERS"
+_LOOK_EVERY_S = 1.0
+
+
+@contextlib.contextmanager
+def shared_servers() -> Iterator[None]:
+    """Have processes that are started in this context share what their servers have loaded."""
+    with tempfile.TemporaryDirectory(prefix="pace-servers-") as folder:
+        os.environ[_SHARED] = f"{os.getpid()} {folder}"
+        try:
+            yield
+        finally:
+            del os.environ[_SHARED]
 
 
 class ForkServer:
@@ -40,6 +62,7 @@ class ForkServer:
         self.module = module
         self.hash_seed = hash_seed
         self._connection: Connection | None = None
+        self._shared: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._asked = 0
 
@@ -59,6 +82,10 @@ class ForkServer:
         pid = self.ask("fork", list(arguments), str(output), dict(environment))
         return ForkedProcess(self, pid)
 
+    def load(self, module: str) -> None:
+        """Load one more module, which processes find from now on."""
+        self.ask("load", module)
+
     def ask(self, kind: str, *arguments: Any) -> Any:
         """Send the server a request and return its answer."""
         with self._lock:
@@ -73,6 +100,8 @@ class ForkServer:
                     return answer
 
     def _start(self) -> Connection:
+        if _SHARED in os.environ:
+            return self._connect(*os.environ[_SHARED].split(" ", 1))
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -84,6 +113,29 @@ class ForkServer:
         connection = Connection(ours.detach())
         atexit.register(_end, process, connection)
         return connection
+
+    def _connect(self, owner: str, folder: str) -> Connection:
+        address, lock, log = (
+            Path(folder, f"{self.module}-{self.hash_seed}{kind}") for kind in ("", ".lock", ".log")
+        )
+        with lock.open("w") as locked, log.open("a") as output:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            if not address.exists():
+                # It outlives this process, if others are still at work.
+                self._shared = subprocess.Popen(
+                    [sys.executable, __file__, self.module, str(address), owner],
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(self.hash_seed)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+                while not address.exists():
+                    assert self._shared.poll() is None, log.read_text()
+                    time.sleep(0.02)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(address))
+        return Connection(connection.detach())
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
@@ -145,6 +197,12 @@ def _serve(connection: Connection) -> list[str]:
             running.discard(found)
             connection.send((number, os.waitstatus_to_exitcode(status) if found else None))
             continue
+        if kind == "load":
+            with contextlib.suppress(ImportError):  # an error of the process that needs it
+                importlib.import_module(arguments[0])
+            gc.freeze()
+            connection.send((number, None))
+            continue
         pid = os.fork()
         if pid:
             running.add(pid)
@@ -152,6 +210,30 @@ def _serve(connection: Connection) -> list[str]:
             continue
         connection.close()
         return _become(*arguments)
+
+
+def _share(address: str, owner: int) -> Connection:
+    """Fork a server for whoever connects; returns only in those, their connections."""
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are not waited for
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{address}.new")
+        listener.listen(64)
+        Path(f"{address}.new").rename(address)
+        while True:
+            readable, _, _ = select.select([listener], [], [], _LOOK_EVERY_S)
+            try:
+                os.kill(owner, 0)
+            except ProcessLookupError:
+                sys.exit(0)
+            if not readable:
+                continue
+            connection, _ = listener.accept()
+            if os.fork():
+                connection.close()
+                continue
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return Connection(connection.detach())
 
 
 def _become(arguments: list[str], output: str, environment: dict[str, str]) -> list[str]:
@@ -178,13 +260,17 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _main(module: str, descriptor: int) -> CodeType:
-    """Serve; in a fork, do its work and end it, or return the code of its main module."""
+def _main(module: str, place: str, *owner: str) -> CodeType:
+    """Serve; in a fork, do its work and end it, or return the code of its main module.
+
+    The place is a descriptor that is connected, or the address at which processes with tests connect.
+    """
     # Modules are loaded from the root of the repository, as tests are.
     sys.path[0] = str(Path(__file__).parents[1])
     program = importlib.import_module(module)
     program.load()
-    arguments = _serve(Connection(descriptor))
+    connection = _share(place, int(owner[0])) if owner else Connection(int(place))
+    arguments = _serve(connection)
     try:
         code: object = program.run(arguments)
     except SystemExit as end:
@@ -204,4 +290,4 @@ def _main(module: str, descriptor: int) -> CodeType:
 
 if __name__ == "__main__":
     # In the names of the main module, and last of all: what it keeps, the interpreter takes apart as it ends.
-    exec(_main(sys.argv[1], int(sys.argv[2])))
+    exec(_main(*sys.argv[1:]))

@@ -2,26 +2,27 @@
 
 ``python``, ``pace``, ``torchrun`` and ``accelerate`` of a folder that comes first on the path ask a server to
 fork; whatever else a program has is its own: folder, environment, arguments, standard streams, process group
-and exit code. What such a program starts with ``sys.executable`` is a fork too. Ranks of torchrun start real
-processes, because torch's compile workers end themselves without their own parent.
+and exit code. Only what all-reduces cost is measured in less time. What such a program starts with
+``sys.executable`` is a fork too. Ranks of torchrun start real processes, because torch's compile workers end
+themselves without their own parent.
 """
 
 import contextlib
-import gc
 import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
+import time
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Self
+
+from tests.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[1]
 # A module and a function of each; Python itself has none.
@@ -51,8 +52,18 @@ sys.exit(code)
 """
 
 
+_SERVER = ForkServer(__name__)
+
+
 class Programs:
-    """A server that forks, for as long as the context is open.
+    """A process that forks programs, for as long as the context is open.
+
+    Parameters
+    ----------
+    folder
+        Where its socket is, whose path may have a hundred characters.
+    modules
+        What it loads beside what all need, if it is installed.
 
     Attributes
     ----------
@@ -62,7 +73,9 @@ class Programs:
         The command that stands for the interpreter.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *modules: str) -> None:
+        self._modules = modules
+        self._log = folder / "log"
         self._address = folder / "programs.sock"
         commands = folder / "commands"
         commands.mkdir(parents=True)
@@ -77,15 +90,14 @@ class Programs:
         self.python = commands / "python"
 
     def __enter__(self) -> Self:
-        """Start it and wait until it has loaded everything."""
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self._address)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,  # it ends with whoever holds the other end
-            stdout=subprocess.PIPE,
-        )
+        """Start it and wait until it can be asked."""
+        for module in self._modules:
+            _SERVER.load(module)
+        self._process = _SERVER.fork([str(self._address)], output=self._log, environment=os.environ)
         try:
-            self._wait()
+            while not self._address.exists():
+                assert self._process.poll() is None, self._log.read_text()
+                time.sleep(0.01)
         except BaseException:  # as a test's time-out
             self.__exit__()
             raise
@@ -94,40 +106,33 @@ class Programs:
     def __exit__(self, *_error: object) -> None:
         """End it."""
         self._process.kill()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()  # not read to its end, which comes with that of the last program
-        self._process.wait()
 
-    def load(self, module: str) -> None:
-        """Have it load one more module, if it is installed, before it forks again."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{module}\n".encode())
-        self._process.stdin.flush()
-        self._wait()
 
-    def _wait(self) -> None:
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
+def load() -> None:
+    """Load what programs need, for the server that forks."""
+    importlib.import_module("tests.runtime.launch").load_modules()
+    importlib.import_module("tests.api.process").load()
+    for needed in ("pace.cli", "torch.distributed.run"):
+        importlib.import_module(needed)
+    # As many all-reduces as exactness needs take a minute of each program that measures them.
+    measure: Any = importlib.import_module("pace.runtime.profiler").measure_allreduce
+    measure.__kwdefaults__["max_seconds_per_size"] = 0.3
+
+
+def run(arguments: list[str]) -> int:
+    """Be such a process, or a program that it has forked."""
+    _run(*_serve(*arguments))
+    return 0
 
 
 def _serve(address: str) -> list[Any]:
     """Fork whenever asked to; returns only in programs, with what to run."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{address}.new")
     listener.listen(64)
+    Path(f"{address}.new").rename(address)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the guards of programs are not waited for
-    _get_ready()
     while True:
-        readable, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in readable:
-            if not (asked := sys.stdin.readline()):  # whoever started this process is gone
-                sys.exit(0)
-            with contextlib.suppress(ImportError):  # an error of the program that needs it
-                importlib.import_module(asked.strip())
-            _get_ready()
-            continue
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
@@ -144,11 +149,6 @@ def _serve(address: str) -> list[Any]:
         for descriptor in descriptors:
             os.close(descriptor)
         _guard(program, connection)
-
-
-def _get_ready() -> None:
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
-    print("ready", flush=True)
 
 
 def _guard(program: int, connection: socket.socket) -> None:
@@ -207,19 +207,3 @@ def _run(name: str, arguments: list[str]) -> None:
     else:
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
-    leave = importlib.import_module("tests.fork_server").leave
-    importlib.import_module("tests.runtime.launch").load_modules()
-    importlib.import_module("tests.api.process").load()
-    for needed in ("pace.cli", "torch.distributed.run"):
-        importlib.import_module(needed)
-    try:
-        _run(*_serve(sys.argv[1]))
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            raise
-        leave(ended.code or 0)
-    leave(0)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,15 @@ def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(page: Path, programs: Programs, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_run(
+    page: Path, programs: Programs, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A reader who pastes every block, from first to last, meets no error."""
-    for framework in FRAMEWORKS.get(page.stem, ()):
-        programs.load(framework)
-    with Reader(tmp_path, programs) as reader:
+    with ExitStack() as stack:
+        if page.stem in FRAMEWORKS:
+            others = Programs(tmp_path_factory.mktemp("programs"), *FRAMEWORKS[page.stem])
+            programs = stack.enter_context(others)
+        reader = stack.enter_context(Reader(tmp_path, programs))
         for block in blocks(page):
             reader.run(block)
 

@@ -45,6 +45,13 @@ _LOADED_ONCE = (
 _LOADED_WHERE_INSTALLED = {"horovod": ("horovod.torch", "pace.runtime.horovod")}
 
 
+def load_for_all(*modules: str) -> None:
+    """Have ranks find modules loaded that some tests need, all of whose ranks would load them each."""
+    for server in SERVERS:
+        for module in modules:
+            server.load(module)
+
+
 class RanksFailed(AssertionError):
     """One or more ranks raised, died or did not end in time; the message holds their tracebacks."""
 
