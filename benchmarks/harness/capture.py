@@ -33,13 +33,20 @@ _SERVERS_PORT = 19100
 
 
 def capture_cost(
-    on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.5
+    on: Sequence[Host],
+    backend: Backend,
+    *,
+    largest_bytes: int = 4 << 20,
+    seconds_per_size: float = 1.5,
+    shards: int = 1,
 ) -> SampledAllReduce:
     """Time all-reduces between these hosts and return what they cost.
 
-    Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate.
+    Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate. With `shards`,
+    over torch, the hosts that hold the same shard all-reduce among them, those of all shards at once.
     """
-    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", largest_bytes, seconds_per_size)
+    arguments = (largest_bytes, seconds_per_size, shards)
+    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", *arguments)
     return measured.document
 
 
@@ -67,11 +74,11 @@ class _MeasuringRank:
         """Open what the others join, on rank 0; return its port."""
         return serve(self._rank, self._on, self._backend, _PORT)
 
-    def allreduce(self, port: int, largest_bytes: int, seconds: float) -> AllReduceMeasurement:
+    def allreduce(self, port: int, largest_bytes: int, seconds: float, shards: int) -> AllReduceMeasurement:
         """Measure all-reduces, one at a time: Horovod's fusion changes nothing but the wait for a cycle."""
         if self._backend == "torch":
             join_torch(self._rank, self._on, port)
-            network = torch_network()
+            network = torch_network(self._same_shard(shards) if shards > 1 else None)
         else:
             import horovod.torch as hvd
 
@@ -80,6 +87,12 @@ class _MeasuringRank:
         return measure_allreduce(
             network, largest_bytes=largest_bytes, max_runs=20, max_seconds_per_size=seconds
         )
+
+    def _same_shard(self, shards: int) -> Any:
+        import torch.distributed as dist
+
+        groups = [dist.new_group(list(range(first, len(self._on), shards))) for first in range(shards)]
+        return groups[self._rank % shards]
 
     def halves(self, port: int, largest_bytes: int, seconds: float) -> list[AllReduceMeasurement]:
         """Measure reduce-scatters and all-gathers."""

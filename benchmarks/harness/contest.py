@@ -10,8 +10,8 @@ from benchmarks.harness.training.trainer import Workload
 from benchmarks.harness.workload import real
 from benchmarks.harness.workload.reference import FloatArray, expected_weights, norm_to_clip_to
 from benchmarks.harness.workload.replay import renamed
-from benchmarks.harness.workload.replicas import by_units
 from benchmarks.harness.workload.scaling import Fitted, slower
+from benchmarks.harness.workload.two_wires import InnerTimes, TwoWireBounds, bounds, with_inner
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import SampledHalf
@@ -48,6 +48,8 @@ class Contest:
         Whether gradients are clipped by their global norm.
     paced
         Whether connections to servers are paced.
+    inner
+        For how long compute waits for collectives within a replica, where the model is sharded.
     """
 
     on: Sequence[Host]
@@ -58,8 +60,10 @@ class Contest:
     costs: Costs
     clip: bool = False
     paced: bool = False
+    inner: InnerTimes | None = None
 
     def __post_init__(self) -> None:
+        assert (self.inner is None) == (self.fitted.shards == 1)
         if self.clip:
             assert self.fitted.real is None, "what clipping makes of real compute has no reference"
             profile = self.fitted.profile.replace(update="global-norm")
@@ -103,7 +107,13 @@ class Contest:
         """Return a profile with the names and units of the model that is trained."""
         if self.fitted.real is None:
             profile = renamed(profile)
-        return by_units(profile) if self.fitted.shards > 1 else profile
+        return profile if self.inner is None else with_inner(profile, self.inner)
+
+    def two_wire_bounds(self) -> TwoWireBounds | None:
+        """Return the bounds of a sharded model; None for others."""
+        if self.inner is None:
+            return None
+        return bounds(self.priced("torch", bound=True), self.inner, self.fitted.shards)
 
     def expected(self, iterations: int) -> FloatArray:
         """Return the weights after so many iterations."""

@@ -48,7 +48,7 @@ class Layout:
 
 
 def parse_layout(text: str) -> Layout:
-    """Read "4", "4+1", "4c" or "2x2"; raises ValueError for anything else."""
+    """Read "4", "4+1", "4c" or "2x4"; raises ValueError for anything else."""
     if text.endswith("c"):
         layout = Layout(int(text[:-1]), int(text[:-1]), colocated=True)
     elif "x" in text:
@@ -59,6 +59,6 @@ def parse_layout(text: str) -> Layout:
         layout = Layout(int(workers), int(servers) if plus else 0)
         if plus and layout.servers < 1:
             raise ValueError(f'"{text}": expected at least one server')
-    if layout.workers < 2 or layout.shards not in (1, 2) or layout.workers // layout.shards < 2:
-        raise ValueError(f'"{text}": expected at least two workers, and two replicas of two shards')
+    if layout.shards < 1 or layout.workers < 2 * layout.shards:
+        raise ValueError(f'"{text}": expected at least two workers, and at least two replicas')
     return layout

@@ -17,8 +17,8 @@ from benchmarks.harness.results import ContenderResult, MeasuredWindows, Setting
 from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
 from benchmarks.harness.training import over_servers, trainer
 from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
-from benchmarks.harness.workload.replicas import by_units
 from benchmarks.harness.workload.scaling import slower
+from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -180,10 +180,11 @@ def measure(
         Runs other systems on these hosts, once all contenders are stopped.
     """
     fitted, workload = contest.fitted, contest.workload
+    two_wires = contest.two_wire_bounds()
     entries = [
         _over_servers(contest, each, _FIRST_PORT + number, effort)
         if each.backend == "servers"
-        else _over_allreduce(contest, each, _FIRST_PORT + number)
+        else _over_allreduce(contest, each, _FIRST_PORT + number, two_wires)
         for number, each in enumerate(contenders)
     ]
     load = os.getloadavg()[0]
@@ -219,11 +220,14 @@ def measure(
         contenders=[entry.result() for entry in entries],
         max_norm=workload.max_norm,
         pacing_bytes_per_s=contest.pacing_bytes_per_s,
+        two_wires=as_record(two_wires, contest.inner) if two_wires and contest.inner else None,
         unmodified=list(unmodified()) if unmodified is not None else [],
     )
 
 
-def _over_allreduce(contest: Contest, contender: Contender, port: int) -> Entry:
+def _over_allreduce(
+    contest: Contest, contender: Contender, port: int, two_wires: TwoWireBounds | None
+) -> Entry:
     fitted = contest.fitted
     profile = contest.named(contest.priced(contender.backend))
     schedule = schedule_for(contender, profile, fitted.size_factor)
@@ -233,6 +237,7 @@ def _over_allreduce(contest: Contest, contender: Contender, port: int) -> Entry:
         cost = slower(contest.costs.allreduce[contender.predicted_at], contention.allreduce_slowdown)
         predicted = profile.replace(allreduce=cost)
     bounded = contest.priced(contender.backend, bound=True)
+    bound_s = lower_bound_s(bounded) if two_wires is None else two_wires.joint_s
     return Entry(
         job=trainer.Job(
             on=contest.on,
@@ -244,7 +249,7 @@ def _over_allreduce(contest: Contest, contender: Contender, port: int) -> Entry:
         ),
         profile=profile,
         predict=lambda mib: predict(contender, predicted, fitted.size_factor, schedule, mib),
-        bound_s=lower_bound_s(by_units(bounded) if fitted.shards > 1 else bounded),
+        bound_s=bound_s,
     )
 
 

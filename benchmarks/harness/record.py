@@ -28,9 +28,10 @@ from benchmarks.harness.contenders import (
 from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout, parse_layout
 from benchmarks.harness.measure import Effort, Tell, measure
-from benchmarks.harness.network.hosts import BURST_MS, Host, Link, congestion_control, hosts, join_directly
-from benchmarks.harness.network.rates import verify_rates
+from benchmarks.harness.network.hosts import Host, Link, congestion_control, hosts, join_directly
+from benchmarks.harness.network.rates import measure_rates, verify_rates
 from benchmarks.harness.results import SettingResult, as_document
+from benchmarks.harness.training.inner_times import measure_inner_times
 from benchmarks.harness.training.tensorflow_peer import run_unmodified
 from benchmarks.harness.workload.real import MODELS as REAL_MODELS
 from benchmarks.harness.workload.real import captured
@@ -41,6 +42,10 @@ from pace.models import build, communication_ratio
 # Images or tokens of one device in an iteration; times are scaled, so only the balance of layers follows.
 MODELS = {"vgg16": 64, "resnet50": 32, "transformer": 2048, "inception-v3": 32}
 DEVICE_TFLOPS = 5.6
+
+# Units of shards are small, and the links between replicas slow.
+_LARGEST_OF_SHARDS = 1 << 20
+_PACKET_BETWEEN_REPLICAS = 4096
 
 EVERY_CONTENDER_AT = (Layout(4), 1.0)
 
@@ -66,7 +71,9 @@ class Grid:
     pacing
         Whether connections to servers are paced; each value is a setting.
     rate_mbit_s
-        Rate of every host's link, both ways, in Mbit/s.
+        Rate of every host's link, both ways, in Mbit/s; with shards, of the one between replicas.
+    inner_mbit_s
+        Rate of every host's link within its replica; None: not shaped.
     compute_s
         Length of the emulated window without communication.
     rounds, windows
@@ -85,6 +92,7 @@ class Grid:
     clip: bool = False
     pacing: tuple[bool, ...] = (True, False)
     rate_mbit_s: float = 200.0
+    inner_mbit_s: float | None = None
     compute_s: float = 0.4
     rounds: int = 3
     windows: int = 3
@@ -106,11 +114,13 @@ GRIDS = {
         contenders=tuple(name for pair in FRAMEWORK_PAIRS.values() for name in pair),
     ),
     "hsdp": Grid(
-        layouts=_layouts("2x2"),
+        layouts=_layouts("2x2", "2x4"),
         models=("resnet50", "transformer"),
         ratios=(1.0,),
-        rate_mbit_s=25.0,
-        compute_s=0.8,
+        rate_mbit_s=4.0,
+        inner_mbit_s=600.0,
+        compute_s=2.4,
+        windows=2,
     ),
     "servers": Grid(layouts=_layouts("2+2", "4+4", "4+1", "4c"), models=("resnet50", "vgg16")),
 }
@@ -138,14 +148,17 @@ def run(
     started = time.monotonic()
     record: dict[str, Any] = {"conditions": _conditions(grid), "networks": [], "settings": []}
     for layout in grid.layouts:
-        with hosts([Link(rate_mbit_s=grid.rate_mbit_s)] * layout.num_hosts) as on:
-            if layout.shards > 1:
-                for first in range(0, len(on), layout.shards):
-                    join_directly(*on[first : first + layout.shards])
+        with hosts([_link(grid, layout)] * layout.num_hosts) as on:
+            inner_rates: list[float] = []
+            for first in range(0, len(on), layout.shards) if layout.shards > 1 else ():
+                replica = join_directly(on[first : first + layout.shards], rate_mbit_s=grid.inner_mbit_s)
+                # Not refused: what their collectives take is measured with all processes at work.
+                inner_rates += measure_rates(replica, seconds=0.5)
             rates = verify_rates(on)
-            tell(f"{layout}: {min(rates):.0f} Mbit/s of payload each way")
+            within = f", within a replica {min(inner_rates):.0f}" if inner_rates else ""
+            tell(f"{layout}: {min(rates):.0f} Mbit/s of payload each way{within}")
             costs = _costs(on, layout, clip=grid.clip)
-            record["networks"].append(_network(on, layout, rates, costs))
+            record["networks"].append(_network(on, layout, rates, costs) | {"inner_mbit_s": inner_rates})
             for contest in _contests(on, layout, grid, costs, tell):
                 result = _measured(contest, grid, tell, traces)
                 record["settings"].append(as_document(result))
@@ -155,6 +168,13 @@ def run(
     return record
 
 
+def _link(grid: Grid, layout: Layout) -> Link:
+    """Return the link of each host; one between replicas is so slow that a large packet would be a burst."""
+    if layout.shards > 1:
+        return Link(rate_mbit_s=grid.rate_mbit_s, packet_bytes=_PACKET_BETWEEN_REPLICAS)
+    return Link(rate_mbit_s=grid.rate_mbit_s)
+
+
 def _costs(on: list[Host], layout: Layout, *, clip: bool) -> Costs:
     """Measure what this layout's contenders pay."""
     if layout.servers:
@@ -162,7 +182,8 @@ def _costs(on: list[Host], layout: Layout, *, clip: bool) -> Costs:
         ring: dict[str, AllReduce] = {"torch": capture_cost(on, "torch")} if layout.colocated else {}
         return Costs(allreduce=ring, cluster=measure_cluster(on, layout))
     if layout.shards > 1:  # hosts that hold the same shard
-        return Costs(allreduce={"torch": capture_cost(on[:: layout.shards], "torch")})
+        cost = capture_cost(on, "torch", largest_bytes=_LARGEST_OF_SHARDS, shards=layout.shards)
+        return Costs(allreduce={"torch": cost})
     return Costs(
         allreduce={"torch": capture_cost(on, "torch"), "horovod": capture_cost(on, "horovod")},
         halves={"torch": capture_halves(on, "torch"), "horovod": capture_halves(on, "horovod")}
@@ -191,8 +212,9 @@ def _contests(on: list[Host], layout: Layout, grid: Grid, costs: Costs, tell: Te
         for model in grid.models:
             if model in MODELS:
                 fitted = _fitted(model, layout, grid, costs, ratio)
+                inner = measure_inner_times(on, layout, fitted.whole) if layout.shards > 1 else None
                 for paced in grid.pacing if layout.servers else (False,):
-                    yield contest(model=model, ratio=ratio, fitted=fitted, paced=paced)
+                    yield contest(model=model, ratio=ratio, fitted=fitted, paced=paced, inner=inner)
     for model in grid.models:
         if model in REAL_MODELS:
             fitted = captured(model, on, costs.allreduce["torch"], ("torch", "horovod"))
@@ -234,7 +256,7 @@ def competing(grid: Grid, layout: Layout, ratio: float) -> list[Contender]:
 def _measured(contest: Contest, grid: Grid, tell: Tell, traces: Traces | None) -> SettingResult:
     layout, ratio, fitted = contest.layout, contest.ratio, contest.fitted
     everyone = (layout, ratio) == EVERY_CONTENDER_AT
-    thorough = everyone or fitted.real is not None or layout.servers > 0
+    thorough = everyone or fitted.real is not None or layout.servers > 0 or layout.shards > 1
     effort = Effort(
         rounds=grid.rounds if thorough else min(grid.rounds, grid.rounds_elsewhere),
         windows=grid.windows if thorough else grid.windows_elsewhere,
@@ -261,10 +283,14 @@ def _line(result: SettingResult) -> str:
         f"{each.name} {each.iteration_s * 1e3:.0f}" if each.counts else f"{each.name} out"
         for each in (*result.contenders, *result.unmodified)
     )
-    bound = min((each.bound_s for each in result.contenders), default=0.0) * 1e3
-    return (
-        f"{result} (plain {result.plain_error:+.1%}, load {result.load:.1f}): bound {bound:.0f}, {times} ms"
-    )
+    bound = f"bound {min((each.bound_s for each in result.contenders), default=0.0) * 1e3:.0f}"
+    if known := result.two_wires:
+        bound += (
+            f" (compute beside inner collectives {known['beside_s'] * 1e3:.0f}, all-reduces alone"
+            f" {known['outer_s'] * 1e3:.0f}; all-gathers {sum(known['gather_s']) * 1e3:.0f}, reduce-scatters"
+            f" {sum(known['scatter_s']) * 1e3:.0f})"
+        )
+    return f"{result} (plain {result.plain_error:+.1%}, load {result.load:.1f}): {bound}, {times} ms"
 
 
 def _conditions(grid: Grid) -> dict[str, Any]:
@@ -272,15 +298,17 @@ def _conditions(grid: Grid) -> dict[str, Any]:
     import horovod
     import torch
 
+    link = _link(grid, grid.layouts[0])
     frameworks = sorted({name for each in grid.contenders if (name := BY_NAME[each].framework)})
     return machine() | {
         "torch": torch.__version__,
         "horovod": horovod.__version__,
         "frameworks": {name: version(name) for name in frameworks},
-        "burst_ms": BURST_MS,
+        "burst_ms": link.burst_bytes * 8 / link.rate_mbit_s / 1e3,
         **{
             name: value
             for name, value in asdict(grid).items()
-            if name in ("clip", "rate_mbit_s", "compute_s") or name.startswith(("rounds", "windows"))
+            if name in ("clip", "rate_mbit_s", "inner_mbit_s", "compute_s")
+            or name.startswith(("rounds", "windows"))
         },
     }

@@ -30,6 +30,9 @@ _NOTES = {
     " and the loop of Accelerate's documentation with a prepared loader. A framework's own default is the"
     " DDP that it wraps the model in. torch's default bucket sizes are scaled like the gradients. The time"
     " of a framework's loop is part of both sides.",
+    "pace-hsdp": "Hosts of a replica have links of their own. The bound knows both kinds of links. What"
+    " compute waits for within a replica is measured with all processes at work and nothing between"
+    " replicas, and taken as given: torch waits for these collectives on CPUs.",
     "servers-fifo": "All contenders but the rings use PACE's connections, threads, sums and pacing. They"
     " differ only in partitions, servers, order and credit. A policy's partition is sent whole, and answered"
     " when all of it is summed. PACE's rows are the runtime as users have it. Rings run on the"
@@ -103,6 +106,8 @@ def _conditions(record: dict[str, Any]) -> str:
 def _network(network: dict[str, Any]) -> str:
     low, high = min(network["rate_mbit_s"]), max(network["rate_mbit_s"])
     text = f"{network['layout']}: {low:.0f}-{high:.0f} Mbit/s of payload ({network['congestion_control']})"
+    if inner := network.get("inner_mbit_s"):
+        text += f", {min(inner):.0f}-{max(inner):.0f} within a replica"
     if links := network.get("exchange"):
         text += (
             f", a worker exchanged {links['worker_bytes_per_s'] * 8 / 1e6:.0f} Mbit/s with all servers,"
@@ -206,7 +211,19 @@ def _setting(setting: SettingResult) -> str:
         f" {setting.compute_s * 1e3:.1f} ({setting.plain_error * 100:+.1f} %).{_slowed(setting)} Load"
         f" average before: {setting.load:.1f}."
     )
-    return f"{title}\n\n{table(header, rows)}"
+    return "\n\n".join(part for part in (title, _two_wires(setting), table(header, rows)) if part)
+
+
+def _two_wires(setting: SettingResult) -> str:
+    known = setting.two_wires
+    if known is None:
+        return ""
+    return (
+        f"{len(known['gather_s'])} units. In an iteration compute waits {sum(known['gather_s']) * 1e3:.0f} ms"
+        f" for all-gathers and {sum(known['scatter_s']) * 1e3:.0f} ms for reduce-scatters. The bound is"
+        f" {known['joint_s'] * 1e3:.0f} ms. If compute went on beside them it would be"
+        f" {known['beside_s'] * 1e3:.0f} ms, and without them {known['outer_s'] * 1e3:.0f} ms."
+    )
 
 
 def _row(setting: SettingResult, contender: ContenderResult) -> list[str]:

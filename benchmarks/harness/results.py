@@ -96,6 +96,8 @@ class SettingResult:
         How compute and all-reduces of each backend slow one another down; empty where it was not measured.
     pacing_bytes_per_s
         Rate of every connection to a server; None without pacing or servers.
+    two_wires
+        Of a sharded model: its three lower bounds, and what was measured within a replica; all in seconds.
     unmodified
         Training by other systems on the same hosts, with the same layers and sleeps.
     """
@@ -114,6 +116,7 @@ class SettingResult:
     max_norm: float | None = None
     contention: dict[str, dict[str, float]] = field(default_factory=dict)
     pacing_bytes_per_s: float | None = None
+    two_wires: dict[str, Any] | None = None
     unmodified: list[MeasuredWindows] = field(default_factory=list)
 
     def __str__(self) -> str:

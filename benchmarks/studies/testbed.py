@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LAYOUTS = (
     "Layouts: 4 (workers), 4+1 (and servers on hosts of their own), 4c (four of each on four hosts),"
-    " 2x2 (replicas of two shards)"
+    " 2x4 (two replicas of four shards)"
 )
 
 
@@ -122,7 +122,7 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     add = parser.add_argument
     add("kind", choices=GRIDS, nargs="?", default="allreduce")
     add("--models", type=_several(str, models), metavar="A,B", help="Models to train: " + ", ".join(models))
-    add("--layouts", type=_several(parse_layout), metavar="4,2+2,4c,2x2", help=_LAYOUTS)
+    add("--layouts", type=_several(parse_layout), metavar="4,2+2,4c,2x4", help=_LAYOUTS)
     add("--ratios", type=_several(float), metavar="0.5,1,2", help="Communication times over compute time")
     add(
         "--contenders",
@@ -133,8 +133,15 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     add("--clip", action="store_true", default=None, help="Clip gradients by their global norm")
     add("--pacing", choices=("on", "off", "both"), help="Pace connections to servers (default: both)")
     add("--rate-mbit-s", type=float, metavar="R", help="Rate of every link in Mbit/s, both ways")
+    add(
+        "--inner-mbit-s",
+        type=float,
+        metavar="R",
+        help="With hsdp: rate of every link within a replica; --rate-mbit-s is then between replicas",
+    )
     add("--compute-s", type=float, metavar="S", help="Compute time of an iteration in seconds")
     add("--rounds", type=int, metavar="N", help="Turns of each contender")
+    add("--windows", type=int, metavar="N", help="Iterations of each turn that count")
     add(
         "--tensorflow",
         type=Path,

@@ -18,6 +18,8 @@ def test_the_command_says_what_there_is(
     for wrong in (
         ["--contenders", "nobody"],
         ["--layouts", "one"],
+        ["--layouts", "1x4"],
+        ["--layouts", "2x0"],
         ["--models", "alexnet"],
         ["real", "--clip"],
     ):
@@ -34,5 +36,6 @@ def test_options_change_the_kind_s_grid() -> None:
     assert (quick.layouts, quick.ratios, quick.rounds) == ((Layout(4, 4, True),), (2.0,), 2)
     assert quick.pacing == (True, False)
     assert testbed.parse(["clipped"])[1].clip
-    assert testbed.parse(["hsdp"])[1].layouts == (Layout(4, shards=2),)
+    assert testbed.parse(["hsdp"])[1].layouts == (Layout(4, shards=2), Layout(8, shards=4))
+    assert testbed.parse(["hsdp", "--layouts", "4x2", "--inner-mbit-s", "300"])[1].inner_mbit_s == 300
     assert testbed.parse(["real"])[1].models == ("cnn", "encoder")

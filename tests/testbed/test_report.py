@@ -121,6 +121,28 @@ def test_json_keeps_a_setting(setting: SettingResult) -> None:
     assert "iteration_s" not in document["contenders"][2]
 
 
+def test_a_page_tells_what_compute_waits_for() -> None:
+    """With replicas of shards: the bound of both wires, and what it would be with less known."""
+    sharded = setting_of(
+        [contender("hsdp-fifo", [700, 700, 700]), contender("pace-hsdp", [525, 525, 525])],
+        layout="2 replicas of 4 shards",
+        two_wires={
+            "outer_s": 0.4,
+            "beside_s": 0.45,
+            "joint_s": 0.5,
+            "gather_s": [0.01, 0.02],
+            "scatter_s": [0.03, 0.04],
+        },
+    )
+    assert from_document(json.loads(json.dumps(as_document(sharded)))) == sharded
+    page = markdown(record_of(sharded, inner_mbit_s=[570.0, 571.0]))
+    assert "286-287 Mbit/s of payload (cubic), 570-571 within a replica" in page
+    assert (
+        "2 units. In an iteration compute waits 30 ms for all-gathers and 70 ms for reduce-scatters. The"
+        " bound is 500 ms. If compute went on beside them it would be 450 ms, and without them 400 ms."
+    ) in page
+
+
 def record_of(setting: SettingResult, **network: Any) -> dict[str, Any]:
     """Return a record of one setting, with more about its network."""
     measured = {"layout": setting.layout, "rate_mbit_s": [286.0, 287.0], "congestion_control": "cubic"}

@@ -20,7 +20,7 @@ from benchmarks.harness.network.errors import TestbedUnavailable
 from benchmarks.harness.network.names import NAMESPACES, SETTINGS, left_behind, new_prefix
 
 INTERFACE = "eth0"
-# Joins hosts of one replica, where there is such a link: not shaped, as fast as this machine.
+# Joins hosts of one replica, where there is such a link.
 INNER_INTERFACE = "inner0"
 MAX_HOSTS = 250
 
@@ -81,6 +81,11 @@ class Link:
     def emulated(self) -> bool:
         """Whether delay, jitter or loss are emulated besides the rate."""
         return bool(self.delay_ms or self.jitter_ms or self.loss)
+
+    @property
+    def burst_bytes(self) -> int:
+        """What the link lets through at once after a pause: at least a packet as the host hands it down."""
+        return max(round(self.rate_mbit_s * 1e3 / 8 * self.burst_ms), self.packet_bytes * 5 // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,17 +193,37 @@ def _make(made: Sequence[Host], switch: str) -> None:
         _choose_congestion_control(host.namespace)
 
 
-def join_directly(one: Host, other: Host) -> None:
-    """Give two hosts a link of their own beside the others, which is not shaped."""
-    ends = (one, other)
-    _run(
-        *("ip", "link", "add", INNER_INTERFACE, "netns", one.namespace),
-        *("type", "veth", "peer", "name", INNER_INTERFACE, "netns", other.namespace),
-    )
-    for host in ends:
+def join_directly(members: Sequence[Host], *, rate_mbit_s: float | None = None) -> list[Host]:
+    """Give hosts a switch of their own beside the one of all; return them as they are seen there.
+
+    Parameters
+    ----------
+    rate_mbit_s
+        Rate of every link to that switch, in 10^6 bits in a second, both ways. Without one these links are
+        not shaped, as fast as this machine.
+    """
+    switch, first = members[0].port
+    bridge = first.replace("port", "within")
+    _run("ip", "-n", switch, "link", "add", bridge, "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", bridge, "up")
+    joined = []
+    for host in members:
+        port = host.port[1].replace("port", "inner")
         address = host.address.replace("10.77.", "10.78.")
+        _run(
+            *("ip", "link", "add", INNER_INTERFACE, "netns", host.namespace),
+            *("type", "veth", "peer", "name", port, "netns", switch),
+        )
         _run("ip", "-n", host.namespace, "address", "add", f"{address}/24", "dev", INNER_INTERFACE)
         _run("ip", "-n", host.namespace, "link", "set", INNER_INTERFACE, "up")
+        _run("ip", "-n", switch, "link", "set", port, "master", bridge, "up")
+        if rate_mbit_s is not None:
+            link = Link(rate_mbit_s=rate_mbit_s)
+            _shape(host.namespace, INNER_INTERFACE, link, (), "dst")
+            _shape(switch, port, link, (), "src")
+            host = replace(host, link=link)  # as it is seen there
+        joined.append(replace(host, address=address))
+    return joined
 
 
 def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
@@ -212,7 +237,7 @@ def reshape(host: Host, *, up_mbit_s: float, down_mbit_s: float) -> None:
 def _limit(namespace: str, device: str, link: Link, verb: Literal["add", "change"]) -> None:
     _run(
         *("tc", "-n", namespace, "qdisc", verb, "dev", device, "root", "handle", "1:", "tbf"),
-        *("rate", _bits_s(link.rate_mbit_s), "burst", _burst(link), "latency", f"{QUEUE_MS}ms"),
+        *("rate", _bits_s(link.rate_mbit_s), "burst", str(link.burst_bytes), "latency", f"{QUEUE_MS}ms"),
     )
 
 
@@ -220,15 +245,11 @@ def _bits_s(rate_mbit_s: float) -> str:
     return f"{round(rate_mbit_s * 1e6)}bit"
 
 
-def _burst(link: Link) -> str:
-    return str(max(round(link.rate_mbit_s * 1e3 / 8 * link.burst_ms), link.packet_bytes * 5 // 4))
-
-
 def _take_turns(
     namespace: str, device: str, link: Link, others: Sequence[str], end: Literal["src", "dst"]
 ) -> None:
     """Give every other host a queue of its own, and one to acknowledgements, which goes first."""
-    whole, burst = _bits_s(link.rate_mbit_s), _burst(link)
+    whole, burst = _bits_s(link.rate_mbit_s), link.burst_bytes
     limits = f"ceil {whole} burst {burst} cburst {burst}"
     share = _bits_s(link.rate_mbit_s / (len(others) + 2))
     # A queue that is shorter than a packet lets none through.

@@ -17,9 +17,11 @@ _CHUNK = bytes(256 * 1024)
 PAYLOAD = 1448 / 1514
 TOLERANCE = 0.1
 
+_SECONDS, _MEGABITS = 1.5, 20.0
+
 
 def measure_rates(
-    on: Sequence[Host], *, seconds: float = 1.5, senders: Collection[int] | None = None
+    on: Sequence[Host], *, seconds: float = _SECONDS, senders: Collection[int] | None = None
 ) -> list[float]:
     """Send from every host to the next at once; return what each got through, in 10^6 bits in a second.
 
@@ -44,7 +46,9 @@ def verify_rates(on: Sequence[Host]) -> list[float]:
     """
     if len(on) < 2:
         return []
-    measured = measure_rates(on)
+    # A slow link needs longer, until single losses weigh little.
+    slowest = min(host.link.rate_mbit_s for host in on)
+    measured = measure_rates(on, seconds=max(_SECONDS, _MEGABITS / slowest))
     for sender, rate in enumerate(measured):
         receiver = (sender + 1) % len(on)
         expected = PAYLOAD * min(on[sender].link.rate_mbit_s, on[receiver].link.rate_mbit_s)

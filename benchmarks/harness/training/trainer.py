@@ -208,7 +208,7 @@ class Trainer:
 
         assert isinstance(self._replay, Replay)
         assert self._schedule is None or isinstance(self._schedule, Schedule)
-        shard(self._replay, self._rank, self._on)
+        shard(self._replay, self._rank, self._on, self._job.layout.shards)
         self._initial = [local_part(parameter).detach().clone() for parameter in self._replay.parameters()]
         self._optimizer = pace.runtime.fsdp.attach(
             self._replay,

@@ -1,8 +1,7 @@
-"""HSDP on the testbed: every two hosts are a replica of two shards.
+"""HSDP on the testbed: neighboring hosts are the shards of a replica.
 
-The two hosts of a replica have a link of their own that is not shaped, as GPUs of one machine have; hosts
-that hold the same shard are joined by the shaped one. What goes over that is all-reduced: by PACE, or in FIFO
-order.
+The hosts of a replica have links of their own, which are faster, as GPUs of one machine have; hosts that hold
+the same shard are joined by the slower ones. What goes over those is all-reduced: by PACE, or in FIFO order.
 """
 
 import os
@@ -19,10 +18,8 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Group, Schedule, Segment
 from pace.planning.allreduce.optimize import optimize_allreduce
 
-SHARDS = 2
-
 # Users shard a model block by block: so many blocks of about the same size, where gradients allow it.
-UNITS = 24
+UNITS = 16
 
 
 def unit_starts(stages: Sequence[StagePlan]) -> list[int]:
@@ -108,15 +105,22 @@ def _fused(members: Sequence[Group]) -> Group:
     )
 
 
-def shard(model: Replay, rank: int, on: Sequence[Host]) -> None:
+def shard(model: Replay, rank: int, on: Sequence[Host], shards: int, *, alone: bool = False) -> None:
     """Shard a model over its replica's hosts; torch.distributed must have been joined.
 
     What was gathered stays for the backward pass: links within a machine are meant to be fast, and here they
     cost this machine's time.
+
+    Parameters
+    ----------
+    shards
+        How many hosts are a replica.
+    alone
+        Whether replicas know nothing of one another, so that nobody sums their gradients.
     """
     from torch.distributed.fsdp import fully_shard
 
-    mesh = _mesh(rank, on)
+    mesh = _mesh(rank, on, shards, alone=alone)
     stages = list(model.stages)
     starts = unit_starts(model.plan.stages)
     runs = [stages[first:end] for first, end in zip(starts, [*starts[1:], len(stages)], strict=True)]
@@ -129,17 +133,19 @@ def shard(model: Replay, rank: int, on: Sequence[Host]) -> None:
     model.units = nn.ModuleList(units)
 
 
-def _mesh(rank: int, on: Sequence[Host]) -> Any:
+def _mesh(rank: int, on: Sequence[Host], shards: int, *, alone: bool) -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    ranks = [list(range(first, first + SHARDS)) for first in range(0, len(on), SHARDS)]
+    ranks = [list(range(first, first + shards)) for first in range(0, len(on), shards)]
     os.environ["GLOO_SOCKET_IFNAME"] = INNER_INTERFACE  # read as each group connects
     within = [dist.new_group(each) for each in ranks]
+    if alone:
+        return DeviceMesh.from_group(within[rank // shards], "cpu", mesh_dim_names=("shards",))
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     across = [dist.new_group(list(each)) for each in zip(*ranks, strict=True)]
     return DeviceMesh.from_group(
-        [across[rank % SHARDS], within[rank // SHARDS]],
+        [across[rank % shards], within[rank // shards]],
         "cpu",
         mesh=ranks,
         mesh_dim_names=("replicas", "shards"),
