@@ -13,11 +13,9 @@ from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 
 import structlog
-from limits import RateLimitItem, parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import FixedWindowRateLimiter
 
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
+from pace.api.fairness.rate_windows import RateWindows
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
 from pace.api.storage.threads import DatabaseThreads
 
@@ -29,6 +27,8 @@ log = structlog.get_logger(__name__)
 _TOKEN = re.compile(r"pace_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _USE_NOTED_S = 60.0
 _MOST_KNOWN = 10_000
+# A key of which nothing is known.
+_UNKNOWN: "tuple[float, ApiKey | None]" = (0.0, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,8 @@ class AccessControl:
         self._keys = keys
         self._issuer = issuer
         self._threads = threads
-        self._rate_limit = parse(rate_limit) if rate_limit else None
-        self._failure_limit = parse(failure_limit) if failure_limit else None
-        self._windows = MemoryStorage()
-        self._limiter = FixedWindowRateLimiter(self._windows)
-        self._window_names: dict[str, str] = {}
+        self._rates = RateWindows(rate_limit) if rate_limit else None
+        self._failures = RateWindows(failure_limit) if failure_limit else None
         self._trust_s = trust_s
         self._observe = observe
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
@@ -127,35 +124,57 @@ class AccessControl:
         if scope not in principal.scopes:
             held = ", ".join(sorted(principal.scopes)) or "none"
             raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
-        left = None if self._rate_limit is None else await self._count(self._rate_limit, principal.tenant)
-        self._observe(principal.tenant)
-        return principal, left
+        return principal, self.count(principal.tenant)
 
-    async def _count(self, limit: RateLimitItem, tenant: str) -> RateLeft:
-        """Count a request as the limiter does, which would have to be asked again for what is left."""
-        name = self._window_names.get(tenant)
-        if name is None:
-            if len(self._window_names) > _MOST_KNOWN:
-                self._window_names.clear()
-            name = self._window_names[tenant] = limit.key_for(tenant)
-        count = await self._windows.incr(name, limit.get_expiry())
-        reset_s = max(1, round(await self._windows.get_expiry(name) - time.time()))
-        if count > limit.amount:
-            raise RateLimited(f"more requests than {limit}", reset_s, limit.amount)
-        return RateLeft(limit=limit.amount, remaining=limit.amount - count, reset_s=reset_s)
+    def recognize(self, token: str | None, scope: Scope) -> Principal | None:
+        """Return the principal of a token if ``admit`` would let it in without waiting; count nothing."""
+        if self._keys is None:
+            principal = self._everyone
+        else:
+            parts = _TOKEN.fullmatch(token or "")
+            until, key = self._known.get(parts[1], _UNKNOWN) if parts else _UNKNOWN
+            now = time.monotonic()
+            if parts is None or key is None or until < now or self._noted.get(key.id, 0.0) <= now:
+                return None
+            try:
+                principal = _holder(key, parts[2])
+            except Unauthorized:
+                return None
+        if scope not in principal.scopes or (
+            self._rates is not None and self._rates.is_full(principal.tenant)
+        ):
+            return None
+        return principal
+
+    def count(self, tenant: str) -> RateLeft | None:
+        """Count a request; return what is left of the tenant's rate limit, if there is one.
+
+        Raises
+        ------
+        RateLimited
+            Beyond the rate limit.
+        """
+        left, rates = None, self._rates
+        if rates is not None:
+            count, reset_s = rates.count(tenant), rates.reset_s(tenant)
+            if count > rates.most:
+                raise RateLimited(f"more requests than {rates}", reset_s, rates.most)
+            left = RateLeft(limit=rates.most, remaining=rates.most - count, reset_s=reset_s)
+        self._observe(tenant)
+        return left
 
     async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
         if token is None:
             raise Unauthorized("no API key was sent")
-        limit, origin = self._failure_limit, ("failed login", _origin(address))
-        if limit is not None and not await self._limiter.test(limit, *origin) and not self._was_valid(token):
-            reset_s = await self._reset_s(limit, *origin)
+        failures, origin = self._failures, _origin(address)
+        if failures is not None and failures.is_full(origin) and not self._was_valid(token):
+            reset_s = failures.reset_s(origin)
             raise RateLimited("too many keys that are not valid, from your address", reset_s)
         try:
             return await self._identify(keys, token)
         except Unauthorized:
-            if limit is not None:
-                await self._limiter.hit(limit, *origin)
+            if failures is not None:
+                failures.count(origin)
             raise
 
     async def _identify(self, keys: KeyRing, token: str) -> Principal:
@@ -165,18 +184,14 @@ class AccessControl:
             return Principal(tenant=claims.tenant, scopes=scopes, key_id=None, subject=claims.subject)
         parts = _TOKEN.fullmatch(token)
         key = None if parts is None else await self._find(keys, parts[1])
-        # The hash of a random 256-bit secret needs no salt and no slow hash function.
-        given = sha256((parts[2] if parts else "").encode()).hexdigest()
-        if key is None or not hmac.compare_digest(given, key.secret_sha256):
-            raise Unauthorized("the API key is not valid")
-        if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
-            raise Unauthorized(f"the API key has expired at {key.expires_at.isoformat(timespec='seconds')}")
-        self._note_use(keys, key.id)
-        return Principal(tenant=key.tenant, scopes=key.scopes, key_id=key.id)
+        principal = _holder(key, parts[2] if parts else "")
+        assert principal.key_id is not None
+        self._note_use(keys, principal.key_id)
+        return principal
 
     async def _find(self, keys: KeyRing, key_id: str) -> ApiKey | None:
         now = time.monotonic()
-        until, key = self._known.get(key_id, (0.0, None))
+        until, key = self._known.get(key_id, _UNKNOWN)
         if until < now:
             key = await self._threads.run(keys.find, key_id)
             self._known[key_id] = (now + self._trust_s, key)
@@ -195,10 +210,8 @@ class AccessControl:
         parts = _TOKEN.fullmatch(token)
         if parts is None:
             return False
-        _, key = self._known.get(parts[1], (0.0, None))
-        return key is not None and hmac.compare_digest(
-            sha256(parts[2].encode()).hexdigest(), key.secret_sha256
-        )
+        _, key = self._known.get(parts[1], _UNKNOWN)
+        return _is_secret(key, parts[2])
 
     def _note_use(self, keys: KeyRing, key_id: str) -> None:
         now = time.monotonic()
@@ -218,9 +231,20 @@ class AccessControl:
         except Exception as error:
             log.warning("key-use-not-stored", key=key_id, error=str(error))
 
-    async def _reset_s(self, limit: RateLimitItem, *identifiers: str) -> int:
-        window = await self._limiter.get_window_stats(limit, *identifiers)
-        return max(1, round(window.reset_time - time.time()))
+
+def _holder(key: ApiKey | None, secret: str) -> Principal:
+    """Return who has a key; raises Unauthorized if the secret is not its own, or it has expired."""
+    if key is None or not _is_secret(key, secret):
+        raise Unauthorized("the API key is not valid")
+    if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+        raise Unauthorized(f"the API key has expired at {key.expires_at.isoformat(timespec='seconds')}")
+    return Principal(tenant=key.tenant, scopes=key.scopes, key_id=key.id)
+
+
+def _is_secret(key: ApiKey | None, secret: str) -> bool:
+    # The hash of a random 256-bit secret needs no salt and no slow hash function.
+    given = sha256(secret.encode()).hexdigest()
+    return key is not None and hmac.compare_digest(given, key.secret_sha256)
 
 
 def _origin(address: str) -> str:

@@ -57,15 +57,16 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
     listener = _listen(settings.host, settings.port)
     bound_host, bound_port = listener.getsockname()[:2]
     shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
         timeout_graceful_shutdown=settings.drain_s,  # type: ignore[arg-type]  # only waited for
-        http=make_protocol(settings.header_timeout_s, raise_descriptor_limit()),
+        http=make_protocol(settings.header_timeout_s, raise_descriptor_limit(), app.answer_at_once),
         lifespan="on",
     )
     structlog.get_logger(__name__).info(

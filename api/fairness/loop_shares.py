@@ -72,7 +72,7 @@ class LoopShares:
 
     async def turn(self, scope: Scope, tenant: str) -> None:
         """Wait until a request of a tenant may continue; its time is charged to the tenant from then on."""
-        if tenant in self._queues or self._pause_s(tenant) > 0:
+        if not self.is_open(tenant):
             began_s = self._now()
             queue = self._queues.setdefault(tenant, asyncio.Lock())
             async with queue:
@@ -82,6 +82,14 @@ class LoopShares:
             self._observe(self._now() - began_s)
         else:
             self._begin(scope, tenant)
+
+    def is_open(self, tenant: str) -> bool:
+        """Whether a tenant's next request may start at once."""
+        return tenant not in self._queues and self._pause_s(tenant) <= 0
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Count a request that was answered at once, without ``turn`` and ``measure``."""
+        self._count(tenant, seconds, 0.0)
 
     def _begin(self, scope: Scope, tenant: str) -> None:
         meter = scope.get(_METER)

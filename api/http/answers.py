@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pace.api.http.headers import header
+from pace.api.http.headers import header, header_lines
 from pace.api.questions.kind import Kind
 from pace.api.storage.questions import StoredAnswer
 from pace.api.storage.resources import StoredProfile
@@ -37,11 +37,15 @@ class _Prepared(Response):
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer:
-    """A body with its digest, by which clients detect incomplete answers (RFC 9530)."""
+    """A body with its digest, by which clients detect incomplete answers (RFC 9530).
+
+    `lines` has the raw headers as they are sent.
+    """
 
     body: bytes
     digest: str
     raw_headers: tuple[tuple[bytes, bytes], ...]
+    lines: bytes
 
     @classmethod
     def of(cls, body: bytes, media_type: str = JSON) -> "PreparedAnswer":
@@ -54,7 +58,7 @@ class PreparedAnswer:
             (b"etag", f'"{digest[:32]}"'.encode()),
             (b"cache-control", b"private, no-cache"),
         )
-        return cls(body, digest, headers)
+        return cls(body, digest, headers, header_lines(headers))
 
     @property
     def etag(self) -> str:

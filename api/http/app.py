@@ -17,7 +17,7 @@ from starlette.routing import Match, Mount
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http import docs_page, web_page
 from pace.api.http.docs_page import add_docs
-from pace.api.http.fast_path import Application, answer_frequent
+from pace.api.http.fast_path import Application, ReadsFromMemory, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
 from pace.api.http.openapi import DESCRIPTION, TAGS, describe
@@ -54,11 +54,13 @@ def create_app(settings: Settings) -> Application:
     metrics = Metrics(settings.metrics_tenants)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service = Service(settings, metrics, spans)
         app.state.service = service
-        app.state.question_answers = QuestionAnswers(service)
+        app.state.question_answers = answers = QuestionAnswers(service)
         await service.start()
+        if app.fast is not None and settings.audit != "all":
+            app.reads = ReadsFromMemory(service, answers, hosts, shares)
         # These objects stay alive: freezing them keeps the garbage collector from scanning them during
         # requests.
         freeze_what_is_loaded()
@@ -102,6 +104,7 @@ def create_app(settings: Settings) -> Application:
         app.add_exception_handler(kind, _answer_error)
     allowed: dict[str, Any] = {"allowed": settings.allowed_host_names, "loopback": not settings.needs_keys}
     app.add_middleware(HostCheck, **allowed)
+    hosts = HostCheck(answer_frequent, **allowed)
     # Without keys there is one tenant.
     shares = None
     if settings.needs_keys:
@@ -113,7 +116,7 @@ def create_app(settings: Settings) -> Application:
     spans = trace(app)
     if not spans.wanted:
         # The framework's layers create spans.
-        app.fast = Envelope(HostCheck(answer_frequent, **allowed), metrics, {}, shares)
+        app.fast = Envelope(hosts, metrics, {}, shares)
     return app
 
 

@@ -1,18 +1,33 @@
-"""A fast path for the most frequent requests: GET /v1/schedules/{question_id} and POST /v1/schedules.
+"""Fast paths for the most frequent requests: GET /v1/schedules/{question_id} and POST /v1/schedules.
 
 With thousands of workers, the framework's layers, routing and parameters cost more than everything else
 together. The same functions answer here and in ``routes.questions``, whose routes describe them in OpenAPI,
 refuse invalid identifiers, and answer if requests are traced.
+
+A schedule that is in memory is answered as soon as its request has arrived, without a coroutine.
 """
 
 import re
+import time
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pace.api.http.headers import header
+from pace.api.fairness.loop_shares import LoopShares
+from pace.api.http.headers import (
+    NOTHING_LOADED,
+    SAFE_HEADERS,
+    bearer_of,
+    header,
+    header_lines,
+    rate_headers,
+    request_id_of,
+)
+from pace.api.http.hosts import HostCheck
+from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.questions import create_question, get_question
 from pace.api.http.security import admit_request
 from pace.api.questions.kind import SCHEDULE
@@ -22,7 +37,19 @@ from pace.api.service import Service
 _KIND = KINDS[SCHEDULE]
 _PATH = _KIND.path
 _ID = re.compile("[0-9a-f]{32}")
+_ONE = f"{_PATH}/{{question_id}}"
 ROUTE_KEY = "pace.route"
+# One request without a body, all of it, as RFC 9112 writes it and most clients do.
+_PLAIN = re.compile(
+    b"GET " + re.escape(_PATH).encode() + rb"/([0-9a-f]{32}) HTTP/1\.1\r\n"
+    rb"((?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)+)\r\n"
+)
+_MOST_BYTES = 4096
+# Headers that say where a request ends, or on which its answer depends.
+_DECISIVE = frozenset(("content-length", "transfer-encoding", "expect", "upgrade", "origin", "if-none-match"))
+_KEEPS = "keep-alive"
+_SAFE_LINES = header_lines(SAFE_HEADERS)
+_LAST_LINES = header_lines([NOTHING_LOADED]) + b"\r\n"
 # They are asked again and again while nobody uses the service.
 _PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 
@@ -34,9 +61,18 @@ class Application(FastAPI):
     ----------
     fast
         Answers the requests for which ``is_frequent`` holds; None leaves them to FastAPI.
+    reads
+        Answers reads before they get here; None leaves them to `fast`.
     """
 
     fast: ASGIApp | None = None
+    reads: "ReadsFromMemory | None" = None
+
+    def answer_at_once(
+        self, received: bytes, general: Iterable[tuple[bytes, bytes]], write: Callable[[bytes], object]
+    ) -> bool:
+        """Answer a request as ``ReadsFromMemory.answer`` does, if these reads are wanted."""
+        return self.reads is not None and self.reads.answer(received, general, write)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection, or the start and end of the server."""
@@ -78,10 +114,9 @@ async def answer_frequent(scope: Scope, receive: Receive, send: Send) -> None:
     request = Request(scope, receive)
     state = scope["app"].state
     service = cast("Service", state.service)
-    scheme, _, token = (header(scope, b"authorization") or "").partition(" ")
-    given = token.strip() if scheme.lower() == "bearer" else None
+    given = bearer_of(header(scope, b"authorization"))
     if scope["method"] == "GET":
-        scope[ROUTE_KEY] = f"{_PATH}/{{question_id}}"
+        scope[ROUTE_KEY] = _ONE
         principal = await admit_request(request, service, given, "read")
         question_id = scope["path"][len(_PATH) + 1 :]
         response = await get_question(_KIND, request, state.question_answers, principal, question_id)
@@ -90,3 +125,69 @@ async def answer_frequent(scope: Scope, receive: Receive, send: Send) -> None:
         principal = await admit_request(request, service, given, "submit")
         response = await create_question(_KIND, request, service, state.question_answers, principal)
     await response(scope, receive, send)
+
+
+class ReadsFromMemory:
+    """Answers a GET of a schedule that is in memory, with the limits, metrics and headers of any request.
+
+    Left to the application, and counted there, is what is not in memory, must wait, or is to be refused. So
+    is every request that is not in the plainest form: only the server's parser knows the others.
+    """
+
+    def __init__(
+        self, service: Service, answers: QuestionAnswers, hosts: HostCheck, shares: LoopShares | None
+    ) -> None:
+        self._service = service
+        self._answers = answers
+        self._hosts = hosts
+        self._shares = shares
+
+    def answer(
+        self, received: bytes, general: Iterable[tuple[bytes, bytes]], write: Callable[[bytes], object]
+    ) -> bool:
+        """Write the answer to what arrived on an idle connection, or return False and do nothing.
+
+        Parameters
+        ----------
+        general
+            Headers that the server adds to each answer.
+        """
+        began_s = time.perf_counter()
+        request = _PLAIN.fullmatch(received) if len(received) <= _MOST_BYTES else None
+        given = None if request is None else _plain_headers(request[2])
+        if request is None or given is None or not self._hosts.allows(given["host"]):
+            return False
+        access, shares = self._service.access, self._shares
+        principal = access.recognize(bearer_of(given.get("authorization")), "read")
+        if principal is None or (shares is not None and not shares.is_open(principal.tenant)):
+            return False
+        answer = self._answers.in_memory(principal.tenant, _KIND, request[1].decode())
+        if answer is None:
+            return False
+        rate = access.count(principal.tenant)
+        request_id = request_id_of(given.get("x-request-id"))
+        parts = [b"HTTP/1.1 200 OK\r\n", header_lines(general), answer.lines]
+        parts += [b"x-request-id: %s\r\n" % request_id.encode(), _SAFE_LINES]
+        if rate is not None:
+            parts.append(header_lines(rate_headers(rate)))
+        parts += [_LAST_LINES, answer.body]
+        write(b"".join(parts))
+        seconds = time.perf_counter() - began_s
+        self._service.metrics.observe_request("GET", _ONE, 200, seconds)
+        if shares is not None:
+            shares.charge(principal.tenant, seconds)
+        return True
+
+
+def _plain_headers(lines: bytes) -> dict[str, str] | None:
+    """Return headers by their names in lower case; None if one is decisive, or twice there, or no host is."""
+    found: dict[str, str] = {}
+    for line in lines.decode("ascii").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in found:
+            return None
+        found[name] = value.strip(" \t")
+    if found.pop("connection", _KEEPS).lower() != _KEEPS or "host" not in found:
+        return None
+    return found if _DECISIVE.isdisjoint(found) else None

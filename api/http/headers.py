@@ -1,10 +1,55 @@
-"""Reads single headers of requests, which is faster than wrapping all of them, and handles unusual forms."""
+"""Reads and writes single headers, which is faster than wrapping all of them, and handles unusual forms."""
 
+import re
+from collections.abc import Iterable
+from random import Random
 from urllib.parse import unquote, urlsplit
 
 from starlette.types import Message, Scope, Send
 
+from pace.api.access import RateLeft
 from pace.api.errors import AmbiguousLength, InvalidRequest
+
+SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+NOTHING_LOADED = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+# Identifiers must be unique, not secret; the system's generator is slower.
+_random = Random()
+
+
+def request_id_of(given: str | None) -> str:
+    """Return the identifier that a caller gave its request, or a new one.
+
+    The caller's text goes into logs and headers, so it must not be able to forge either.
+    """
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return f"{_random.getrandbits(128):032x}"
+
+
+def bearer_of(given: str | None) -> str | None:
+    """Return the token of an Authorization header, if it has one."""
+    scheme, _, token = (given or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def rate_headers(rate: RateLeft) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell what is left of a rate limit."""
+    return [
+        (b"ratelimit-limit", b"%d" % rate.limit),
+        (b"ratelimit-remaining", b"%d" % rate.remaining),
+        (b"ratelimit-reset", b"%d" % rate.reset_s),
+    ]
+
+
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as they are sent, each with its end of line."""
+    return b"".join(b"%s: %s\r\n" % each for each in headers)
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -38,12 +38,16 @@ class HostCheck:
         """Pass a request on or refuse it."""
         if scope["type"] == "http" and (self._loopback or self._allowed) and scope["path"] not in _PROBES:
             host = header(scope, b"host") or ""
-            if not self._is_allowed(f"//{host}"):
+            if not self.allows(host):
                 raise ForeignHost(f'this service is not called "{host[:200]}": see PACE_ALLOWED_HOSTS')
             origin = header(scope, b"origin")
             if origin is not None and not self._is_allowed(origin):
                 raise ForeignHost(f'pages of "{origin[:200]}" may not use this service')
         await self.app(scope, receive, send)
+
+    def allows(self, host: str) -> bool:
+        """Whether a request may name this host."""
+        return not (self._loopback or self._allowed) or self._is_allowed(f"//{host}")
 
     def _find_out(self, url: str) -> bool:
         try:

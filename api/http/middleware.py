@@ -1,8 +1,6 @@
 """Wraps every request: adds its identifier and security headers, measures and logs it, and answers errors."""
 
 import asyncio
-import random
-import re
 import time
 from collections.abc import Mapping
 
@@ -11,12 +9,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pace.api.access import RateLeft
 from pace.api.errors import ServiceStopping
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.answers import problem_response
 from pace.api.http.fast_path import ROUTE_KEY
-from pace.api.http.headers import head_only, header, in_origin_form, refuse_two_lengths
+from pace.api.http.headers import (
+    NOTHING_LOADED,
+    SAFE_HEADERS,
+    head_only,
+    header,
+    in_origin_form,
+    rate_headers,
+    refuse_two_lengths,
+    request_id_of,
+)
 from pace.api.http.security import RATE_KEY
 from pace.api.metrics import Metrics
 from pace.api.problems import brief, headers_of, is_foreseen, problem_of
@@ -27,13 +33,6 @@ log = structlog.get_logger(__name__)
 # In metrics and in the log: as reverse proxies write it.
 CLIENT_GONE = 499
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_SAFE_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-)
-_NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 _NO_STORE = (b"cache-control", b"no-store")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
@@ -62,8 +61,6 @@ class Envelope:
             path: (b"content-security-policy", policy.encode()) for path, policy in policies.items()
         }
         self.metrics = metrics
-        # Identifiers must be unique, not secret; the system's generator is slower.
-        self._random = random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -71,10 +68,7 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        request_id = header(scope, b"x-request-id")
-        # The caller's text goes into logs and headers, so it must not be able to forge either.
-        if request_id is None or not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"{self._random.getrandbits(128):032x}"
+        request_id = request_id_of(header(scope, b"x-request-id"))
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
         wanted = scope
@@ -84,13 +78,10 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 # Copied, because a response may be sent more than once.
-                headers = [*message["headers"], (b"x-request-id", request_id.encode()), *_SAFE_HEADERS]
-                rate: RateLeft | None = wanted.get(RATE_KEY)
-                if rate is not None:
-                    headers.append((b"ratelimit-limit", b"%d" % rate.limit))
-                    headers.append((b"ratelimit-remaining", b"%d" % rate.remaining))
-                    headers.append((b"ratelimit-reset", b"%d" % rate.reset_s))
-                headers.append(self._policies.get(wanted["path"], _NOTHING))
+                headers = [*message["headers"], (b"x-request-id", request_id.encode()), *SAFE_HEADERS]
+                if (rate := wanted.get(RATE_KEY)) is not None:
+                    headers += rate_headers(rate)
+                headers.append(self._policies.get(wanted["path"], NOTHING_LOADED))
                 for name, _ in headers:
                     if name == b"cache-control":
                         break

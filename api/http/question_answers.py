@@ -20,13 +20,19 @@ class QuestionAnswers:
 
     async def get(self, tenant: str, kind: Kind, question_id: str) -> PreparedAnswer | None:
         """Return the answer to a question, or None when there is none."""
-        answer = self._cache.get(tenant, _name(kind, question_id))
+        answer = self.in_memory(tenant, kind, question_id)
         if answer is not None:
-            self._service.metrics.cache_hits.inc()
             return answer
         self._service.metrics.cache_misses.inc()
         stored = await self._service.read(self._service.questions.get, tenant, kind, question_id)
         return None if stored is None else await self.keep(tenant, kind, stored)
+
+    def in_memory(self, tenant: str, kind: Kind, question_id: str) -> PreparedAnswer | None:
+        """Return an answer that was read recently."""
+        answer = self._cache.get(tenant, _name(kind, question_id))
+        if answer is not None:
+            self._service.metrics.cache_hits.inc()
+        return answer
 
     async def keep(self, tenant: str, kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
         """Prepare a stored answer and keep it."""

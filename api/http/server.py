@@ -2,17 +2,17 @@
 
 import asyncio
 import os
+import re
 import resource
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import h11
 import structlog
 import uvicorn
-from h11._headers import Headers, normalize_and_validate
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
@@ -28,6 +28,13 @@ _LOOK_EVERY_S = 10.0
 _LEAST_BYTES = 10_000
 _MOST_DESCRIPTORS = 65_536
 _MOST_HEADERS = 1000
+# Writes what is received on an idle connection its answer, with the server's own headers; False to leave it.
+AtOnce = Callable[[bytes, Iterable[tuple[bytes, bytes]], Callable[[bytes], object]], bool]
+# What a header may consist of (RFC 9110, section 5).
+_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(rb"(?![ \t])[\t -~\x80-\xff]*(?<![ \t])")
+# Headers that say where an answer ends; h11 must know them.
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 
 class StoppingServer(uvicorn.Server):
@@ -128,22 +135,26 @@ def send_head(cycle: RequestResponseCycle, message: Message) -> None:
     """
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
-    headers = [*cycle.default_headers, *message.get("headers", ())]
-    if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in headers:
-        headers.append(CLOSE_HEADER)
-    head = h11.Response(
-        status_code=message["status"],
-        headers=Headers([_valid(name, value) for name, value in headers]),
-        reason=STATUS_PHRASES[message["status"]],
-    )
-    cycle.transport.write(cycle.conn.send(head))
+    framing, lines = [], []
+    for name, value in (*cycle.default_headers, *message.get("headers", ())):
+        if name.lower() in _FRAMING:
+            framing.append((name, value))
+        else:
+            lines.append(_line(name, value))
+    if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in framing:
+        framing.append(CLOSE_HEADER)
+    status = message["status"]
+    head = cycle.conn.send(h11.Response(status_code=status, headers=framing, reason=STATUS_PHRASES[status]))
+    first, rest = head.split(b"\r\n", 1)
+    cycle.transport.write(b"".join((first, b"\r\n", *lines, rest)))
 
 
 @lru_cache(_MOST_HEADERS)
-def _valid(name: bytes, value: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return a header as h11 keeps it; raises h11.LocalProtocolError."""
-    (kept,) = normalize_and_validate([(name, value)])._full_items
-    return kept
+def _line(name: bytes, value: bytes) -> bytes:
+    """Return the line of a header; raises h11.LocalProtocolError."""
+    if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        raise h11.LocalProtocolError(f"{name!r}: {value!r} is no header")
+    return b"%s: %s\r\n" % (name, value)
 
 
 class PatientProtocol(H11Protocol):
@@ -158,10 +169,13 @@ class PatientProtocol(H11Protocol):
         Seconds in which the head of a request must arrive.
     most_connections
         Largest number of connections; beyond it, the one without a complete request for longest is ended.
+    at_once
+        Answers some requests before they are parsed, let alone passed to the application.
     """
 
     header_timeout_s: ClassVar[float]
     most_connections: ClassVar[int]
+    at_once: ClassVar[AtOnce]
     # In the order in which they came to be without a request.
     unused: "ClassVar[dict[PatientProtocol, None]]"
 
@@ -193,8 +207,24 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle received data; from here on the head must be completed in time."""
+        general = self.server_state.default_headers
+        if self._is_idle() and type(self).at_once(data, general, self.transport.write):
+            self.unused.pop(self, None)  # it becomes the last one of them
+            self._stop_header_timer()
+            self.on_response_complete()
+            return
         super().data_received(data)
         self._note_use()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing of a request has arrived since the last answer, and the client reads answers."""
+        states = self.conn.their_state, self.conn.our_state
+        return (
+            states == (h11.IDLE, h11.IDLE)
+            and not self.conn.trailing_data[0]
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
 
     def on_response_complete(self) -> None:
         """Mark the connection as idle."""
@@ -236,9 +266,7 @@ class PatientProtocol(H11Protocol):
     def _note_use(self) -> None:
         if self._has_request() or self.transport.is_closing():
             self.unused.pop(self, None)
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
+            self._stop_header_timer()
             return
         self.unused.setdefault(self)
         if self._header_timer is None:
@@ -258,16 +286,28 @@ class PatientProtocol(H11Protocol):
         self._to_write = left
         self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
 
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
     def _stop_timers(self) -> None:
         for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
 
 
-def make_protocol(header_timeout_s: float, most_connections: int) -> type[asyncio.Protocol]:
+def make_protocol(
+    header_timeout_s: float, most_connections: int, at_once: AtOnce = lambda *_: False
+) -> type[asyncio.Protocol]:
     """Return a protocol with these limits, for one server."""
-    limits = {"header_timeout_s": header_timeout_s, "most_connections": most_connections, "unused": {}}
-    return type("LimitedProtocol", (PatientProtocol,), limits)
+    own = {
+        "header_timeout_s": header_timeout_s,
+        "most_connections": most_connections,
+        "at_once": staticmethod(at_once),
+        "unused": {},
+    }
+    return type("LimitedProtocol", (PatientProtocol,), own)
 
 
 def raise_descriptor_limit() -> int:
