@@ -37,10 +37,8 @@ def test_the_client_speaks_with_the_service(service: Caller) -> None:
             client.create_schedule(PROFILE, Options(oracle="lp"))
         programs = Options(oracle="lp", slot_s=0.001, fusion="paper", lp_solver="pulp")
         record = client.create_schedule(PROFILE, programs).solver
-        assert (record.lp_solver, record.num_programs) == (
-            "pulp",
-            optimize(PROFILE, programs).solver.num_programs,
-        )
+        num_programs = optimize(PROFILE, programs).solver.num_programs
+        assert (record.lp_solver, record.num_programs) == ("pulp", num_programs)
         client.send_report(schedule, "train", 0.012, 50, plain_iteration_s=0.015)
         (report,) = service.http.get("/v1/reports", params={"job": "train"}).json()["items"]
         assert report["predicted_iteration_s"] == schedule.predicted.iteration_s
