@@ -8,7 +8,7 @@ goes to either. Meanwhile, in random order, worker processes, the process that f
 are killed with -9, a service is stopped, PostgreSQL is restarted, the network before it is cut or stalled,
 the disk under SQLite is filled. At the end: nothing that was accepted is lost, every answer is the library's
 own, every service is ready without anybody's help, and its memory has not grown by more than 10 % in the
-second half, in which it is not killed. Exit status 1 otherwise.
+last part, in which it is not killed. Exit status 1 otherwise.
 
 Filling the disk mounts a small file system, which takes root; without, that fault is left out and said so.
 ``test_soak.py`` runs a short form.
@@ -17,6 +17,7 @@ Filling the disk mounts a small file system, which takes root; without, that fau
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import statistics
@@ -40,6 +41,7 @@ from tests.load.soak_clients import Load
 MOST_GROWTH = 0.10
 DISK_BYTES = 64 * 2**20
 FAULT_S = 2.0
+SHORTEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 READY_TIMEOUT_S = 120.0
 
@@ -142,10 +144,16 @@ def await_ready(services: Sequence[ServiceProcess], load: Load) -> None:
 
 
 def soak(
-    folder: Path, database: str, seconds: float, *, num_clients: int = 3, seed: int = 0
+    folder: Path, database: str, seconds: float | None, *, num_clients: int = 3, seed: int = 0
 ) -> dict[str, Any]:
-    """Run everything; ``faults`` of the result is empty if all went well."""
+    """Run everything; ``faults`` of the result is empty if all went well.
+
+    Without `seconds`, every kind of fault comes once.
+    """
     chance = random.Random(seed)
+    pause_s = SHORTEST_PAUSE_S
+    if seconds is not None:
+        pause_s = min(max(seconds / 20, pause_s), LONGEST_PAUSE_S)
     with contextlib.ExitStack() as stack:
         disk = None
         if database == "postgresql":
@@ -180,16 +188,17 @@ def soak(
             gentle += [lambda: restart(server), lambda: lose_network(network, chance)]
         elif disk is not None:
             gentle.append(lambda: fill_disk(disk, load))
-        rough: list[Callable[[], None]] = [*gentle]
-        rough += [lambda: kill_service(chance.choice(services)), partial(replace_service, services[-1])]
+        rough: list[Callable[[], None]] = [
+            lambda: kill_service(chance.choice(services)),
+            partial(replace_service, services[-1]),
+        ]
         load.start(num_clients)
         sizes: list[list[int]] = [[] for _ in services]
         num_faults = 0
         try:
-            for faults, until in ((rough, time.monotonic() + seconds / 2), (gentle, 0.0)):
-                until = until or time.monotonic() + seconds / 2
-                for inject in _in_random_rounds(faults, chance):
-                    pause_s = min(max(seconds / 20, 2.0), LONGEST_PAUSE_S)
+            for faults in (rough if seconds is None else gentle + rough, gentle):
+                until = math.inf if seconds is None else time.monotonic() + seconds / 2
+                for inject in _in_random_order(faults, chance, again=seconds is not None):
                     pause_until = min(until, time.monotonic() + pause_s)
                     while time.monotonic() < pause_until:
                         if faults is gentle:
@@ -215,6 +224,7 @@ def soak(
             "seed": seed,
             "disk_was_filled": disk is not None,
             "faults_injected": num_faults,
+            "kinds_of_faults": len(gentle + rough),
             "service_processes": len(services),
             "accepted": len(load.accepted),
             "deleted": load.num_deleted,
@@ -225,11 +235,12 @@ def soak(
         }
 
 
-def _in_random_rounds(
-    faults: Sequence[Callable[[], None]], chance: random.Random
+def _in_random_order(
+    faults: Sequence[Callable[[], None]], chance: random.Random, *, again: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yield every fault once, in any order, again and again."""
-    while True:
+    """Yield every fault once, in any order; if wanted, again and again."""
+    yield from chance.sample(faults, len(faults))
+    while again:
         yield from chance.sample(faults, len(faults))
 
 
