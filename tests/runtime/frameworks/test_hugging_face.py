@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.frameworks.hugging_face_jobs import both, resumed
-from tests.runtime.frameworks.programs import without
+from tests.runtime.frameworks.programs import check_example, without
 from tests.runtime.rank_pool import Failed, RankPool
 
 pytestmark = without("accelerate", "transformers")
@@ -18,6 +18,13 @@ def test_accelerate_saves_and_loads_under_pace(pool: RankPool, tmp_path: Path) -
         assert not isinstance(found, Failed), found.reason
         without, with_pace = found
         assert with_pace == without
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accelerate_training", "transformers_training"])
+def test_the_examples_train_as_under_ddp(pool: RankPool, name: str) -> None:
+    """To the bit."""
+    check_example(pool, name, [], ["--pace"])
 
 
 @pytest.mark.slow

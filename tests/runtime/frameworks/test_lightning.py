@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, thawed, variants
-from tests.runtime.frameworks.programs import without
+from tests.runtime.frameworks.programs import check_example, without
 from tests.runtime.rank_pool import Failed, RankPool
 
 pytestmark = without("lightning")
@@ -36,6 +36,12 @@ def test_parameters_thawed_by_a_callback_are_summed(pool: RankPool) -> None:
         assert not isinstance(found, Failed), found.reason
         for mode, (with_pace, plain) in found.items():
             assert with_pace == plain, mode
+
+
+@pytest.mark.slow
+def test_the_example_trains_as_under_ddp(pool: RankPool) -> None:
+    """To the bit."""
+    check_example(pool, "lightning_training", ["--strategy", "ddp"], ["--strategy", "pace"])
 
 
 @pytest.mark.slow
