@@ -85,8 +85,11 @@ def _expect_named(outcomes: list[Outcome], victim: int, how: str) -> list[str]:
 
 @NAMED
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["stop", "kill"])
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    # A time-out is waited out where a rank stops: of one that gathers ahead, and one that does not.
+    [(0, "kill"), (1, "kill"), (2, "kill"), (3, "kill"), (0, "stop"), (3, "stop")],
+)
 def test_a_rank_lost_at_any_moment_is_named_by_every_other(victim: int, how: Loss) -> None:
     """Also by ranks that are neither its replicas nor its shards, and wait for ranks that wait for it."""
     after_s = random.random() * 0.3
@@ -109,7 +112,7 @@ def _lose_in_pass(rank: int, _size: int, victim: int, how: str, where: str) -> s
 
     def act() -> None:
         if how == "late":
-            time.sleep(3 * TIMEOUT_S)
+            time.sleep(2 * TIMEOUT_S)
         else:
             _lose("stop" if how == "stop" else "kill")
 

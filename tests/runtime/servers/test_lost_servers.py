@@ -36,7 +36,7 @@ pytestmark = pytest.mark.races_with_machine(
 )
 
 SIZE = 3
-TIMEOUT_S = 40.0
+TIMEOUT_S, SOON_S = 40.0, 20.0
 
 
 def _leftover_threads(before: set[int | None]) -> list[str]:
@@ -95,8 +95,7 @@ class _Trial:
             self.model,
             over="servers",
             servers=servers,
-            timeout_s=TIMEOUT_S,
-            **options,
+            **{"timeout_s": TIMEOUT_S} | options,
         )
 
     @property
@@ -162,8 +161,11 @@ DEEDS: dict[str, Callable[[_Trial], tuple[int, int, Callable[[], None]]]] = {
 def _synchronous(
     rank: int, servers: list[str], pid: int, folder: str, deed: str
 ) -> tuple[Weights, int, list[str]]:
-    options = {"deterministic": True} if deed == "killed in the pull" else {}
-    trial = _Trial(servers, pid, Path(folder, f"{deed}.ahead"), **options)
+    options: dict[str, Any] = {
+        "killed in the pull": {"deterministic": True},
+        "stopped": {"timeout_s": SOON_S},  # a quarter of it is waited out
+    }
+    trial = _Trial(servers, pid, Path(folder, f"{deed}.ahead"), **options.get(deed, {}))
     who, step, act = DEEDS[deed](trial)
     return trial.train(rank, {step: act} if rank == who else {})
 
