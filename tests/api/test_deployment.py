@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from pace.api.settings import Settings
+from tests.api.compiled import contents, copy_compiled
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -49,27 +50,26 @@ exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --boundin
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of compiled functions that the image is built with."""
+def program() -> str:
+    """What compiles while the image is built; what the tests have compiled is found beside the modules."""
     assert COMPILES is not None
-    folder = tmp_path_factory.mktemp("image") / "compiled"
-    (program,) = shlex.split(COMPILES[2])
-    _run(program, folder)
-    return folder
+    (found,) = shlex.split(COMPILES[2])
+    _run(found)
+    return found
 
 
-def _run(program: str, cache: Path) -> None:
-    environment = os.environ | PROCESSOR | {"NUMBA_CACHE_DIR": str(cache)}
+def _run(program: str, **environment: str) -> str:
     command = [sys.executable, "-c", program]
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=COMPILER_TIMEOUT_S)
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*.nb?")
-        if path.is_file()
-    }
+    ran = subprocess.run(
+        command,
+        env=os.environ | environment,
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=COMPILER_TIMEOUT_S,
+    )
+    return ran.stdout
 
 
 def _documents() -> list[dict[str, Any]]:
@@ -102,33 +102,68 @@ def test_containers_are_confined_and_their_settings_exist() -> None:
     assert user == f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
 
 
+# Of every compiled function, for which types there is code in this process, compiled here or read.
+READY = """
+import gc
+from numba.core.registry import CPUDispatcher
+
+def ready():
+    found = [each for each in gc.get_objects() if isinstance(each, CPUDispatcher)]
+    return {f"{each.__module__}.{each.__qualname__}{types}" for each in found for types in each.overloads}
+
+before = ready()
+import tests.api.every_question as every_question
+every_question.ask_everything()
+print(len(before), *sorted(ready() - before), sep="\\n")
+"""
+
+
 @pytest.mark.slow
-def test_the_image_is_built_with_all_that_a_worker_compiles(compiled: Path, tmp_path: Path) -> None:
-    """A worker that starts with a copy of the build's cache adds nothing to it, whatever it is asked."""
+def test_the_image_is_built_with_all_that_a_worker_compiles(program: str) -> None:
+    """After what the build runs, a process has all that it needs, whatever it is asked."""
     assert COMPILES is not None
     # The entry point gives every container a copy of that folder.
     assert f"cp -a {COMPILES[1]} " in DOCKERFILE
+    number, *more = _run(f"{program}{READY}").splitlines()
+    assert int(number) > 20
+    assert more == []
+
+
+TWICE = """
+from pace.solver.compiled import compiled
+
+@compiled
+def twice(number):
+    return 2 * number
+"""
+
+
+def test_the_image_compiles_for_any_processor_of_its_kind(tmp_path: Path) -> None:
+    """A process with the settings of the image reads what the build has compiled, and adds nothing."""
     assert PROCESSOR == {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    built, started = _contents(compiled), tmp_path / "numba"
-    assert any(name.endswith(".nbc") for name in built)
-    shutil.copytree(compiled, started)
-    loads = "from pace.api.workers.kernels import load_kernels; load_kernels()"
-    _run(f"{loads}; import tests.api.every_question as all; all.ask_everything()", started)
-    assert _contents(started) == built
+    (tmp_path / "doubling.py").write_text(TWICE)
+    cache = tmp_path / "compiled"
+    settings = PROCESSOR | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    asked = "from doubling import twice; print(twice(2), sum(twice.stats.cache_hits.values()))"
+    assert [_run(asked, **settings) for _ in range(2)] == ["4 0\n", "4 1\n"]
+    (index,) = (content for name, content in contents(cache).items() if name.endswith(".nbi"))
+    assert b"generic" in index
 
 
 @pytest.mark.slow
-def test_the_service_runs_unprivileged_on_a_read_only_system(compiled: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("program")
+def test_the_service_runs_unprivileged_on_a_read_only_system(tmp_path: Path) -> None:
     """As the container does: user 10001, nothing to write to but a place in memory and the data folder.
 
-    It starts with a copy of what the image has compiled.
+    It starts with a copy of what was compiled before, here for this processor, and adds nothing to it.
     """
     if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"):
         pytest.skip("confining a process takes root, unshare and setpriv")
-    data = tmp_path / "data"
+    data, compiled = tmp_path / "data", tmp_path / "compiled"
+    copy_compiled(compiled)
     data.mkdir()
     os.chown(data, 10001, 10001)
-    environment = PROCESSOR | {
+    environment = {
         "COMPILED": str(compiled),
         "DATA": str(data),
         "TREE": str(ROOT),
@@ -149,4 +184,5 @@ def test_the_service_runs_unprivileged_on_a_read_only_system(compiled: Path, tmp
         status = Path(f"/proc/{service.pid}/status").read_text()
         assert "Uid:\t10001\t10001\t10001\t10001" in status
         assert "NoNewPrivs:\t1" in status
+        assert contents(Path(f"/proc/{service.pid}/root/mnt/numba")) == contents(compiled)
     assert (data / "pace.db").exists()

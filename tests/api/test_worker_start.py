@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import pace
+from tests.api.compiled import PACKAGE, copy_compiled
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -120,9 +120,9 @@ while not new_worker_has_all():
 def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool) -> None:
     """The first ones find what schedules need; the rest is loaded, and before that compiled, meanwhile."""
     if not is_compiled:
-        # A package of its own, with what the tests have compiled, but for the throughput of workers.
-        shutil.copytree(Path(pace.__file__).parent, tmp_path / "pace")
-        missing = tmp_path / "pace" / "throughput" / "kernels" / "__pycache__"
+        # A package of its own, with what the tests have compiled, but for two loops of simulations.
+        shutil.copytree(PACKAGE, tmp_path / "pace")
+        missing = tmp_path / "pace" / "simulation" / "kernels" / "__pycache__"
         shutil.rmtree(missing, ignore_errors=True)
     # The folder in which Python starts comes first where it looks for packages.
     done = subprocess.run(
@@ -172,6 +172,7 @@ def _compiling(folder: Path) -> list[psutil.Process]:
 def test_the_first_answer_does_not_wait_for_all_compilation(tmp_path: Path) -> None:
     """The rest is compiled in the background, for as long as the service lives."""
     compiled = tmp_path / "compiled"
+    copy_compiled(compiled, but=["throughput/kernels"])  # which takes a compiler half a minute
     environment = {"NUMBA_CACHE_DIR": str(compiled)}
     with ServiceProcess(tmp_path, command=[sys.executable], environment=environment) as service:
         assert service.post_schedule(layered_profile(5)).status_code == 201
