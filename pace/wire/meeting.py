@@ -36,8 +36,8 @@ def connect(
     within_s
         How long to try to connect.
     hello_s
-        How long the other end may say nothing while it introduces itself; what is left of `within_s` unless
-        given.
+        How long the other end may take at least to introduce itself once it is connected: until then, or the
+        end of `within_s`. Unless given, it may take longer, and say nothing for what is left of `within_s`.
 
     Raises
     ------
@@ -57,22 +57,30 @@ def connect(
                     f" {error}"
                 ) from error
             time.sleep(_RETRY_S)
+    left_s = max(deadline - time.monotonic(), hello_s or 0.0, 0.01)
+    introduced_by = time.monotonic() + left_s
     try:
         stream = stream_of(
             connection,
             ssl_context,
-            silence_s=max(deadline - time.monotonic(), 0.01) if hello_s is None else hello_s,
+            silence_s=left_s,
             server_name=address.host,
             notsent_bytes=notsent_bytes,
         )
     except OSError as error:
         raise CommunicationFailed(f"{address.name} is not to be trusted: {error}") from error
+    late = threading.Timer(max(introduced_by - time.monotonic(), 0.0), stream.shutdown)
+    late.daemon = True
+    if hello_s is not None:  # signs of life must not prolong it
+        late.start()
     try:
         call(stream, token, greeting, address.name)
         stream.set_silence(greeting.silence_s)
     except (CommunicationFailed, WireFault, EOFError, OSError) as error:
         stream.close()
         raise CommunicationFailed(f"{address.name}: {error}") from error
+    finally:
+        late.cancel()
     return stream
 
 

@@ -260,19 +260,31 @@ def connect(
     token: str | None,
     silence_s: float,
     within_s: float,
+    hello_s: float | None = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> FabricLink:
     """Call a process of the fabric; both ends prove that they know the token.
 
+    Parameters
+    ----------
+    within_s
+        How long to try to connect.
+    hello_s
+        How long the other end may then take at least to introduce itself (default: `silence_s`). With 0 it is
+        done or given up within `within_s`.
+
     Raises
     ------
     CommunicationFailed
-        When there is nobody within `within_s`, or it refuses.
+        When there is nobody in this time, or it refuses.
     """
-    greeting = Greeting(job="fabric", rank=0, size=1, silence_s=silence_s)
-    hello_s = max(within_s, silence_s)
     stream = meeting.connect(
-        address, greeting, token=token, within_s=within_s, hello_s=hello_s, ssl_context=ssl_context
+        address,
+        Greeting(job="fabric", rank=0, size=1, silence_s=silence_s),
+        token=token,
+        within_s=within_s,
+        hello_s=silence_s if hello_s is None else hello_s,
+        ssl_context=ssl_context,
     )
     return FabricLink(stream, name=address.name)
 

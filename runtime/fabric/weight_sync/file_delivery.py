@@ -33,17 +33,20 @@ def distribute_file(
 ) -> WeightDelivery:
     """Bring bytes to all receivers; those that fail are named in the report.
 
-    Receivers that lack the same blocks form a chain. Chains are served one after the other.
+    Receivers that lack the same blocks form a chain. Chains are served one after the other. Whatever hosts
+    do, it ends by the time-out: asking them takes at most half of it.
     """
     began = time.monotonic()
+    deadline = began + timeout_s
     whole = memoryview(data).cast("B")
     layout = blocks_of(whole)
     asked: dict[str, _Missing] = {}
     failed: dict[str, str] = {}
+    within_s = max((deadline - time.monotonic()) / 2, 0.1)
 
     def ask(place: ServerAddress) -> None:
         try:
-            asked[place.name] = _ask(place, layout, token, ssl_context, timeout_s / 2)
+            asked[place.name] = _ask(place, layout, token, ssl_context, within_s)
         except CommunicationFailed as error:
             failed[place.name] = str(error)
 
@@ -58,7 +61,7 @@ def distribute_file(
     )
     for missing in sorted(set(asked.values()), key=lambda each: -1 if each is None else len(each)):
         chain = [place for place in places if place.name in asked and asked[place.name] == missing]
-        left_s = max(began + timeout_s - time.monotonic(), 0.1)
+        left_s = deadline - time.monotonic()
         with WeightSender(chain, token=token, ssl_context=ssl_context, direct=direct) as sender:
             if missing is None:
                 part = sender.distribute(whole, version, timeout_s=left_s)
@@ -77,9 +80,15 @@ def _ask(
     within_s: float,
 ) -> _Missing:
     """Return the blocks that a receiver lacks."""
-    limits = {"silence_s": min(_SILENCE_S, within_s), "within_s": min(_CONNECT_S, within_s)}
     deadline = time.monotonic() + within_s
-    link = connect(place, token=token, ssl_context=ssl_context, **limits)
+    link = connect(
+        place,
+        token=token,
+        silence_s=min(_SILENCE_S, within_s),
+        within_s=min(_CONNECT_S, within_s),
+        hello_s=0.0,
+        ssl_context=ssl_context,
+    )
     answers: list[BlocksAnswer] = []
     reasons: list[str] = []
     heard = threading.Event()
@@ -98,11 +107,11 @@ def _ask(
         link.send(
             BlocksCall(size_bytes=layout.size_bytes, block_bytes=layout.block_bytes, sha256=layout.sha256)
         )
-        if not heard.wait(max(deadline - time.monotonic(), 0.1)) or not answers:
+        if not heard.wait(max(deadline - time.monotonic(), 0.0)) or not answers:
             raise CommunicationFailed(reasons[0] if reasons else f"{place.name} does not say what it holds")
         return answers[0].missing
     finally:
-        link.finish()
+        link.finish(max(deadline - time.monotonic(), 0.0))
 
 
 def _joined(first: WeightDelivery, second: WeightDelivery) -> WeightDelivery:

@@ -201,6 +201,7 @@ class WeightReceiver(Closing):
                 token=self._token,
                 silence_s=self._silence_s,
                 within_s=min(self._silence_s, _NEXT_HOST_S),
+                hello_s=0.0,
                 ssl_context=self._trusting,
             )
         except CommunicationFailed as error:

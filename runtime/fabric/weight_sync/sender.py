@@ -14,15 +14,9 @@ from pace.runtime.closing import Closing
 from pace.runtime.fabric.connection import FabricLink, connect
 from pace.runtime.fabric.messages.any_message import Message
 from pace.runtime.fabric.messages.transfers import TransferIntro
-from pace.runtime.fabric.messages.weights import (
-    BucketNotice,
-    BucketSeal,
-    ChainCut,
-    RelayAnswer,
-    RelayNotice,
-    RelayOrder,
-)
+from pace.runtime.fabric.messages.weights import BucketSeal, RelayNotice, RelayOrder
 from pace.runtime.fabric.weight_sync.buckets import BucketSource, one_bucket
+from pace.runtime.fabric.weight_sync.chain import LATE, DeliveryChain, ReceiverNotice
 from pace.wire.addresses import ServerAddress
 
 # The key of a notice that is no receiver's: the connection has ended.
@@ -30,7 +24,6 @@ _LINK_ENDED = "-"
 _LAST_TRANSFER = (1 << 32) - 1
 # How long, in seconds, a receiver is called that was called before: others wait meanwhile.
 _CALLED_AGAIN_S = 3.0
-_Notice = RelayAnswer | BucketNotice | RelayNotice | ChainCut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +96,7 @@ class WeightSender(Closing):
         self._next_transfer = 1
         self._called: set[str] = set()
         self._controls: dict[str, FabricLink] = {}
-        self._notices: queue.SimpleQueue[tuple[str, FabricLink, _Notice]] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[tuple[str, FabricLink, ReceiverNotice]] = queue.SimpleQueue()
 
     def close(self) -> None:
         """End all connections."""
@@ -147,10 +140,7 @@ class WeightSender(Closing):
         deadline = began + timeout_s
         left = sorted(self._places if only is None else only, key=lambda name: -self._rates.get(name, 0.0))
         first = tuple(left)
-        while left:
-            left = self._reach_all(left, failed, deadline)
-            if not left:
-                break
+        while left := self._reach_all(left, failed, deadline):
             had, gone, wants = self._send_once(left, source, version, sent, deadline)
             wanting += wants
             for name, notice in had.items():
@@ -171,7 +161,11 @@ class WeightSender(Closing):
 
     def _reach_all(self, names: list[str], failed: dict[str, str], deadline: float) -> list[str]:
         """Connect to hosts, to all at once and for at most half of the time; return those that are there."""
-        within_s = max((deadline - time.monotonic()) / 2, 0.1)
+        left_s = deadline - time.monotonic()
+        if not names or left_s <= 0:
+            failed |= dict.fromkeys(names, LATE)
+            return []
+        within_s = max(left_s / 2, 0.1)
         with ThreadPoolExecutor(len(names)) as pool:
             found = list(pool.map(lambda name: self._reach(name, failed, within_s), names))
         return [name for name, there in zip(names, found, strict=True) if there]
@@ -192,7 +186,7 @@ class WeightSender(Closing):
             return False
 
         def hear(link: FabricLink, message: Message) -> None:
-            if isinstance(message, _Notice):
+            if isinstance(message, ReceiverNotice):
                 self._notices.put((name, link, message))
 
         def end(link: FabricLink, reason: str) -> None:
@@ -210,22 +204,24 @@ class WeightSender(Closing):
             token=self._token,
             silence_s=min(self._silence_s, within_s),
             within_s=min(self._within_s, within_s),
+            hello_s=0.0,
             ssl_context=self._ssl_context,
         )
 
-    def _next_notice(self, key: str, deadline: float) -> tuple[str, _Notice] | None:
+    def _next_notice(self, key: str, deadline: float) -> tuple[str, ReceiverNotice] | None:
         """Return the next notice of a chain, or that a link has ended; None if there is none in time.
 
         A host may leave once it has the weights: the end of that connection must not be taken for the end of
         the one that the next chain uses.
         """
-        while True:
+        while (left_s := deadline - time.monotonic()) > 0:
             try:
-                name, link, notice = self._notices.get(timeout=max(deadline - time.monotonic(), 0.001))
+                name, link, notice = self._notices.get(timeout=left_s)
             except queue.Empty:
-                return None
+                break
             if link is self._controls.get(name) and notice.key in (key, _LINK_ENDED):
                 return name, notice
+        return None
 
     def _send_once(
         self, hosts: list[str], source: BucketSource, version: int, sent: dict[str, int], deadline: float
@@ -235,7 +231,7 @@ class WeightSender(Closing):
         Others are served again.
         """
         first = self._take_transfers(len(source.sizes))
-        chain = _Chain(hosts, f"w/{secrets.token_hex(8)}", first, direct=self._direct)
+        chain = DeliveryChain(hosts, f"w/{secrets.token_hex(8)}", first, direct=self._direct)
         for name, following in zip(hosts, [*hosts[1:], None], strict=True):
             place = None if following is None or self._direct else self._places[following]
             self._controls[name].send(
@@ -250,8 +246,11 @@ class WeightSender(Closing):
                     port=0 if place is None else place.port,
                 )
             )
-        while len(chain.answered) + len(chain.gone) < len(hosts) and self._hear_one(chain, deadline):
-            pass
+        # Half of the time: those who say nothing leave the others some.
+        answer_by = (time.monotonic() + deadline) / 2
+        while chain.unanswered:
+            if not self._hear_one(chain, answer_by):
+                chain.give_up(chain.unanswered)
         for name, told in chain.answered.items():
             if told != source.layout_sha256:
                 chain.gone[name] = "it takes the buckets to be others: its layout has another hash"
@@ -262,7 +261,7 @@ class WeightSender(Closing):
             while chain.served and source.credit_bytes is not None:
                 under_way = [each for each in under_way if not chain.has_finished(each)]
                 held = sum(source.sizes[each] for each in under_way)
-                if held + size <= source.credit_bytes or not self._hear_one(chain, deadline):
+                if held + size <= source.credit_bytes or not self._hear_or_give_up(chain, deadline):
                     break
             if not chain.served:
                 break
@@ -273,7 +272,7 @@ class WeightSender(Closing):
                 for name in chain.served:
                     self._controls[name].send(RelayNotice(key=chain.key, reason=str(error)))
                 raise
-        while chain.waits and self._hear_one(chain, deadline):
+        while chain.waits and self._hear_or_give_up(chain, deadline):
             pass
         for name in chain.untold:
             self._controls[name].send(RelayNotice(key=chain.key, reason=chain.gone[name]))
@@ -287,7 +286,9 @@ class WeightSender(Closing):
         self._next_transfer += count
         return first
 
-    def _send_bucket(self, chain: "_Chain", source: BucketSource, bucket: int, sent: dict[str, int]) -> None:
+    def _send_bucket(
+        self, chain: DeliveryChain, source: BucketSource, bucket: int, sent: dict[str, int]
+    ) -> None:
         """Put one bucket into the links to those who get it from here; its hash is made meanwhile."""
         size = source.sizes[bucket]
         transfer = chain.first_transfer + bucket
@@ -307,83 +308,16 @@ class WeightSender(Closing):
         for name in chain.served:
             self._controls[name].send(seal)
 
-    def _hear_one(self, chain: "_Chain", deadline: float) -> bool:
+    def _hear_one(self, chain: DeliveryChain, deadline: float) -> bool:
         """Wait for the next notice; return whether there was one in time."""
         said = self._next_notice(chain.key, deadline)
-        if said is None:
-            chain.give_up()
-            return False
-        chain.hear(*said)
-        return True
+        if said is not None:
+            chain.hear(*said)
+        return said is not None
 
-
-class _Chain:
-    """State of one chain: who is served, who has finished, who is gone.
-
-    Attributes
-    ----------
-    served
-        Those that still get bytes of this chain, in its order.
-    untold
-        Those that still wait for a version that was given up.
-    """
-
-    def __init__(self, hosts: list[str], key: str, first_transfer: int, *, direct: bool) -> None:
-        self.key, self.first_transfer = key, first_transfer
-        self.served = list(hosts)
-        self.answered: dict[str, str] = {}
-        self.had: dict[str, RelayNotice] = {}
-        self.gone: dict[str, str] = {}
-        self.untold: list[str] = []
-        self.wanting: list[str] = []
-        self._finished = dict.fromkeys(hosts, 0)
-        self._direct = direct
-
-    @property
-    def waits(self) -> bool:
-        """Whether a host that is served does not have the weights yet."""
-        return any(name not in self.had for name in self.served)
-
-    def has_finished(self, bucket: int) -> bool:
-        """Whether all that are served have finished a bucket."""
-        return all(name in self.had or self._finished[name] > bucket for name in self.served)
-
-    def hear(self, name: str, notice: "_Notice") -> None:
-        """Take what a host says; a host that has the weights may leave."""
-        if name in self.had or name in self.gone:
-            return
-        if isinstance(notice, BucketNotice):
-            self._finished[name] = max(self._finished[name], notice.bucket + 1)
-        elif isinstance(notice, ChainCut):
-            self._begin_again(name, 1)
-        elif isinstance(notice, RelayNotice) and notice.again:
-            self._begin_again(name, 0)
-        elif isinstance(notice, RelayNotice) and notice.given_up:
-            self.gone[name] = notice.reason
-            self.untold = [other for other in self.served if other not in self.had and other != name]
-            self.gone |= dict.fromkeys(self.untold, notice.reason)
-            self.served = []
-        elif notice.reason:
-            self.gone[name] = notice.reason
-            if notice.wants_whole:
-                self.wanting.append(name)
-            # Who stands behind it gets nothing more: they begin again, without it.
-            self._begin_again(name, 0)
-        elif isinstance(notice, RelayAnswer):
-            self.answered[name] = notice.layout_sha256
-        else:
-            self.had[name] = notice
-
-    def _begin_again(self, name: str, first: int) -> None:
-        """Send nothing more from a host on, or from behind it: who is not gone is served by a new chain."""
-        if name in self.served:
-            place = self.served.index(name) + first
-            self.served[place : place + 1 if self._direct else None] = []
-
-    def give_up(self) -> None:
-        """Take those that have nothing in time for gone."""
-        for name in self.served:
-            if name not in self.had:
-                self.gone.setdefault(name, "no weights in time")
-                self.untold.append(name)
-        self.served = [name for name in self.served if name in self.had]
+    def _hear_or_give_up(self, chain: DeliveryChain, deadline: float) -> bool:
+        """Wait for the next notice; without one in time, give up those that have no weights."""
+        heard = self._hear_one(chain, deadline)
+        if not heard:
+            chain.give_up(chain.served)
+        return heard

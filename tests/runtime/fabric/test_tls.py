@@ -56,3 +56,16 @@ def test_weights_are_handed_on_through_tls(tmp_path: Path) -> None:
         for each in (first, second):
             weights = each.receive(WITHIN_S)
             assert (weights.version, bytes(weights.data)) == (2, DATA)
+
+
+@NEEDS_OPENSSL
+def test_a_caller_in_the_clear_learns_that_a_receiver_speaks_tls(tmp_path: Path) -> None:
+    """A receiver with TLS says nothing first: workers and senders learn what may be the matter."""
+    serving, _ = tls_contexts(tmp_path)
+    with WeightReceiver(token=TOKEN, serving=serving) as receiver:
+        where = place(receiver.address, "host")
+        with pytest.raises(CommunicationFailed, match="if it uses TLS, say which authority it is to trust"):
+            FabricClient(where, token=TOKEN, within_s=0.3, silence_s=0.3)
+        with WeightSender([where], token=TOKEN) as sender:
+            failed = sender.distribute(DATA, 1, timeout_s=0.6).failed
+        assert "if it uses TLS, say which authority it is to trust" in failed["host"]
