@@ -154,7 +154,7 @@ def _describe(made: TransferPlan, console: Console) -> None:
     console.print(
         f"{len(made.order)} updates in {len(made.commits)} commits, {len(made.dropped)} dropped; the last at "
         f"{predicted.last_commit_s:.6g} s, the mean {predicted.mean_commit_s:.6g} s, within "
-        f"{predicted.gap * 100:.1f} % of the bound",
+        f"{predicted.gap * 100:.1f} % of the bound for those that are kept",
         highlight=False,
     )
     table = make_table("commit", "at s", "version", "updates", left=("updates",))

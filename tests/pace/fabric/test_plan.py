@@ -315,3 +315,22 @@ def test_an_update_behind_a_link_that_ends_is_undeliverable() -> None:
     plan = plan_transfers(network, batch)
     assert [(drop.id, drop.reason) for drop in plan.dropped] == [("b", "undeliverable")]
     assert check_transfers(network, batch, plan) == []
+
+
+def test_the_bound_is_for_the_updates_that_are_kept() -> None:
+    """E2: greedy drops g1, so its mean and its bound are those of g2 alone: 1 s, and a gap of nothing.
+
+    The search keeps both. Their bound is the mean of 10 s and 1 s at least, as each would take alone.
+    """
+    network = network_of({"a": 10, "b": 100})
+    batch = batch_of({"g1": (100, "a", 91), "g2": (100, "b", 95)}, bound=10)
+    greedy = plan_transfers(network, batch)
+    assert [(drop.id, drop.reason) for drop in greedy.dropped] == [("g1", "overtaken")]
+    assert greedy.predicted.mean_commit_s == pytest.approx(1.0)
+    assert greedy.predicted.lower_bound_s == pytest.approx(1.0)
+    assert greedy.predicted.gap == pytest.approx(0.0, abs=1e-6)
+    searched = plan_transfers(network, batch, TransferOptions(order="search"))
+    assert searched.dropped == ()
+    assert searched.predicted.mean_commit_s == pytest.approx(10.0)
+    assert 5.5 * (1 - 1e-6) <= searched.predicted.lower_bound_s <= 10.0
+    assert check_transfers(network, batch, searched) == check_transfers(network, batch, greedy) == []
