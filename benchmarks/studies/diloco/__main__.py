@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.studies.diloco.options import add_workers, read_options
 from pace.documents.sync.outer_plan import OuterPlan
 from pace.documents.sync.outer_sync import OuterLayer, OuterLink, OuterSync
 from pace.sync.outer.plan import plan_outer
@@ -31,17 +32,17 @@ WARM = 2
 def main() -> None:
     """Measure both plans."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
+    add_workers(parser, workers=2, step_s=0.05, megabytes=2.0, of="a layer")
     parser.add_argument("--mbit", type=float, default=100.0, help="of every link (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="equal layers (default: %(default)s)")
-    parser.add_argument("--megabytes", type=float, default=2.0, help="of a layer (default: %(default)s)")
-    parser.add_argument("--step-s", type=float, default=0.05, help="of compute (default: %(default)s)")
     parser.add_argument("--period", type=int, default=40, help="steps of a period (default: %(default)s)")
     parser.add_argument("--delay", type=int, default=4, help="limit in steps (default: %(default)s)")
     parser.add_argument(
         "--periods", type=int, default=6, help="periods, two not counted (default: %(default)s)"
     )
-    arguments = parser.parse_args()
+    arguments = read_options(parser)
+    if arguments.periods <= WARM:
+        parser.error(f"--periods {arguments.periods}: expected more than {WARM}, which are not counted")
     numbers = int(arguments.megabytes * 1e6) // 4
     found: dict[str, Any] = {}
     with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.workers) as made:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.studies.diloco.member import TOKEN, Training, be_lighthouse, train
+from benchmarks.studies.diloco.options import add_workers, read_options
 
 FABRIC = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 # The machine may be busy.
@@ -165,6 +166,8 @@ def measured(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
         job.wait(2)
         calm = job.run(seconds / 2, None, random.Random(arguments.seed))
         rough = job.run(seconds, arguments.every_s, random.Random(arguments.seed))
+    if not calm.outer:
+        raise RuntimeError(f"{kind}: no round ended in {calm.seconds:.0f} s: give more --minutes")
     found: dict[str, Any] = {"calm": calm._asdict(), "rough": rough._asdict()}
     for what in ("outer", "local"):
         rate, left = getattr(calm, what) / calm.seconds, getattr(rough, what) / rough.seconds
@@ -185,19 +188,17 @@ def main() -> None:
     parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--torchft", type=Path, help="folder with an installed torchft, to measure it too")
     parser.add_argument("--only", choices=("pace", "torchft"), help="one contender (default: all)")
-    parser.add_argument("--workers", type=int, default=4, help="(default: %(default)s)")
+    add_workers(parser, workers=4, step_s=0.1, megabytes=1.0, of="the model")
     parser.add_argument("--minutes", type=float, default=3.0, help="with failures (default: %(default)s)")
     parser.add_argument("--every-s", type=float, default=20.0, help="between failures (default: %(default)s)")
-    parser.add_argument("--step-s", type=float, default=0.1, help="of compute (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="local steps of a round (default: %(default)s)")
-    parser.add_argument("--megabytes", type=float, default=1.0, help="of the model (default: %(default)s)")
     parser.add_argument("--deadline-s", type=float, default=10.0, help="time-out (default: %(default)s)")
     parser.add_argument(
         "--heartbeat-s", type=float, default=5.0, help="torchft's heartbeat time-out (default: %(default)s)"
     )
     parser.add_argument("--logs", type=Path, help="keep what workers write in this folder")
     parser.add_argument("--seed", type=int, default=0, help="of who is killed (default: %(default)s)")
-    arguments = parser.parse_args()
+    arguments = read_options(parser)
     if arguments.every_s >= 60 * arguments.minutes:
         parser.error("--every-s is longer than --minutes: nothing would fail")
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,35 @@
+"""Options that both studies have, and what is refused before anything is measured."""
+
+import argparse
+
+
+def add_workers(
+    parser: argparse.ArgumentParser, *, workers: int, step_s: float, megabytes: float, of: str
+) -> None:
+    """Add the options of workers, with these defaults.
+
+    Parameters
+    ----------
+    of
+        What has so many megabytes.
+    """
+    parser.add_argument("--workers", type=int, default=workers, help="two or more (default: %(default)s)")
+    parser.add_argument(
+        "--step-s", type=float, default=step_s, help="seconds of compute of a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=megabytes, help=f"parameters of {of} (default: %(default)s)"
+    )
+
+
+def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the options; the command ends with one line where a number cannot be measured with."""
+    arguments = parser.parse_args()
+    for name, value in vars(arguments).items():
+        least = {"workers": 2, "delay": 0, "seed": 0}.get(name)
+        option = f"--{name.replace('_', '-')} {value}"
+        if least is not None and value < least:
+            parser.error(f"{option}: expected {least} or more")
+        if least is None and isinstance(value, int | float) and not value > 0:
+            parser.error(f"{option}: expected a number above 0")
+    return arguments
