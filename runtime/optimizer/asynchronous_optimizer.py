@@ -258,18 +258,9 @@ class AsynchronousOptimizer(StandIn):
     def recorded_steps(
         self, name: str = "job", *, batch: float = 1.0, bytes_per_s: float | None = None
     ) -> StepsDocument:
-        """Return the recorded steps as a document for ``pace predict``.
+        """Return what ``record_steps`` recorded, as ``StepRecorder.document`` does, for ``pace predict``.
 
-        Parameters
-        ----------
-        name
-            Name of the job in the document.
-        batch
-            Number of examples in a step of this rank.
-        bytes_per_s
-            Rate of a host's link in bytes/s, as ``pace servers measure`` prints it (default: that at which
-            all pushes and the last pull, one after the other, take as long as the fastest recorded exchange;
-            too low if other workers used the link too).
+        ``pace servers measure`` prints the rate of a host's link, `bytes_per_s`.
 
         Raises
         ------
