@@ -109,7 +109,7 @@ def new_worker_has_all():
 
 print(new_worker_has_all())
 while not new_worker_has_all():
-    time.sleep(0.2)
+    time.sleep(1.0)  # what compiles has the lowest priority, and a new worker takes what it would get
 """
 
 
