@@ -55,17 +55,25 @@ def test_small_profiles(profile: Profile, fusion: str, lp_solver: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fusion", "slots"),
-    [(name, "optimal", 30) for name in ("vgg16", "resnet50", "transformer")]
-    + [("vgg16", "paper", 30), ("resnet50", "paper", 4)],  # a large program for each number of groups
+    ("name", "fusion"),
+    [*((name, "optimal") for name in ("vgg16", "resnet50", "transformer")), ("vgg16", "paper")],
 )
-def test_bundled_profiles(name: str, fusion: str, slots: int) -> None:
+def test_bundled_profiles(name: str, fusion: str) -> None:
     """The search over R asks the program each time."""
     profile = load_profile(EXAMPLES / f"{name}.json")
-    slot_s = optimize(profile).predicted.iteration_s / slots
+    slot_s = optimize(profile).predicted.iteration_s / 30
     schedule = assert_same_for_every_oracle(profile, "scipy", fusion=fusion, slot_s=slot_s)
     assert schedule.solver.num_programs is not None
     assert schedule.solver.num_programs > 1
+
+
+def test_many_gradients() -> None:
+    """A large program for each number of groups, up to sixty."""
+    profile = layered([1 + 7 * number % 11 for number in range(60)], allreduce=affine(0.125, 0.25))
+    slot_s = optimize(profile).predicted.iteration_s / 8
+    schedule = assert_same_for_every_oracle(profile, "scipy", fusion="paper", slot_s=slot_s)
+    assert schedule.solver.num_programs is not None
+    assert schedule.solver.num_programs > 30
 
 
 def test_a_bundled_profile_by_pulp() -> None:
