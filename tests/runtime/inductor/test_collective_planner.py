@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from tests.runtime.inductor.jobs import compare, error_of, train_on_mesh
-from tests.runtime.launch import run_ranks
+from tests.runtime.launch import load_for_all, run_ranks
 from tests.runtime.rank_pool import RankPool
 
-# Each rank loads Inductor and compiles ten graphs, which takes minutes on a busy machine.
+# Each rank compiles up to ten graphs, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    """Load Inductor once for all ranks."""
+    load_for_all("torch._inductor.compile_fx", "pace.runtime.inductor")
 
 
 @pytest.fixture(scope="module")
