@@ -9,13 +9,13 @@ horovodrun -np 2 python examples/train.py --backend horovod --service ... --job 
 import argparse
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from cnn import Batches, build_model
+from compute_alone import ComputeAlone
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workers import join, leave
@@ -34,17 +34,24 @@ def main() -> None:
     wrapped, optimizer = distribute(model, optimizer, arguments)
     batches = Batches(rank, arguments.batch_size)
 
+    alone = ComputeAlone(arguments.backend, rank, arguments.batch_size)
     loss = torch.tensor(0.0)
-    ended_s = []
-    for _ in range(arguments.steps):
+    durations_s = []
+    for step in range(arguments.steps):
+        if step == WARMUP_STEPS:
+            model.state_dict()  # under PACE, this waits for updates that are still under way
+            alone.measure()
+            durations_s.clear()
+        started_s = time.perf_counter()
         images, labels = batches.next()
         optimizer.zero_grad()
         loss = cross_entropy(wrapped(images), labels)
         loss.backward()
         optimizer.step()
-        ended_s.append(time.perf_counter())
-    weights = model.state_dict()  # under PACE, this waits for updates that are still under way
-    iteration_s = median(after - before for before, after in pairwise(ended_s[WARMUP_STEPS - 1 :]))
+        durations_s.append(time.perf_counter() - started_s)
+    weights = model.state_dict()
+    alone.measure()
+    iteration_s = median(durations_s)
 
     if rank == 0:
         print(f"{arguments.steps} steps, {iteration_s * 1e3:.1f} ms (median), loss {loss.item():.4f}")
@@ -58,7 +65,8 @@ def main() -> None:
         pace_optimizer.close()
     if rank == 0 and arguments.out is not None:
         torch.save(weights, arguments.out.with_suffix(".pt"))
-        arguments.out.with_suffix(".json").write_text(json.dumps({"iteration_s": iteration_s}))
+        times = {"iteration_s": iteration_s, "compute_alone_s": alone.iteration_s}
+        arguments.out.with_suffix(".json").write_text(json.dumps(times))
     leave(arguments.backend)
 
 

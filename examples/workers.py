@@ -2,6 +2,7 @@
 
 import gc
 
+import torch
 import torch.distributed as dist
 
 
@@ -19,6 +20,17 @@ def join(backend: str, *, pace: bool) -> tuple[int, int]:
     else:
         hvd.init()
     return hvd.rank(), hvd.size()
+
+
+def slowest(backend: str, seconds: float) -> float:
+    """Wait until every worker is here; return the largest of their times. Nothing else may be under way."""
+    largest = torch.tensor([seconds], dtype=torch.float64)
+    if backend == "gloo":
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.item()
+    import horovod.torch as hvd
+
+    return float(hvd.allreduce(largest, name="slowest", op=hvd.Max))
 
 
 def leave(backend: str) -> None:

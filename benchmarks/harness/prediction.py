@@ -12,7 +12,7 @@ from pace.documents.schedule import Schedule, Segment
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.optimize import optimize
 from pace.simulation import make_policy, run_policy
-from pace.simulation.scheduled import sender_of
+from pace.simulation.scheduled import Following
 from pace.simulation.traffic import Policy, Sender
 
 # ByteScheduler's code: so many parameters of 4 bytes in a partition and in flight.
@@ -101,12 +101,11 @@ class _Following:
     def __init__(self, schedule: Schedule, *, by_tail: bool, barrier: bool) -> None:
         self._schedule = schedule
         self._by_tail = by_tail
-        self._barrier = barrier
+        self._following = Following(schedule=schedule, barrier=barrier)
 
     def prepare(self, profile: Profile) -> Sender:
         """Return what sends the schedule's segments."""
-        sender = sender_of(profile, self._schedule)
-        sender = replace(sender, rules=replace(sender.rules, barrier=self._barrier))
+        sender = self._following.prepare(profile)
         if not self._by_tail:
             return sender
         groups = self._schedule.groups

@@ -1,6 +1,6 @@
 """PACE's schedules as a policy: with real segments, or as if preemption were free."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -53,6 +53,27 @@ class Scheduled:
             cost=problem.cost,
             rules=Rules(in_order=True),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """Follows one schedule, whatever a profile's ops and costs are, as training does.
+
+    Attributes
+    ----------
+    barrier
+        Whether updates wait for all gradients; None: if the schedule is for a framework with a barrier.
+    """
+
+    schedule: Schedule
+    barrier: bool | None = None
+
+    def prepare(self, profile: Profile) -> GroupedSender:
+        """Return what sends the schedule's segments strictly in order of priority."""
+        sender = sender_of(profile, self.schedule)
+        if self.barrier is None:
+            return sender
+        return replace(sender, rules=replace(sender.rules, barrier=self.barrier))
 
 
 def _sender_of_plan(profile: Profile, plan: RealizedPlan, *, barrier: bool) -> GroupedSender:

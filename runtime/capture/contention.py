@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -170,6 +170,11 @@ class ContentionMeasurement:
         """Whether all iterations are timed."""
         return self._left == 0
 
+    @property
+    def pairs(self) -> list[LoadedIteration]:
+        """What was timed on this rank; the first pair is left out."""
+        return self._pairs[1:]
+
     def begin(self) -> None:
         """Begin an iteration, with nothing in flight."""
         self._network.barrier()
@@ -229,10 +234,11 @@ class ContentionMeasurement:
             Seconds of an iteration next to each pair without any backend, if the profile was captured in this
             way: a backend may use the CPU while nothing is sent, as Horovod does.
         """
-        pairs = self._pairs
+        pairs = self.pairs
         if alone_s is not None:
-            pairs = [replace(pair, plain_s=own_s) for pair, own_s in zip(pairs, alone_s, strict=True)]
-        return contention_of(pairs[1:])
+            own = zip(pairs, alone_s[1:], strict=True)
+            pairs = [replace(pair, plain_s=own_s) for pair, own_s in own]
+        return contention_of(pairs)
 
     def _drain(self) -> None:
         if self._traffic is not None:
@@ -247,6 +253,8 @@ def measure_contention(
 ) -> Contention:
     """Time iterations with and without all-reduces beside them; every rank of the group must call it.
 
+    All ranks wait for the one that computes longest, so an iteration's times are those of that rank.
+
     Parameters
     ----------
     iterate
@@ -254,19 +262,22 @@ def measure_contention(
     size_bytes
         Largest size of one all-reduce, for example that of a group. Several must fit into an iteration.
     pairs
-        Number of iterations of each kind, which alternate.
+        Number of iterations of each kind, which alternate. More show a smaller factor beside noise.
 
     Returns
     -------
     Contention
-        The largest factors of all ranks, as the others wait for that rank; 1 if they are within noise.
+        Both factors, the same on all ranks; 1 if they are within noise.
     """
     measurement = ContentionMeasurement(network, costs_up_to(size_bytes, network), pairs=pairs)
     while not measurement.finished:
         measurement.begin()
         iterate()
         measurement.end()
-    return slowest_of(network, measurement.contention())
+    times = torch.tensor([astuple(pair) for pair in measurement.pairs], dtype=torch.float64, device="cpu")
+    names = [field.name for field in fields(LoadedIteration)]
+    of_slowest = (-network.minimum(-times)).tolist()
+    return contention_of([LoadedIteration(**dict(zip(names, each, strict=True))) for each in of_slowest])
 
 
 def slowest_of(network: Network, found: Contention) -> Contention:
