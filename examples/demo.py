@@ -58,17 +58,20 @@ def main() -> int:
         console.print(f"[bold]1[/bold]  service          {url}")
         batch = ("--batch-size", arguments.batch_size)
         pace = ("--service", url, "--job", JOB)
-        workers(arguments.backend, places, out, "capture.py", *batch, *pace, "--out", out)
+        workers(arguments.backend, places, out, {"capture": ("capture.py", *batch, *pace, "--out", out)})
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
         compute, cost = (out / "capture.txt").read_text().split("; ", 1)
         console.print(f"[bold]2[/bold]  profile          {compute}\n{cost:>{len(cost) + 20}}")
         console.print(f"                    all-reduce: {samples(profile)}")
-        training = ("train.py", *batch, "--steps", steps)
-        workers(arguments.backend, places, out, *training, "--out", out / "plain")
+        training = ("train.py", *batch, "--steps", steps, "--turns", out / "turns.lock")
+        jobs = {
+            "plain": (*training, "--out", out / "plain"),
+            "pace": (*training, *pace, "--out", out / "pace"),
+        }
+        workers(arguments.backend, places, out, jobs)
         console.print(f"[bold]3[/bold]  plain training   {steps} steps, {PLAIN[arguments.backend]}")
-        workers(arguments.backend, places, out, *training, *pace, "--out", out / "pace")
         console.print(
-            f"[bold]4[/bold]  under PACE       {steps} steps, the schedule fetched from the service\n"
+            f"[bold]4[/bold]  under PACE       {steps} steps in turns with 3, the schedule from the service\n"
         )
 
     predicted_trace, measured_trace = out / "predicted.trace.json", out / "pace.trace.json"
@@ -149,42 +152,45 @@ def address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     raise SystemExit(f"demo: the service did not start; see {log}")
 
 
-def workers(backend: str, places: list[Place], out: Path, program: str, *options: object) -> None:
-    """Run one of the example programs on two workers, as a user would start it."""
-    log = out / f"{Path(program).stem}.log"
-    arguments = [str(HERE / program), "--backend", backend, *map(str, options)]
-    processes = []
+def workers(backend: str, places: list[Place], out: Path, jobs: dict[str, tuple[object, ...]]) -> None:
+    """Run jobs at the same time, each an example program with its options, on two workers as a user would."""
+    started = []
     try:
-        with log.open("ab") as output:
-            for number, place in enumerate(places):
-                command = [*place.enter, *launcher(backend, places, number), *arguments]
-                output.write(f"$ {shlex.join(command)}\n".encode())
-                output.flush()
-                names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-                environment = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(names, place.interface)
-                processes.append(
-                    subprocess.Popen(
+        for port, (job, (program, *options)) in enumerate(jobs.items(), 29500):
+            arguments = [str(HERE / str(program)), "--backend", backend, *map(str, options)]
+            with (out / f"{job}.log").open("wb") as output:
+                for number, place in enumerate(places):
+                    command = [*place.enter, *launcher(backend, places, number, port), *arguments]
+                    output.write(f"$ {shlex.join(command)}\n".encode())
+                    output.flush()
+                    names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+                    environment = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(names, place.interface)
+                    process = subprocess.Popen(
                         command,
                         stdout=output,
                         stderr=output,
                         env=os.environ | environment,
                         start_new_session=True,
                     )
-                )
-        deadline = time.monotonic() + STAGE_TIMEOUT_S
-        codes = [process.wait(timeout=max(deadline - time.monotonic(), 0)) for process in processes]
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"demo: {program} did not end within {STAGE_TIMEOUT_S} s; see {log}") from None
+                    started.append((job, process))
+        deadline = time.monotonic() + STAGE_TIMEOUT_S * len(jobs)
+        left = list(started)
+        while left:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"demo: {' and '.join(jobs)} did not end in time; see {out}/*.log")
+            for job, process in left:
+                if process.poll():
+                    tail = "\n".join((out / f"{job}.log").read_text(errors="replace").splitlines()[-30:])
+                    raise SystemExit(f"{tail}\ndemo: {job} failed with exit code {process.returncode}")
+            left = [each for each in left if each[1].returncode is None]
+            time.sleep(0.1)
     finally:
-        for process in processes:
+        for _, process in started:
             stop(process)
-    if any(codes):
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise SystemExit(f"{tail}\ndemo: {program} failed with exit code {max(codes)}; see {log}")
 
 
-def launcher(backend: str, places: list[Place], number: int) -> list[str]:
-    """Return what starts one place's workers: both, or one of two hosts' own."""
+def launcher(backend: str, places: list[Place], number: int, port: int) -> list[str]:
+    """Return what starts one place's workers: both, or one of two hosts' own, which meet at a port."""
     if backend == "horovod":
         command = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
         return [*command, "--network-interfaces", places[0].interface, sys.executable]
@@ -193,7 +199,7 @@ def launcher(backend: str, places: list[Place], number: int) -> list[str]:
         return [*torchrun, "--standalone", "--nproc-per-node", "2"]
     return [
         *(*torchrun, "--nproc-per-node", "1", "--nnodes", str(len(places)), "--node-rank", str(number)),
-        *("--master-addr", places[0].address, "--master-port", "29500"),
+        *("--master-addr", places[0].address, "--master-port", str(port)),
     ]
 
 
@@ -268,7 +274,7 @@ def print_groups(console: Console, schedule: Schedule) -> None:
 def print_times(console: Console, profile: Profile, schedule: Schedule, backend: str, out: Path) -> None:
     """Print predicted and measured iteration times side by side.
 
-    Predictions are for the speed at which the machine computed before and after each training.
+    Predictions are for the speed at which the machine computed meanwhile.
     """
     trial = json.loads((out / "pace.trial.json").read_text())
     plain = make_policy("horovod" if backend == "horovod" else "ddp")
@@ -334,7 +340,7 @@ def parse_arguments() -> argparse.Namespace:
         help="name of the network in the result (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=50, help="steps of each training, more than 25 (default: %(default)s)"
+        "--steps", type=int, default=50, help="steps of each training, more than 26 (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"

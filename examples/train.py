@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from cnn import Batches, build_model
-from compute_alone import ComputeAlone
 from torch import nn
 from torch.nn.functional import cross_entropy
+from turns import STEPS_IN_TURN, Turns
 from workers import join, leave
 
 # Under PACE the first 19 steps are a trial: plain, with the schedule and a barrier, without the barrier.
@@ -34,23 +34,30 @@ def main() -> None:
     wrapped, optimizer = distribute(model, optimizer, arguments)
     batches = Batches(rank, arguments.batch_size)
 
-    alone = ComputeAlone(arguments.backend, rank, arguments.batch_size)
+    turns = None
+    if arguments.turns is not None:
+        turns = Turns(arguments.turns, arguments.backend, rank, arguments.batch_size)
+        turns.begin()
     loss = torch.tensor(0.0)
     durations_s = []
     for step in range(arguments.steps):
-        if step == WARMUP_STEPS:
+        begins_turn = turns is not None and step >= WARMUP_STEPS and step % STEPS_IN_TURN == 0
+        if turns is not None and begins_turn:
             model.state_dict()  # under PACE, this waits for updates that are still under way
-            alone.measure()
-            durations_s.clear()
+            turns.end()
+            turns.begin()
         started_s = time.perf_counter()
         images, labels = batches.next()
         optimizer.zero_grad()
         loss = cross_entropy(wrapped(images), labels)
         loss.backward()
         optimizer.step()
-        durations_s.append(time.perf_counter() - started_s)
+        # Nothing of the step before was under way during the first step of a turn.
+        if step >= WARMUP_STEPS and not begins_turn:
+            durations_s.append(time.perf_counter() - started_s)
     weights = model.state_dict()
-    alone.measure()
+    if turns is not None:
+        turns.end()
     iteration_s = median(durations_s)
 
     if rank == 0:
@@ -65,7 +72,9 @@ def main() -> None:
         pace_optimizer.close()
     if rank == 0 and arguments.out is not None:
         torch.save(weights, arguments.out.with_suffix(".pt"))
-        times = {"iteration_s": iteration_s, "compute_alone_s": alone.iteration_s}
+        times = {"iteration_s": iteration_s}
+        if turns is not None:
+            times["compute_alone_s"] = turns.compute_alone_s
         arguments.out.with_suffix(".json").write_text(json.dumps(times))
     leave(arguments.backend)
 
@@ -107,15 +116,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
     parser.add_argument("--job", help="the job whose schedule to fetch")
     parser.add_argument(
-        "--steps", type=int, default=50, help="training steps, more than 25 (default: %(default)s)"
+        "--steps", type=int, default=50, help="training steps, more than 26 (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
+    parser.add_argument(
+        "--turns",
+        type=Path,
+        metavar="FILE",
+        help="train in turns with the other job that has this file",
+    )
     arguments = parser.parse_args()
-    if arguments.steps <= WARMUP_STEPS:
-        parser.error(f"--steps {arguments.steps}: expected more than {WARMUP_STEPS}, which are not timed")
+    if arguments.steps <= WARMUP_STEPS + 1:
+        parser.error(f"--steps {arguments.steps}: expected more than {WARMUP_STEPS + 1}, which are not timed")
     return arguments
 
 
