@@ -69,7 +69,9 @@ def _measure(_rank: int, _size: int, backend: Backend) -> AllReduceMeasurement:
 
         hvd.init()
     network = horovod_network() if backend == "horovod" else torch_network()
-    return measure_allreduce(network, largest_bytes=300_000, max_runs=7, precision=0.2)
+    return measure_allreduce(
+        network, largest_bytes=300_000, max_runs=7, precision=0.2, max_seconds_per_size=0.5
+    )
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("horovod", marks=pytest.mark.horovod)])

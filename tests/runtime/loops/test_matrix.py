@@ -49,7 +49,8 @@ _FEATURES: list[dict[str, Any]] = [
 _DDP_MODELS = ("conv", "transformer", "recurrent")
 
 
-def _cases() -> list[tuple[Case, int | None]]:
+def _cases(transport: str) -> list[tuple[Case, int | None]]:
+    """Return what is trained; over Horovod every second pair, of all models, optimizers and features."""
     pairs = itertools.product(MODELS, [name for name in OPTIMIZERS if name != "lbfgs"])
     cases = []
     for (model, optimizer), feature in zip(pairs, itertools.cycle(_FEATURES), strict=False):
@@ -59,12 +60,12 @@ def _cases() -> list[tuple[Case, int | None]]:
         double = model != "mixed"
         case = Case(model=model, optimizer=optimizer, steps=STEPS, options=options, double=double)
         cases.append((case, seed))
-    return cases
+    return cases if transport == "gloo" else cases[::2]
 
 
 def _train_all(rank: int, size: int, transport: str) -> list[tuple[Weights, Weights | None]]:
     found = []
-    for case, seed in _cases():
+    for case, seed in _cases(transport):
         options = dict(case.options)
         if seed is not None:
             options["schedule"] = shuffled_schedule(build(case.model, double=case.double), size, seed)
@@ -80,9 +81,12 @@ def _train_all(rank: int, size: int, transport: str) -> list[tuple[Weights, Weig
 
 @pytest.mark.slow
 def test_every_model_trains_with_every_optimizer(transport: str) -> None:
-    """A hundred and seventy pairs: weights of plain training and of DDP, the same bits on both ranks."""
+    """A hundred and seventy pairs, over Horovod half: weights of plain training and of DDP.
+
+    They are the same bits on both ranks.
+    """
     ranks = run_ranks(_train_all, SIZE, transport, backend=cast("Backend", transport), timeout_s=280)
-    for (case, _), (ours, theirs), (others, _) in zip(_cases(), *ranks, strict=True):
+    for (case, _), (ours, theirs), (others, _) in zip(_cases(transport), *ranks, strict=True):
         near = 1e-8 if case.double else 1e-5
         assert equal_bits(ours, others), case
         assert difference(ours, train_plainly(case, SIZE)) <= near, case

@@ -85,10 +85,14 @@ def _run_all(rank: int, _size: int, seeds: Sequence[int], backend: Backend) -> A
 
 @pytest.mark.slow
 def test_delays_neither_deadlock_nor_change_weights(transport: Backend) -> None:
-    """Each run has its own schedule, order, credit and delays; no thread is left over."""
-    ranks = run_ranks(_run_all, SIZE, range(RUNS), transport, timeout_s=280, backend=transport)
+    """Each run has its own schedule, order, credit and delays; no thread is left over.
+
+    Over Horovod a third of them: runs share the engine, and Horovod is slower to start and to sum.
+    """
+    seeds = range(RUNS if transport == "gloo" else RUNS // 3)
+    ranks = run_ranks(_run_all, SIZE, seeds, transport, timeout_s=280, backend=transport)
     plain = {name: train_plainly(Case(model=name, steps=STEPS), SIZE) for name in MODELS}
-    for seed in range(RUNS):
+    for seed in seeds:
         first, *others = (trained[seed] for trained, _ in ranks)
         assert difference(first, plain[MODELS[seed % len(MODELS)]]) <= 1e-5, seed
         assert all(equal_bits(first, other) for other in others), seed
@@ -97,7 +101,7 @@ def test_delays_neither_deadlock_nor_change_weights(transport: Backend) -> None:
 
 def _lose_a_rank(rank: int, _size: int, where: str, backend: Backend) -> Any:
     model = build("conv")
-    optimizer: Any = wrap(backend, OPTIMIZERS["adam"](trainable(model)), model, sharding="on", timeout_s=20.0)
+    optimizer: Any = wrap(backend, OPTIMIZERS["adam"](trainable(model)), model, sharding="on", timeout_s=10.0)
     threads = {thread.ident for thread in threading.enumerate() if not thread.name.startswith("pace")}
     try:
         for step, batch in enumerate(batches("conv", 6, rank)):

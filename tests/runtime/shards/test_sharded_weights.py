@@ -29,7 +29,7 @@ from tests.runtime.training import (
 )
 
 SIZE = 3
-LONG = ("sgd", "adam", "adamw", "rmsprop", "adam-fused")
+LONG = ("sgd", "adamw")
 ELEMENTWISE = [name for name in OPTIMIZERS if name not in ("lbfgs", "adafactor")]
 
 
