@@ -51,7 +51,7 @@ def test_a_solve_beyond_its_time_is_stopped_and_reported(tmp_path: Path) -> None
 
 def test_a_solve_beyond_its_memory_is_stopped_and_reported(tmp_path: Path) -> None:
     """A process that may take next to nothing more refuses a large profile and lives for a small one."""
-    with ServiceProcess(tmp_path, solve_memory_bytes=2**28) as service:
+    with ServiceProcess(tmp_path, solve_memory_bytes=2**26) as service:
         runaway = service.post_schedule(layered_profile(20_000))
         assert runaway.status_code in (422, 500)
         assert runaway.json()["type"].rpartition(":")[2] in ("limit-exceeded", "worker-died")
@@ -318,7 +318,7 @@ def test_a_stopping_service_lets_solves_end(tmp_path: Path) -> None:
 def test_a_service_stopped_in_a_hurry_keeps_its_tasks(tmp_path: Path, database_url: str) -> None:
     """What could not end within the drain is queued again, and done after the restart."""
     with ServiceProcess(tmp_path, database_url, drain_s=0.1) as service:
-        request = {"profile": layered_profile(2500), "options": {"fusion": "paper"}}
+        request = {"profile": layered_profile(1500), "options": {"fusion": "paper"}}
         accepted = service.http.post("/v1/schedules", json=request, headers=ASYNC)
         assert accepted.status_code == 202
         service.stop()
