@@ -109,6 +109,11 @@ TRAINING_EVENTS = {
     "pace.sparse_gradients_sent_whole": LogEvent(
         "warning", "modules reason", "Sparse gradients are sent whole"
     ),
+    "pace.tables_left_out": LogEvent(
+        "warning",
+        "profile modules",
+        "A profile lacks the rows that these modules exchange with servers; its metadata has their bytes",
+    ),
     "pace.groups_superseded": LogEvent("info", "by", "The schedule replaces Horovod's `groups`"),
     "pace.no_peer_store": LogEvent(
         "warning", "consequence", "Over Horovod, errors will not name the rank at fault"

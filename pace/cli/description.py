@@ -36,6 +36,8 @@ def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Co
     print_line(f"plan        {_plan(schedule)}")
     if schedule.exchange == "servers":
         print_line(f"parts       {_parts(schedule)}")
+        if tables := _tables(profile, schedule):
+            print_line(f"tables      {tables}")
     if schedule.sharding is not None and schedule.sharding.norm is not None:
         print_line(f"norm        exchanged at {schedule.sharding.norm.start_s * 1e3:.3f} ms")
     solver = schedule.solver
@@ -119,6 +121,24 @@ def _parts(schedule: Schedule) -> str:
     half = sizes[len(sizes) // 2]
     told = f"{len(sizes):,}, the smallest of {sizes[0]:,} bytes, half of them of {half:,} or more"
     return f"{told}; no group is cut below {least:,}" if least else told
+
+
+def _tables(profile: Profile, schedule: Schedule) -> str:
+    """Say what is sent of embedding tables, and what is not known of them; nothing without tables."""
+    ratios = {ratio.gradient: ratio for ratio in schedule.placement.ratios}
+    told, known = [], profile.workers
+    for gradient in profile.gradients:
+        ratio = ratios.get(gradient.name)
+        if gradient.touched is not None and ratio is not None:
+            told.append(f"{gradient.name}: {ratio.push:.2%} pushed, {ratio.pull:.2%} pulled")
+            known = min(known, len(gradient.touched.distinct))
+    if known < profile.workers:
+        told.append(
+            f"pulls are upper estimates, as {known} steps of {profile.workers} workers' were recorded"
+        )
+    if left_out := profile.metadata.get("tables_left_out"):
+        told.append(f"not in this plan: {', '.join(left_out)}")
+    return "; ".join(told)
 
 
 def _percent(gap: float) -> str:

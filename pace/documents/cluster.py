@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pace.documents.base import Document, load, parse, repeated
 from pace.documents.frozen import FrozenDict, frozen
-from pace.documents.profile import Name
+from pace.documents.profile import HALVES, Name, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidCluster
 
@@ -52,6 +52,27 @@ class Cluster(Document):
         if (twice := repeated(ratio.gradient for ratio in self.ratios)) is not None:
             raise ValueError(f'gradient "{twice}" has two ratios')
         return self
+
+    def with_touched_rows(self, profile: Profile) -> "Cluster":
+        """Return the cluster with ratios for embedding tables of which the profile has the rows touched.
+
+        A worker pushes the rows of its step, and pulls the rows of all workers' steps. Ratios of this cluster
+        are kept. Gradients in half precision are sent whole.
+        """
+        own = {ratio.gradient for ratio in self.ratios}
+        found = [
+            TransferRatio(
+                gradient=gradient.name,
+                push=gradient.touched.sent_bytes(gradient.size_bytes, 1) / gradient.size_bytes,
+                pull=gradient.touched.sent_bytes(gradient.size_bytes, profile.workers) / gradient.size_bytes,
+            )
+            for gradient in profile.gradients
+            if gradient.touched is not None
+            and gradient.size_bytes
+            and gradient.dtype not in HALVES
+            and gradient.name not in own
+        ]
+        return self.model_copy(update={"ratios": (*self.ratios, *found)}) if found else self
 
     def to_json(self) -> bytes:
         """Serialize; the same cluster always gives the same bytes."""

@@ -46,11 +46,11 @@ class Options(Document):
         Budget of the local search on profiles with parallel branches, in oracle calls, so that the result
         does not depend on the machine's speed.
     cluster
-        The parameter servers of exchange "servers"; None for those of the profile's cost. With transfer
-        ratios every gradient is a group of its own.
+        The parameter servers of exchange "servers"; None for those of the profile's cost. A gradient with
+        transfer ratios, or with the rows touched, is a group of its own.
     partition_bytes
-        With servers: size of the segments; searched for around delta0 if left out. The cluster's
-        ``min_partition_bytes`` is taken if that is more.
+        With servers: size of the segments; if left out, a number of sent bytes is searched for around delta0.
+        The cluster's ``min_partition_bytes`` is taken if that is more.
     memory_bytes
         With a graph: most memory in use at once; None for no limit.
     discipline

@@ -20,6 +20,7 @@ from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
 from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, path_from_marked
 from pace.documents.profile_json import canonical_profile, dump_profile
+from pace.documents.push_pull import TouchedRows
 from pace.errors import InvalidProfile
 from pace.solver.cost import CostCurve
 
@@ -49,6 +50,9 @@ ELEMENT_BYTES: dict[DType, int] = {
     "uint8": 1,
     "bool": 1,
 }
+
+# Servers get these whole: sums of rows are not held in float32.
+HALVES: tuple[DType, ...] = ("float16", "bfloat16")
 
 
 class Op(Document):
@@ -81,7 +85,14 @@ class Op(Document):
 
 
 class Gradient(Document):
-    """A tensor to be all-reduced: its size in bytes, dtype, and the op that produces it."""
+    """A tensor to be all-reduced: its size in bytes, dtype, and the op that produces it.
+
+    Attributes
+    ----------
+    touched
+        For an embedding table with sparse gradients, the rows that steps touch. Over servers, only these are
+        sent. All-reduces send the whole gradient.
+    """
 
     refused_as = InvalidProfile
 
@@ -89,12 +100,16 @@ class Gradient(Document):
     size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
     dtype: DType = "float32"
     producer: Name
+    # Left out where it says nothing: older readers take newer documents.
+    touched: TouchedRows | None = Field(default=None, exclude_if=lambda touched: touched is None)
 
     @model_validator(mode="after")
     def _whole_elements(self) -> Self:
         element = ELEMENT_BYTES[self.dtype]
         if self.size_bytes % element:
             raise ValueError(f"{self.size_bytes} bytes are no multiple of {self.dtype}'s {element} bytes")
+        if self.touched is not None and self.size_bytes % self.touched.rows:
+            raise ValueError(f"{self.size_bytes} bytes are not {self.touched.rows} rows of equal size")
         return self
 
 

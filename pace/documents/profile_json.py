@@ -82,9 +82,13 @@ def _canonical_op(op: "Op") -> str:
 
 
 def _canonical_gradient(gradient: "Gradient") -> str:
+    touched = ""
+    if gradient.touched is not None:
+        rows = gradient.touched.model_dump(mode="json")
+        touched = f',"touched":{json.dumps(rows, sort_keys=True, separators=(",", ":"))}'
     return (
         f'{{"dtype":{_quoted(gradient.dtype)},"name":{_quoted(gradient.name)},'
-        f'"producer":{_quoted(gradient.producer)},"size_bytes":{gradient.size_bytes}}}'
+        f'"producer":{_quoted(gradient.producer)},"size_bytes":{gradient.size_bytes}{touched}}}'
     )
 
 

@@ -1,13 +1,80 @@
-"""The cost of pushing gradients to servers and pulling sums back: links, rates, and what every part loses."""
+"""What pushing gradients and pulling sums costs: links, rates, what each part loses, and rows of tables."""
 
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pace import collectives
+from pace.documents.base import Document
 from pace.documents.cost_document import CostDocument, NetworkChange, NonNegative, Positive
+from pace.errors import InvalidProfile
 from pace.solver.cost import CostCurve
 from pace.solver.flow_shop.lockstep import SharedLinks
+
+# With each row that is sent goes its number.
+KEY_BYTES = 4
+# A frame's header, and its numbers of chunks and runs.
+_FRAME_BYTES = 44
+# As many batches together are counted at most.
+MOST_BATCHES = 64
+
+
+def sparse_bytes(row_bytes: float, whole_bytes: int) -> float:
+    """Return the bytes that are sent for rows and their numbers; all, if that is more than half of all."""
+    sent = row_bytes + _FRAME_BYTES
+    return sent if 2 * sent < whole_bytes else float(whole_bytes)
+
+
+def of_batches(values: tuple[float, ...], batches: int) -> float:
+    """Return what so many batches have together: values[n - 1] is that of n batches.
+
+    For more batches than there are values, each adds as much as the last one. That is an upper estimate, as
+    batches have ever more in common with those before.
+    """
+    known = len(values)
+    if batches <= known:
+        return values[batches - 1]
+    return values[-1] + (batches - known) * (values[-1] - (values[-2] if known > 1 else 0.0))
+
+
+class TouchedRows(Document):
+    """The rows of an embedding table that steps touch; servers exchange only these, with their numbers.
+
+    Attributes
+    ----------
+    rows
+        Number of rows of the table.
+    distinct
+        Mean number of different rows in one worker's step, in two workers' steps together, and so on.
+    std
+        Standard deviation of the number of rows in one worker's step.
+    """
+
+    refused_as = InvalidProfile
+
+    rows: int = Field(ge=1, lt=2**63)
+    distinct: tuple[NonNegative, ...] = Field(min_length=1, max_length=MOST_BATCHES)
+    std: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _rows_of_the_table(self) -> Self:
+        if any(after < before for before, after in pairwise(self.distinct)):
+            raise ValueError("distinct: more steps together touch no fewer rows")
+        if self.distinct[-1] > self.rows:
+            raise ValueError(f"distinct: {self.distinct[-1]} of {self.rows} rows")
+        return self
+
+    def sent_bytes(self, size_bytes: int, workers: int) -> float:
+        """Return the mean bytes of the rows that so many workers touch together, with their numbers.
+
+        Parameters
+        ----------
+        size_bytes
+            Size of the whole table.
+        """
+        touched = min(of_batches(self.distinct, workers), self.rows)
+        return sparse_bytes(touched * (size_bytes / self.rows + KEY_BYTES), size_bytes)
 
 
 class PushPull(CostDocument):

@@ -47,7 +47,8 @@ class SolverRecord(Document):
         With servers: the rule that gave the segments their positions.
     partition_bytes
         With servers: most bytes of a segment, except that a rest below the cluster's ``min_partition_bytes``
-        goes with the segment before it.
+        goes with the segment before it. Where this size was searched for, most bytes that are sent of a
+        segment.
     suggested_partition_bytes
         With servers: delta0 = sqrt(M theta B / (2 S)), where the search for `partition_bytes` began.
     """

@@ -1,7 +1,9 @@
 """Converts an all-reduce profile to the steps of a worker with parameter servers."""
 
-from pace.documents.profile import Profile
-from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
+from typing import Any
+
+from pace.documents.profile import HALVES, Gradient, Profile
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes, TouchedBytes
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
 from pace.simulation.worker import parameter_server_worker
@@ -21,6 +23,8 @@ def steps_from_profile(
     """Convert a profile to steps: pull, forward pass, backward pass, a push of each ready gradient, update.
 
     Updates take no time, because a profile does not have their durations. Add them if they are known.
+    Embedding tables of which the profile has the rows touched move these rows: pushes those of one worker,
+    pulls those of all workers.
 
     Parameters
     ----------
@@ -47,7 +51,7 @@ def steps_from_profile(
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     dag = parameter_server_worker(profile, servers=servers, transfer=CostCurve.affine(0.0, 1.0 / bytes_per_s))
-    sizes = {gradient.name: gradient.size_bytes for gradient in profile.gradients}
+    gradients = {gradient.name: gradient for gradient in profile.gradients}
     streams = {op.name: op.stream for op in profile.ops}
     transfers = len(profile.gradients)
     last = len(dag.names) - transfers
@@ -70,8 +74,8 @@ def steps_from_profile(
                 name=name,
                 resource="downlink" if kind == "down" else "uplink",
                 server=server,
-                size_bytes=sizes[what],
                 deps=deps,
+                **_size(gradients[what], pulled=kind == "down"),
             )
         )
     if count == 1:
@@ -95,3 +99,13 @@ def steps_from_profile(
         link=StepLink(bytes_per_s=bytes_per_s),
         metadata={"source": "profile", "profile_sha256": profile.sha256},
     )
+
+
+def _size(gradient: Gradient, *, pulled: bool) -> dict[str, Any]:
+    """Return the fields of a transfer's size."""
+    whole, touched = gradient.size_bytes, gradient.touched
+    if touched is None or not whole or gradient.dtype in HALVES:
+        return {"size_bytes": whole}
+    by_workers = [touched.sent_bytes(whole, workers + 1) for workers in range(len(touched.distinct))]
+    alone: dict[str, Any] = {"size_bytes": round(by_workers[0])}
+    return alone | {"touched": TouchedBytes(by_workers=by_workers, whole_bytes=whole)} if pulled else alone

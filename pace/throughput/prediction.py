@@ -224,10 +224,10 @@ def _alone_s(document: StepsDocument, fleet: Fleet) -> float:
 
 
 def _coarse(document: StepsDocument, workers: int, fleet: Fleet, alone_s: float) -> CoarseModels:
-    demands = link_s(document, fleet)
+    demands = link_s(document.at_workers(workers), fleet)
     down, up = demands[: document.servers], demands[document.servers :]
     transfer_s = (max(down) + max(up)) / 2
-    other_s = max(alone_s - sum(demands), 0.0)
+    other_s = max(alone_s - sum(link_s(document, fleet)), 0.0)
     batch = document.batch
     return CoarseModels(
         cynthia=batch * cynthia_rate(compute_s(document), transfer_s, workers),
@@ -354,6 +354,12 @@ def _notes(
         yield (
             "compute hardly varies between recorded steps: workers that start together may stay in step, "
             "which real ones leave; join_s of a fleet lets them start apart"
+        )
+    known = steps.most_workers
+    if known is not None and max(options.workers) > known:
+        yield (
+            f"the rows that more than {known} workers touch together are not known: sizes of pulls are upper "
+            "estimates there"
         )
     if any(servers != steps.servers for servers in options.servers):
         yield "other numbers of servers are extrapolated: parameters were placed anew, by least bytes"

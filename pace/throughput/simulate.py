@@ -114,6 +114,7 @@ def simulate_steps(
 
     fleet = fleet or Fleet()
     _refuse_misfits(document, workers, fleet, steps, skip)
+    document = document.at_workers(workers)
     graph = StepGraph.of(document)
     rng = np.random.default_rng([seed, 0])
     if drawn is None:

@@ -19,6 +19,7 @@ from pace.documents.half_costs import HalfCost
 from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.capture.mark_cost import MarkTimes, without_marks
+from pace.runtime.capture.touched_rows import TableBytesWatch, TouchedRowsWatch, sparse_tables
 from pace.runtime.capture.trace import Trace, Tracer
 from pace.runtime.capture.update_rule import UpdateRuleWatch
 from pace.runtime.capture.window import CapturedWindow, Granularity, lay_out, middle_half
@@ -99,6 +100,8 @@ class Recorder:
         Number of recorded iterations for each plain one.
     units
         The units of a ``fully_shard`` model, whose gradients are those of a shard.
+    rows
+        Whether to count the rows that sparse gradients of embeddings have.
 
     Raises
     ------
@@ -116,6 +119,7 @@ class Recorder:
         gradients: Collection[str] | None = None,
         recorded_per_plain: int = 1,
         units: Sequence[Unit] = (),
+        rows: bool = True,
     ) -> None:
         if iterations < 1 or warmup < 1:
             raise InvalidOptions(f"iterations={iterations} and warmup={warmup}: each must be at least 1")
@@ -141,6 +145,13 @@ class Recorder:
             for parameter_name, parameter in model.named_parameters()
             if (parameter.requires_grad if gradients is None else parameter_name in gradients)
         )
+        self._tables = TableBytesWatch(model)
+        tables = set(sparse_tables(model).values()) if rows and not units else set()
+        self._rows = TouchedRowsWatch(
+            (parameter_name, parameter)
+            for parameter_name, parameter in model.named_parameters()
+            if parameter in tables and parameter.requires_grad
+        )
         self._tracing = False
         self._traces: list[Trace] = []
         # Stamps of plain iterations: the start, the start and end of what was set aside, the end.
@@ -155,6 +166,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Begin an iteration."""
+        self._rows.begin()
         # Warm-up, one full trace, then captured iterations with plain ones in between, so that both see
         # the same machine: a clock rate or a neighbor that changes slowly disturbs both alike.
         number = self._iteration - self._num_warmup
@@ -168,10 +180,14 @@ class Recorder:
         # The last iteration before any counts: watching takes time.
         if number == -1:
             self._watch.begin()
+        if number < 0:
+            self._tables.begin()
 
     def end(self) -> None:
         """End an iteration."""
         self._watch.end()
+        self._rows.end()
+        self._tables.end()
         self._iteration += 1
         if not self._tracing:
             self._stamps.append(self._clock.now())
@@ -191,6 +207,8 @@ class Recorder:
     def stop(self) -> None:
         """Remove the hooks during an iteration. Idempotent."""
         self._watch.end()
+        self._rows.end()
+        self._tables.end()
         if self._tracing:
             self._tracer.stop()
             self._tracing = False
@@ -237,6 +255,7 @@ class Recorder:
         ops = window.measured(intervals_s)
         report = self.report
         parameters = dict(self._model.named_parameters())
+        touched = self._rows.found()
         last_backward = [op.name for op in ops if op.name.startswith("bwd/")]
         # All-reduce carries a parameter that got no gradient as well: that it gets none is known last.
         producers = window.producers | dict.fromkeys(
@@ -252,6 +271,7 @@ class Recorder:
                     size_bytes=num_bytes(parameters[gradient]),
                     dtype=_dtype(gradient, parameters[gradient]),
                     producer=producer,
+                    touched=touched.get(gradient),
                 )
                 for gradient, producer in producers.items()
                 if producer
@@ -271,6 +291,7 @@ class Recorder:
                 "capture_error": report.error,
                 "capture_overhead": report.overhead,
                 "unused_parameters": list(self._unused(window)),
+                **({"tables_left_out": tables} if (tables := self._tables.found()) else {}),
                 **(metadata or {}),
             },
         )
@@ -312,8 +333,10 @@ class Recorder:
 
 
 def warn_if_inexact(profile: Profile) -> None:
-    """Log a warning if the profile's compute time differs much from plain iterations."""
+    """Log a warning if compute time differs much from plain iterations, and one of tables on servers."""
     found = profile.metadata
+    if "tables_left_out" in found:
+        log.warning("pace.tables_left_out", profile=profile.name, modules=list(found["tables_left_out"])[:5])
     if abs(found["capture_error"]) > INEXACT:
         log.warning(
             "pace.capture_inexact",

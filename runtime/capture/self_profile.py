@@ -98,6 +98,8 @@ class SelfProfile:
                 gradients=names,
                 recorded_per_plain=RECORDED_PER_PLAIN,
                 units=units_of(model),
+                # Compression sends whole gradients to servers.
+                rows=transport.takes_runs or not transport.num_servers,
             )
             self._recorder.begin()
         except Exception as error:  # whatever a model does to its modules must not stop it from training

@@ -7,19 +7,25 @@ server adds takes is part of neither: a document's ``overhead`` can say it.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
-from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes
+import numpy as np
+
+from pace.documents.push_pull import KEY_BYTES, sparse_bytes
+from pace.documents.throughput.steps import StepLink, StepsDocument, StepsOp, StepTimes, TouchedBytes
 from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.capture.mean_unions import mean_unions
+from pace.runtime.transports.runs import Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangedSegment:
-    """What travels in every step, to a server and back."""
+    """What travels in every step, to a server and back: all of it, or runs of elements of `item_bytes`."""
 
     name: str
     server: int = 0
     size_bytes: int
+    item_bytes: int = 4
 
 
 class StepRecorder:
@@ -63,6 +69,8 @@ class StepRecorder:
         self._compute_s: list[float] = []
         self._exchange_s: list[float] = []
         self._apply_s: list[float] = []
+        # For each step and segment, what was pushed; None for all.
+        self._runs: list[Sequence[Runs | None]] = []
         self._received_s: float | None = None
         self._computed_s: float | None = None
 
@@ -102,9 +110,23 @@ class StepRecorder:
             raise InvalidUse("computed() without received(): call received() when new weights have come")
         self._computed_s = time.perf_counter()
 
-    def record(self, *, compute_s: float, exchange_s: float, apply_s: float) -> None:
-        """Record a step: seconds of its compute, of pushes and pulls, and of taking over the weights."""
+    def record(
+        self,
+        *,
+        compute_s: float,
+        exchange_s: float,
+        apply_s: float,
+        runs: Sequence[Runs | None] | None = None,
+    ) -> None:
+        """Record a step: seconds of its compute, of pushes and pulls, and of taking over the weights.
+
+        Parameters
+        ----------
+        runs
+            For each segment, the elements that were pushed, or None for all (default: all of every segment).
+        """
         if not self.complete:
+            self._runs.append(runs or [None] * len(self._segments))
             self._compute_s.append(compute_s)
             self._exchange_s.append(exchange_s)
             self._apply_s.append(apply_s)
@@ -134,15 +156,24 @@ class StepRecorder:
         if bytes_per_s is None and min(self._exchange_s) <= 0:
             raise InvalidUse("an exchange took no time, so the link's rate is not known: give bytes_per_s")
         ops = [StepsOp(name="compute", resource="worker", stream="compute")]
-        for segment in self._segments:
-            transfer = {"server": segment.server, "size_bytes": segment.size_bytes}
-            ops.append(StepsOp(name=f"push/{segment.name}", resource="uplink", deps=("compute",), **transfer))
+        sizes = [self._sizes(number) for number in range(len(self._segments))]
+        for segment, (pushed, pulled) in zip(self._segments, sizes, strict=True):
+            ops.append(
+                StepsOp(
+                    name=f"push/{segment.name}",
+                    resource="uplink",
+                    server=segment.server,
+                    deps=("compute",),
+                    **pushed,
+                )
+            )
             ops.append(
                 StepsOp(
                     name=f"pull/{segment.name}",
                     resource="downlink",
+                    server=segment.server,
                     deps=(f"push/{segment.name}",),
-                    **transfer,
+                    **pulled,
                 )
             )
         pulls = tuple(f"pull/{segment.name}" for segment in self._segments)
@@ -161,9 +192,49 @@ class StepRecorder:
             metadata={
                 "exchange_s": self._exchange_s,
                 "bytes_per_s_from": "given" if bytes_per_s else "the fastest recorded exchange",
+                **self._spread(),
             },
         )
 
-    def _serial_bytes(self) -> int:
+    def _sizes(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the fields of the sizes of a segment's push and pull.
+
+        Workers touch rows as the recorded steps of this worker do: what several workers touch in a step is
+        what as many of its steps touch.
+        """
+        segment = self._segments[number]
+        found = [runs for each in self._runs if (runs := each[number]) is not None]
+        pushed = {"size_bytes": round(float(np.mean(self._pushed(number))))}
+        if len(found) < len(self._runs):  # some whole pushes: pulls are whole, or nearly so
+            return pushed, {"size_bytes": segment.size_bytes}
+        unions = mean_unions(
+            [runs.starts for runs in found],
+            [(runs.lengths * segment.item_bytes + KEY_BYTES).astype(np.float64) for runs in found],
+        )
+        by_workers = [sparse_bytes(each, segment.size_bytes) for each in unions.tolist()]
+        touched = TouchedBytes(by_workers=tuple(by_workers), whole_bytes=segment.size_bytes)
+        return pushed, {"size_bytes": touched.of(1), "touched": touched}
+
+    def _pushed(self, number: int) -> list[float]:
+        """Return the bytes of a segment that were pushed in each step."""
+        segment = self._segments[number]
+        return [
+            float(segment.size_bytes)
+            if runs is None
+            else sparse_bytes(
+                runs.num_elements * segment.item_bytes + KEY_BYTES * len(runs.starts), segment.size_bytes
+            )
+            for runs in (each[number] for each in self._runs)
+        ]
+
+    def _spread(self) -> dict[str, Any]:
+        """Return the mean and the standard deviation of a step's pushed bytes, if rows were pushed."""
+        if all(runs is None for each in self._runs for runs in each):
+            return {}
+        totals = np.sum([self._pushed(number) for number in range(len(self._segments))], axis=0)
+        return {"pushed_bytes": {"mean": float(totals.mean()), "std": float(totals.std())}}
+
+    def _serial_bytes(self) -> float:
         """Return the bytes that a full-duplex link carries one after the other: pushes, and the last pull."""
-        return sum(segment.size_bytes for segment in self._segments) + self._segments[-1].size_bytes
+        pushed = [float(np.mean(self._pushed(number))) for number in range(len(self._segments))]
+        return sum(pushed) + pushed[-1]

@@ -17,6 +17,7 @@ from pace.documents.base import Document, load, parse
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.op_graph import CyclicGraph, build_graph
 from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, Name, Seconds
+from pace.documents.push_pull import MOST_BATCHES, of_batches
 from pace.errors import InvalidSteps
 
 StepResource = Literal["downlink", "worker", "uplink", "ps"]
@@ -24,6 +25,27 @@ LinkDiscipline = Literal["fifo", "window", "first-service-first", "adaptive", "t
 Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 
 WINDOWED: tuple[LinkDiscipline, ...] = ("window", "first-service-first")
+
+
+class TouchedBytes(Document):
+    """Size of a transfer that carries the rows which any worker has touched.
+
+    Attributes
+    ----------
+    by_workers
+        Mean bytes with one worker, with two, and so on.
+    whole_bytes
+        The most: everything.
+    """
+
+    by_workers: tuple[Annotated[float, Field(ge=0, le=MAX_TOTAL_BYTES)], ...] = Field(
+        min_length=1, max_length=MOST_BATCHES
+    )
+    whole_bytes: Annotated[int, Field(ge=0, le=MAX_TOTAL_BYTES)]
+
+    def of(self, workers: int) -> int:
+        """Return the bytes with so many workers; beyond those that are known, an upper estimate."""
+        return min(round(of_batches(self.by_workers, workers)), self.whole_bytes)
 
 
 class StepsOp(Document):
@@ -44,6 +66,8 @@ class StepsOp(Document):
     parameter
         What a transfer or an update belongs to, where its name does not say so after its first slash: what
         has one parameter moves together when parameters are placed on other servers.
+    touched
+        Of a transfer whose size depends on the number of workers; `size_bytes` is that with one worker.
     """
 
     name: Name
@@ -53,6 +77,8 @@ class StepsOp(Document):
     stream: Name | None = None
     deps: tuple[Name, ...] = ()
     parameter: Name | None = None
+    # Left out where it says nothing: older documents keep their digests.
+    touched: TouchedBytes | None = Field(default=None, exclude_if=lambda touched: touched is None)
 
     @property
     def belongs_to(self) -> str:
@@ -71,7 +97,7 @@ class StepsOp(Document):
                 raise ValueError(f"a transfer ({self.resource}) needs size_bytes")
             if self.stream is not None:
                 raise ValueError(f"a transfer ({self.resource}) is on no stream")
-        elif self.size_bytes is not None:
+        elif self.size_bytes is not None or self.touched is not None:
             raise ValueError(f"compute ({self.resource}) has no size_bytes")
         if self.resource == "worker" and self.server is not None:
             raise ValueError("compute of the worker is on no server")
@@ -236,6 +262,23 @@ class StepsDocument(Document):
         """Return a copy with some fields changed, validated anew."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return StepsDocument(**(fields | changes))
+
+    @property
+    def most_workers(self) -> int | None:
+        """Up to how many workers sizes are known; None if they depend on no number of workers."""
+        known = [len(op.touched.by_workers) for op in self.ops if op.touched is not None]
+        return min(known, default=None)
+
+    def at_workers(self, workers: int) -> "StepsDocument":
+        """Return the document with the sizes of transfers with so many workers."""
+        if self.most_workers is None:
+            return self
+        return self.replace(
+            ops=tuple(
+                op if op.touched is None else op.model_copy(update={"size_bytes": op.touched.of(workers)})
+                for op in self.ops
+            )
+        )
 
     def bytes_of(self, resource: StepResource) -> tuple[int, ...]:
         """Return the bytes that one step moves through each server's link in one direction."""

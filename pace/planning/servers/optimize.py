@@ -43,7 +43,7 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
     """
     options = options or Options()
     _refuse_misfits(options)
-    cluster = cluster_of(profile, options)
+    cluster = cluster_of(profile, options).with_touched_rows(profile)
     problem = ServersProblem.of(profile, cluster)
     plan, fusion = plan_servers(problem, options)
     proofs = segment_proofs(problem, plan.segments)
@@ -59,7 +59,7 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
         cluster=cluster,
         solver=SolverRecord(
             version=__version__,
-            fusion=options.fusion if problem.is_even or plan.order == "exhaustive" else "none",
+            fusion=options.fusion,
             method=fusion.method,
             order=plan.order,
             partition_bytes=plan.partition_bytes,
@@ -127,15 +127,16 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
             f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} parts: "
             f"use at least {math.ceil(total / MOST_PARTS):,}"
         )
-    chosen = options.fusion if problem.is_even else "none"
-    asked = Options(fusion=chosen, max_group_bytes=options.max_group_bytes)
+    asked = Options(fusion=options.fusion, max_group_bytes=options.max_group_bytes)
     # The last part has between one byte and a whole partition, so groups are sought for both lags.
     found = [
         fuse(fusing, asked, Bounds(fusing))
-        for lag in ((min(size, float(problem.plain.sizes.sum())), 0.0) if chosen != "none" else (0.0,))
+        for lag in ((min(size, float(problem.sent_bytes.sum())), 0.0) if options.fusion != "none" else (0.0,))
         for fusing in (problem.lagging(lag),)
     ]
-    if chosen == "optimal":
+    if options.fusion != "none" and not problem.is_even:
+        found[0] = replace(found[0], method=f"{found[0].method}; gradients with ratios by themselves")
+    if options.fusion == "optimal":
         found.append(fuse(problem.plain, Options(fusion="none")))
     partitions = dict.fromkeys(partition for each in found for partition in each.partitions)
     plan = best_plan(problem, tuple(partitions), options.partition_bytes)

@@ -66,16 +66,17 @@ def best_plan(
     No part is smaller than the problem allows.
     """
     suggested = problem.suggested_partition_bytes()
-    sizes = candidate_sizes(suggested, int(problem.plain.sizes.sum()), problem.least_bytes)
+    sizes = candidate_sizes(suggested, int(problem.sent_bytes.sum()), problem.least_bytes)
     first = max(partition_bytes, problem.least_bytes) if partition_bytes else sizes[len(sizes) // 2]
     ordered = [_in_order(problem, partition) for partition in partitions]
-    found = [min(_plans(problem, *each, first), key=_preference) for each in ordered]
+    by_sent = partition_bytes is None
+    found = [min(_plans(problem, *each, first, by_sent=by_sent), key=_preference) for each in ordered]
     if partition_bytes is None:
         # The size matters less than the groups, so sizes are varied only for the best groups.
         for at in sorted(range(len(found)), key=lambda at: _preference(found[at]))[:REFINED]:
             for size in sizes:
                 if size != first:
-                    found += _plans(problem, *ordered[at], size)
+                    found += _plans(problem, *ordered[at], size, by_sent=True)
     return min(found, key=_preference)
 
 
@@ -130,8 +131,9 @@ def _in_order(problem: ServersProblem, partition: Partition) -> tuple[Partition,
 
 
 def _plans(
-    problem: ServersProblem, partition: Partition, buffers: Buffers, size: int
+    problem: ServersProblem, partition: Partition, buffers: Buffers, size: int, *, by_sent: bool
 ) -> Iterator[ServersPlan]:
+    """Yield plans with parts of at most `size` bytes, or of which at most so many bytes are sent."""
     if problem.is_even:
         least = _least_elements(problem, buffers)
         # A whole number of elements may be needed for the smallest part.
@@ -141,18 +143,28 @@ def _plans(
             parts = join_rests(sending.groups, sending.elements, least)
             yield _priced(problem, partition, buffers, *parts, size, "longest tail")
     for spread in (1, problem.links.num_servers) if problem.links.num_servers > 1 else (1,):
-        yield from _evenly_cut(problem, partition, buffers, size, spread)
+        yield from _evenly_cut(problem, partition, buffers, size, spread, by_sent=by_sent)
 
 
 def _evenly_cut(
-    problem: ServersProblem, partition: Partition, buffers: Buffers, size: int, spread: int
+    problem: ServersProblem,
+    partition: Partition,
+    buffers: Buffers,
+    size: int,
+    spread: int,
+    *,
+    by_sent: bool,
 ) -> Iterator[ServersPlan]:
     """Cut every group into at least `spread` equal segments, and yield plans with several orders of them.
 
     A group that is needed immediately returns sooner over several connections than over one.
     """
     least = _least_elements(problem, buffers)
-    groups, elements = join_rests(*_cut_evenly(buffers, size, spread, least), least)
+    counted = buffers.element_bytes.astype(np.float64)
+    if by_sent and not problem.is_even:
+        some = buffers.elements > 0
+        counted[some] = _over(partition, problem.sent_bytes)[some] / buffers.elements[some]
+    groups, elements = join_rests(*_cut_evenly(buffers, size / counted, spread, least), least)
     jobs = _jobs(problem, partition, buffers, groups, elements, np.zeros(len(groups), dtype=np.int64))
     rate = 1 / problem.seconds_per_byte
     two_links = TwoLinks(
@@ -166,7 +178,8 @@ def _evenly_cut(
         ranked.append(("insertion", insertion_search(two_links).push_order))
     for name, by_rank in ranked:
         order = by_rank if name == "insertion" else serve_by_rank(two_links, by_rank).push_order
-        yield _priced(problem, partition, buffers, groups[order], elements[order], size, name)
+        placed = np.ceil(elements * counted[groups]).astype(np.int64)[order]
+        yield _priced(problem, partition, buffers, groups[order], elements[order], size, name, placed)
 
 
 def _least_elements(problem: ServersProblem, buffers: Buffers) -> IntArray:
@@ -195,8 +208,10 @@ def join_rests(groups: IntArray, elements: IntArray, least: IntArray) -> tuple[I
     return groups[kept], joined[kept]
 
 
-def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tuple[IntArray, IntArray]:
-    """Cut every group into equal segments of at most `size` bytes; the last one may be smaller.
+def _cut_evenly(
+    buffers: Buffers, most: FloatArray, spread: int, least: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Cut every group into equal segments of at most `most` elements; the last one may be smaller.
 
     Groups are in order of ready time. Each gets at least `spread` segments, unless they would have fewer than
     `least` elements.
@@ -204,7 +219,7 @@ def _cut_evenly(buffers: Buffers, size: int, spread: int, least: IntArray) -> tu
     groups: list[int] = []
     elements: list[int] = []
     for group in np.lexsort((-buffers.tail, buffers.ready)).tolist():
-        step = max(size // int(buffers.element_bytes[group]), 1)
+        step = max(int(most[group]), 1)
         step = max(min(step, -(-int(buffers.elements[group]) // spread)), int(least[group])) or 1
         whole, rest = divmod(int(buffers.elements[group]), step)
         parts = [step] * whole + ([rest] if rest else [])
@@ -251,9 +266,15 @@ def _priced(
     elements: IntArray,
     size: int,
     order: SegmentOrder,
+    placed_bytes: IntArray | None = None,
 ) -> ServersPlan:
-    """Place the segments on servers, in their order, and send them."""
-    server = least_loaded(elements * buffers.element_bytes[groups], problem.links.num_servers)
+    """Place the segments on servers, in their order, and send them.
+
+    Servers get equal sums of `placed_bytes`, one for each segment (default: the segments' bytes).
+    """
+    if placed_bytes is None:
+        placed_bytes = elements * buffers.element_bytes[groups]
+    server = least_loaded(placed_bytes, problem.links.num_servers)
     segments = _jobs(problem, partition, buffers, groups, elements, server)
     overhead = problem.links.overhead_bytes
     times = send_in_lockstep(

@@ -49,13 +49,14 @@ class ServersProblem:
 
     @classmethod
     def of(cls, profile: Profile, cluster: Cluster) -> "ServersProblem":
-        """Build from the documents.
+        """Build from the documents; of embedding tables, the rows touched are sent if the profile has them.
 
         Raises
         ------
         InvalidCluster
             If the servers do not fit the workers, or a ratio is for an unknown gradient.
         """
+        cluster = cluster.with_touched_rows(profile)
         exchange = cluster.exchange
         try:
             per_byte = exchange.seconds_per_byte(profile.workers)
@@ -93,6 +94,22 @@ class ServersProblem:
         )
 
     @property
+    def sent_bytes(self) -> FloatArray:
+        """The bytes of each gradient that are sent in the direction in which more are sent."""
+        return np.maximum(self.push_bytes, self.pull_bytes)
+
+    @property
+    def _fusing(self) -> FusionProblem:
+        """The gradients for the search for groups: one with a ratio has the bytes sent, and its own group."""
+        plain = self.plain
+        uneven = np.flatnonzero((self.push_bytes != plain.sizes) | (self.pull_bytes != plain.sizes))
+        sizes, classes = plain.sizes.copy(), plain.dtypes.copy()
+        elements = np.ceil(self.sent_bytes[uneven] / plain.element_bytes[uneven])
+        sizes[uneven] = elements.astype(np.int64) * plain.element_bytes[uneven]
+        classes[uneven] = classes.max(initial=0) + 1 + np.arange(len(uneven))
+        return replace(plain, sizes=sizes, dtypes=classes)
+
+    @property
     def latency_s(self) -> float:
         """The least time from the last push of a set to its pull, in seconds; 0 if both share links."""
         return 0.0 if self.links.shared else self.links.latency_s
@@ -101,12 +118,12 @@ class ServersProblem:
         """Return the fusion problem whose tails include the lag of a last part of `partition_bytes`."""
         own_pull = self.lost_s + self.seconds_per_byte * partition_bytes
         lag = self.links.latency_s + (own_pull / 2 if self.links.shared else own_pull)
-        return replace(self.plain, tail=self.plain.tail + lag)
+        return replace(self._fusing, tail=self.plain.tail + lag)
 
     def suggested_partition_bytes(self) -> float:
-        """Return delta0 in bytes, for the rate at which the servers serve all workers."""
+        """Return delta0 in sent bytes, for the rate at which the servers serve all workers."""
         return best_partition_bytes(
-            float(self.plain.sizes.sum()),
+            float(self.sent_bytes.sum()),
             lost_s=self.lost_s,
             bytes_per_s=1 / self.seconds_per_byte,
             num_servers=self.links.num_servers,

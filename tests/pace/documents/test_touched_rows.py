@@ -1,0 +1,169 @@
+"""Rows of embedding tables that steps touch: in profiles, in clusters, in plans and in steps documents."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pace.checker import check
+from pace.cli import app
+from pace.documents.cluster import Cluster, TransferRatio
+from pace.documents.profile import Profile, parse_profile
+from pace.documents.profile_json import compact_profile
+from pace.documents.push_pull import PushPull, TouchedRows
+from pace.documents.throughput.prediction import PredictionOptions
+from pace.documents.throughput.steps import parse_steps
+from pace.errors import InvalidProfile, InvalidSteps
+from pace.planning.servers.optimize import optimize_servers
+from pace.planning.servers.problem import ServersProblem
+from pace.simulation import SimulationOptions, simulate
+from pace.throughput import predict, simulate_steps, steps_from_profile
+
+ROWS, ROW_BYTES = 1_000_000, 100
+# With its number of 4 bytes, a row has 104 bytes.
+TOUCHED = TouchedRows(rows=ROWS, distinct=(1000.0, 1900.0, 2700.0), std=10.0)
+
+
+def profile(workers: int = 2, touched: TouchedRows | None = TOUCHED, dtype: str = "float32") -> Profile:
+    """Return a table of 100 MB and a layer of 1 MB behind it."""
+    table: dict[str, Any] = {"touched": touched.model_dump()} if touched is not None else {}
+    return Profile.model_validate(
+        {
+            "name": "recommender",
+            "workers": workers,
+            "ops": [
+                {"name": "bwd/layer", "duration_s": 0.01, "stream": "0"},
+                {"name": "bwd/table", "duration_s": 0.01, "stream": "0", "deps": ["bwd/layer"]},
+                {"name": "fwd/table", "duration_s": 0.01, "stream": "0", "waits_for": ["table"]},
+                {"name": "fwd/layer", "duration_s": 0.01, "stream": "0", "waits_for": ["layer"]},
+            ],
+            "gradients": [
+                {"name": "table", "size_bytes": ROWS * ROW_BYTES, "producer": "bwd/table", "dtype": dtype}
+                | table,
+                {"name": "layer", "size_bytes": 1_000_000, "producer": "bwd/layer", "dtype": dtype},
+            ],
+            "allreduce": {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e8},
+        }
+    )
+
+
+def test_rows_of_several_workers_by_hand() -> None:
+    """Known for three workers; each further one adds as many as the third, up to the whole table."""
+    size = ROWS * ROW_BYTES
+    assert [TOUCHED.sent_bytes(size, workers) for workers in (1, 2, 3, 5)] == [
+        rows * 104 + 44 for rows in (1000, 1900, 2700, 4300)
+    ]
+    assert TOUCHED.sent_bytes(size, 10_000) == size
+    # Of more than half, servers get everything.
+    assert TouchedRows(rows=10, distinct=(6.0,)).sent_bytes(1000, 1) == 1000
+
+
+def test_a_profile_with_touched_rows_is_written_and_read() -> None:
+    """It reads back equal, with a digest of its own; without them, nothing of them is written."""
+    found, without = profile(), profile(touched=None)
+    assert parse_profile(found.to_json()) == parse_profile(compact_profile(found)) == found
+    other = profile(touched=TOUCHED.model_copy(update={"std": 1.0}))
+    assert len({each.sha256 for each in (found, without, other)}) == 3
+    assert found.fingerprint == without.fingerprint
+    assert b"touched" not in without.to_json()
+
+
+@pytest.mark.parametrize(
+    ("touched", "named"),
+    [
+        ({"rows": 10, "distinct": [3.0, 2.0]}, "touch no fewer rows"),
+        ({"rows": 10, "distinct": [11.0]}, "11.0 of 10 rows"),
+        ({"rows": 10, "distinct": []}, "distinct"),
+        ({"rows": 3, "distinct": [1.0]}, "not 3 rows of equal size"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(touched: dict[str, Any], named: str) -> None:
+    """The message says what is wrong."""
+    document = json.loads(profile().to_json())
+    document["gradients"][0]["touched"] = touched
+    with pytest.raises(InvalidProfile, match=named):
+        parse_profile(json.dumps(document))
+
+
+def test_a_plan_counts_the_rows_touched() -> None:
+    """Pushes of one worker's rows, pulls of all workers' rows; the checker accepts it, all-reduces differ."""
+    found = profile()
+    schedule = optimize_servers(found)
+    assert check(found, schedule) == []
+    assert schedule.cluster is not None
+    (ratio,) = schedule.cluster.ratios
+    assert ratio.gradient == "table"
+    assert ratio.push * ROWS * ROW_BYTES == pytest.approx(1000 * 104, rel=1e-3)
+    assert ratio.pull * ROWS * ROW_BYTES == pytest.approx(1900 * 104, rel=1e-3)
+    whole = optimize_servers(profile(touched=None))
+    assert whole.predicted.iteration_s > 2 * 1.0  # 100 MB each way, one after the other
+    assert schedule.predicted.iteration_s < 0.1
+    assert schedule.predicted.lower_bound_s <= schedule.predicted.iteration_s
+
+
+def test_ratios_of_the_cluster_and_half_precision_stay() -> None:
+    """What a user states takes precedence; servers get gradients in half precision whole."""
+    exchange = PushPull(servers=1, worker_bytes_per_s=1e8)
+    stated = Cluster(name="c", exchange=exchange, ratios=(TransferRatio(gradient="table", push=0.5),))
+    assert stated.with_touched_rows(profile()) == stated
+    plain = Cluster(name="c", exchange=exchange)
+    assert plain.with_touched_rows(profile(dtype="bfloat16")) == plain
+    again = plain.with_touched_rows(profile())
+    assert again.with_touched_rows(profile()) == again != plain
+
+
+def test_a_simulation_is_of_the_rows_of_its_workers() -> None:
+    """The simulated iteration of the planned order is the planned one, for any number of workers."""
+    for workers in (1, 2, 4):
+        found = profile(workers)
+        simulated = simulate(found, ["pace"], SimulationOptions(exchange="servers"))["pace"]
+        planned = optimize_servers(found).predicted.iteration_s
+        assert simulated.iteration_s == pytest.approx(planned, rel=1e-6)
+    problem = ServersProblem.of(profile(3), Cluster(name="c", exchange=profile().allreduce))
+    assert problem.pull_bytes[0] == pytest.approx(2700 * 104, rel=1e-3)
+
+
+def test_a_prediction_is_of_the_rows_of_its_workers() -> None:
+    """Steps move one worker's rows up, and those of all workers down; more than are known are noted."""
+    steps = steps_from_profile(profile(), bytes_per_s=1e8)
+    assert parse_steps(steps.to_json()) == steps
+    (up,) = steps.bytes_of("uplink")
+    assert up == 1_000_000 + 1000 * 104 + 44
+    assert steps.bytes_of("downlink") == (up,)
+    for workers, rows in ((1, 1000), (2, 1900), (3, 2700)):
+        expected = 1_000_000 + rows * 104 + 44
+        assert steps.at_workers(workers).bytes_of("downlink") == (expected,)
+        carried = simulate_steps(steps, workers, steps=20, skip=0).total_bytes
+        assert carried[:, 0].max() == pytest.approx(20 * expected, rel=0.06)
+        assert carried[:, 1].max() == pytest.approx(20 * up, rel=0.06)
+    known = predict(steps, PredictionOptions(workers=(3,), steps=20, skip=5, seeds=1, advice=False))
+    assert not [note for note in known.notes if "touch" in note]
+    beyond = predict(steps, PredictionOptions(workers=(4,), steps=20, skip=5, seeds=1, advice=False))
+    assert [note for note in beyond.notes if "more than 3 workers touch" in note]
+
+
+def test_touched_bytes_of_compute_are_refused() -> None:
+    """Only transfers have a size."""
+    document = json.loads(steps_from_profile(profile(), bytes_per_s=1e8).to_json())
+    compute = next(op for op in document["ops"] if op["resource"] == "worker")
+    compute["touched"] = {"by_workers": [1.0], "whole_bytes": 2}
+    with pytest.raises(InvalidSteps, match="has no size_bytes"):
+        parse_steps(json.dumps(document))
+
+
+def test_a_plan_says_what_is_sent_of_tables(tmp_path: Path) -> None:
+    """One line: shares of the table, whether they are estimates, and tables that no gradient stands for."""
+
+    def said(found: Profile) -> list[str]:
+        path = tmp_path / "profile.json"
+        path.write_bytes(found.to_json())
+        printed = CliRunner().invoke(app, ["optimize", str(path), "--exchange", "servers"]).stdout
+        return [line for line in printed.splitlines() if line.startswith("tables")]
+
+    assert said(profile(touched=None)) == []
+    assert said(profile()) == ["tables      table: 0.10% pushed, 0.20% pulled"]
+    (line,) = said(profile(5).replace(metadata={"tables_left_out": {"items": {}}}))
+    assert "upper estimates" in line
+    assert line.endswith("not in this plan: items")
