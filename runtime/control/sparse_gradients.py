@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pace.runtime.capture.touched_rows import sparse_tables
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.event_log import log
 from pace.runtime.transports.runs import Runs
@@ -43,22 +44,13 @@ def _rows(gradient: torch.Tensor) -> Runs:
     return Runs.of_rows(places, math.prod(values.shape[1:]))
 
 
-def warn_of_whole_gradients(model: nn.Module, transport: Transport, reason: str | None = None) -> None:
-    """Log on rank 0 if sparse gradients of a model's embeddings are sent whole.
-
-    Parameters
-    ----------
-    reason
-        Why they are sent whole on any transport; None if it depends on the transport.
-    """
-    tables = {
-        name: module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    }
-    if reason is None and not transport.num_servers:
+def warn_of_whole_gradients(model: nn.Module, transport: Transport) -> None:
+    """Log on rank 0 if sparse gradients of a model's embeddings are sent whole."""
+    tables = sparse_tables(model)
+    reason: str | None = None
+    if not transport.num_servers:
         reason = "all-reduces sum whole gradients: communication=Mixed() pushes the rows of embeddings alone"
-    if reason is None and not transport.takes_runs:
+    elif not transport.takes_runs:
         reason = "compression sends whole gradients"
     if reason is None:
         tables = {name: weight for name, weight in tables.items() if weight.element_size() < 4}

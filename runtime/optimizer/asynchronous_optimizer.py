@@ -1,7 +1,8 @@
 """The wrapper for asynchronous training, in which parameter servers hold the weights.
 
 Every ``step()`` runs the user's optimizer on this rank's gradients alone and pushes the change of the
-weights. The servers add the change to the weights that all ranks share, and the rank pulls these.
+weights. The servers add the change to the weights that all ranks share, and the rank pulls these. Of
+embeddings with sparse gradients, only rows that have changed are sent.
 """
 
 import time
@@ -15,15 +16,17 @@ from torch import nn
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
+from pace.runtime.capture.touched_rows import sparse_tables
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
-from pace.runtime.engine.weight_share import WeightShare
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
+from pace.runtime.optimizer.weight_share import WeightShare
 from pace.runtime.servers.link import Countdown
 from pace.runtime.servers.transport.push_pull import PushPullTransport
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import SegmentCall
 
 
@@ -73,15 +76,16 @@ class AsynchronousOptimizer(StandIn):
         start = start_together(transport, optimizer, model, checked)
         self.optimizer = optimizer
         self.model = model
-        warn_of_whole_gradients(
-            model, transport, "weights are exchanged whole: DistributedOptimizer exchanges rows"
-        )
+        warn_of_whole_gradients(model, transport)
         self.parameters_by_name = start.parameters
         self._transport = transport
         self._timeout_s = start.options.timeout_s
         self._divisor = start.options.divisor(transport.size)
+        of_tables = set(sparse_tables(model).values())
+        tables = {name for name, parameter in start.parameters.items() if parameter in of_tables}
         self._shares = [
-            WeightShare(start.plan, number, start.parameters) for number in range(len(start.plan.groups))
+            WeightShare(start.plan, number, start.parameters, tables)
+            for number in range(len(start.plan.groups))
         ]
         self._failure: CommunicationFailed | None = None
         self._exchanging = False
@@ -96,6 +100,7 @@ class AsynchronousOptimizer(StandIn):
             for turn, segment in enumerate(start.plan.segments)
         ]
         self._calls = calls
+        self._segments = start.plan.segments
         self._names = {
             call.name: f"{start.plan.groups[segment.group].gradients[0]}/{segment.offset_bytes}"
             for call, segment in zip(calls, start.plan.segments, strict=True)
@@ -167,18 +172,23 @@ class AsynchronousOptimizer(StandIn):
                 compute_s=computed_s - started_s,
                 exchange_s=back_s - computed_s,
                 apply_s=self._started_s - back_s,
+                runs=self._pushed_runs(),
             )
+
+    def _pushed_runs(self) -> list[Runs | None]:
+        """Return the elements of each segment that are pushed; None for all."""
+        return [self._shares[segment.group].runs_at(segment.offset_bytes) for segment in self._segments]
 
     def _exchange(self, *, seed: bool) -> None:
         """Send all segments, and wait until they are back."""
         returned = Countdown(len(self._calls))
         self._exchanging = True
         try:
-            for call in self._calls:
+            for call, runs in zip(self._calls, self._pushed_runs(), strict=True):
                 if seed:
                     self._transport.seed(call.tensor, call.name, returned.one)
                 else:
-                    self._transport.allreduce(call.tensor, call.name, returned.one)
+                    self._transport.allreduce(call.tensor, call.name, returned.one, runs=runs)
             returned.wait(self._timeout_s)
         except CommunicationFailed as error:
             known = "" if self._peers is None else self._peers.explain_failure()
@@ -249,6 +259,7 @@ class AsynchronousOptimizer(StandIn):
                 name=self._names[call.name],
                 server=self._transport.server_of(call.name),
                 size_bytes=call.tensor.numel() * call.tensor.element_size(),
+                item_bytes=call.tensor.element_size(),
             )
             for call in self._calls
         ]

@@ -90,6 +90,10 @@ class Flat:
         """Add to elements; no place may occur twice. Not for half precision."""
         self._array[places] += values
 
+    def values_at(self, places: Any) -> Any:
+        """Return a copy of elements. Not for half precision."""
+        return self._array[places]
+
     @property
     def neutral(self) -> float:
         """The number that changes no bit when it is added: -0.0, as 0.0 would change -0.0 to 0.0."""

@@ -209,8 +209,6 @@ class Session:
             if self.failure is not None:
                 return
             held = self.held[frame.layout]
-            if not isinstance(held, Sums):
-                raise WireFault("runs for a server of weights")
             self._reply(frame.layout, layout, held, held.push_runs(member.rank, frame, sparse))
 
     def _reply(

@@ -47,6 +47,18 @@ class Runs:
             np.concatenate([part.starts for part in parts]), np.concatenate([part.lengths for part in parts])
         )
 
+    @classmethod
+    def merged(cls, parts: "Sequence[Runs]") -> Self:
+        """Return runs with the elements of all parts, which may overlap. Adjacent runs are not merged."""
+        starts = np.concatenate([np.zeros(0, dtype=np.int64), *(part.starts for part in parts)])
+        if not len(starts):
+            return cls.none()
+        order = np.argsort(starts, kind="stable")
+        starts = starts[order]
+        ends = np.maximum.accumulate(np.concatenate([part.ends for part in parts])[order])
+        begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ends[:-1]]))
+        return cls(starts[begins], ends[np.append(begins[1:], len(ends)) - 1] - starts[begins])
+
     @property
     def ends(self) -> Places:
         """The end of each run."""
@@ -84,11 +96,4 @@ class Runs:
 
     def union(self, other: "Runs") -> "Runs":
         """Return runs with the elements of both. Adjacent runs are not merged."""
-        starts = np.concatenate([self.starts, other.starts])
-        order = np.argsort(starts, kind="stable")
-        starts = starts[order]
-        ends = np.maximum.accumulate(np.concatenate([self.ends, other.ends])[order])
-        if not len(starts):
-            return self
-        begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ends[:-1]]))
-        return Runs(starts[begins], ends[np.append(begins[1:], len(ends)) - 1] - starts[begins])
+        return Runs.merged([self, other])

@@ -208,9 +208,7 @@ def _say_so(_rank: int, _size: int) -> list[list[str]]:
 def test_the_log_says_once_where_sparse_gradients_are_sent_whole() -> None:
     """With its reason, on rank 0; nothing where rows are sent."""
     first, second = run_ranks(_say_so, SIZE)
-    assert first[0] == []
-    assert [len(reasons) for reasons in first[1:]] == [1, 1, 1]
+    assert [len(reasons) for reasons in first] == [0, 1, 0, 1]
     assert "compression" in first[1][0]
-    assert "DistributedOptimizer exchanges rows" in first[2][0]
     assert "communication=Mixed()" in first[3][0]
     assert second == [[], [], [], []]
