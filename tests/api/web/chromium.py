@@ -86,11 +86,19 @@ class Visitor:
     def accessibility_faults(self, rules: list[str] | None = None) -> list[str]:
         """Return what axe-core finds serious or critical in the page as it is now, by some rules or all."""
         # Through the debugger, as the page's own policy lets no script in.
-        self.page.evaluate(AXE_SCRIPT)
-        result = self.page.evaluate("(rules) => axe.run(rules ? { runOnly: rules } : {})", rules)
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE_SCRIPT)
+        # What the many rules that hold have looked at stays there.
+        violations = self.page.evaluate(
+            """async (rules) => {
+                const options = { resultTypes: ["violations"], ...(rules && { runOnly: rules }) };
+                return (await axe.run(options)).violations;
+            }""",
+            rules,
+        )
         return [
             f"{found['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for found in result["violations"]
+            for found in violations
             if found["impact"] in ("serious", "critical")
             for node in found["nodes"]
         ]
