@@ -160,32 +160,40 @@ def _content(answer: httpx.Response) -> dict[str, Any]:
     return {name: value for name, value in resource.items() if name != "created_at"}
 
 
+def _ask_all(service: ServiceProcess) -> dict[str, httpx.Response]:
+    return {path: service.http.post(path, json=asked) for path, asked in QUESTIONS.items()}
+
+
+def _exchange(old: ServiceProcess, new: ServiceProcess, before: dict[str, httpx.Response]) -> None:
+    """Have what either version was asked, first the old one, read, listed, asked and deleted at the other."""
+    locations = {path: answer.headers["location"] for path, answer in before.items()}
+    for path, asked in QUESTIONS.items():
+        assert _content(new.http.get(locations[path])) == _content(before[path])
+        assert _content(new.http.post(path, json=asked)) == _content(before[path])
+    for writes, reads in ((new, old), (old, new)):
+        for path, location in locations.items():
+            assert [item["id"] for item in reads.http.get(path).json()["items"]] == [
+                location.rpartition("/")[2]
+            ]
+            assert writes.http.delete(location).status_code == 204
+        for path, location in locations.items():
+            assert _gone(reads, location)
+            again = writes.http.post(path, json=QUESTIONS[path])
+            assert again.headers["location"] == location
+            assert _content(reads.http.get(location)) == _content(again)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_either_version_knows_what_the_other_was_asked(
-    tmp_path: Path, bare_database_url: str, earlier: Path
-) -> None:
-    """Of every kind: asked of one, read, listed, asked again and deleted at the other; before and beside."""
-    with ServiceProcess(tmp_path, bare_database_url, **_old_code(earlier)) as old:
+def test_either_version_knows_what_the_other_was_asked(tmp_path: Path, earlier: Path) -> None:
+    """Of every kind, before and beside, on SQLite; the test below does the same on PostgreSQL."""
+    url = f"sqlite:///{tmp_path / 'pace.db'}"
+    with ServiceProcess(tmp_path, url, **_old_code(earlier)) as old:
         assert _is_earlier(old)
-        before = {path: old.http.post(path, json=asked) for path, asked in QUESTIONS.items()}
-        with ServiceProcess(tmp_path, bare_database_url) as new:
+        before = _ask_all(old)
+        with ServiceProcess(tmp_path, url) as new:
             assert not _is_earlier(new)
-            locations = {path: answer.headers["location"] for path, answer in before.items()}
-            for path, asked in QUESTIONS.items():
-                assert _content(new.http.get(locations[path])) == _content(before[path])
-                assert _content(new.http.post(path, json=asked)) == _content(before[path])
-            for writes, reads in ((new, old), (old, new)):
-                for path, location in locations.items():
-                    assert [item["id"] for item in reads.http.get(path).json()["items"]] == [
-                        location.rpartition("/")[2]
-                    ]
-                    assert writes.http.delete(location).status_code == 204
-                for path, location in locations.items():
-                    assert _gone(reads, location)
-                    again = writes.http.post(path, json=QUESTIONS[path])
-                    assert again.headers["location"] == location
-                    assert _content(reads.http.get(location)) == _content(again)
+            _exchange(old, new, before)
 
 
 def _gone(service: ServiceProcess, location: str) -> bool:
@@ -200,23 +208,26 @@ def _gone(service: ServiceProcess, location: str) -> bool:
 def test_no_request_fails_while_a_service_is_updated(
     tmp_path: Path, postgresql: PostgresqlServer, earlier: Path
 ) -> None:
-    """The old one serves on after the new one migrated its database; each reads and does the other's work."""
+    """The old one serves on after the new one migrated its database; each reads and does the other's work.
+
+    Of every kind, as above.
+    """
     url = postgresql.create_database(bare=True)
     with ServiceProcess(tmp_path, url, **_old_code(earlier)) as old:
         assert _is_earlier(old)
-        before = old.post_schedule(layered_profile(3))
-        assert before.status_code == 201, before.text
+        asked_before = _ask_all(old)
         with ServiceProcess(tmp_path, url) as new:
             assert not _is_earlier(new)
-            after = new.post_schedule(layered_profile(4))
-            assert after.status_code == 201, after.text
+            _exchange(old, new, asked_before)
+            ours = new.post_schedule(layered_profile(4))
+            assert ours.status_code == 201, ours.text
             both = [
                 old.post_schedule(layered_profile(5)),
                 new.post_schedule(layered_profile(5)),
             ]
             assert {answer.status_code for answer in both} == {201}
             assert _current(both[0].content) == _current(both[1].content)
-            for answer in (before, after, *both):
+            for answer in (ours, *both):
                 path = answer.headers["location"]
                 expected = _current(answer.content)
                 assert _current(_get(old, path)) == _current(_get(new, path)) == expected
@@ -238,4 +249,5 @@ def test_no_request_fails_while_a_service_is_updated(
             for answer in accepted:
                 path = answer.headers["location"]
                 _get(new, _done(new, path) if path.startswith("/v1/tasks/") else path)
-            assert _current(_get(new, before.headers["location"])) == _current(before.content)
+            path = both[0].headers["location"]
+            assert _current(_get(new, path)) == _current(both[0].content)
