@@ -1,11 +1,13 @@
 """Sync plans over HTTP: planned as the library would, refused in one line."""
 
+import functools
 import json
 from typing import Any
 
 import pytest
 
 from pace import (
+    DeltaPlan,
     DeltaSync,
     InvalidSync,
     OuterSync,
@@ -77,6 +79,12 @@ def deltas(**changed: Any) -> DeltaSync:
     return DeltaSync.model_validate_json(json.dumps(EXAMPLE_DELTAS | changed))
 
 
+@functools.cache
+def planned_deltas() -> DeltaPlan:
+    """Return the library's plan for it, which takes seconds."""
+    return plan_deltas(deltas())
+
+
 def test_plans_of_shards_and_of_deltas_are_the_librarys(service: Caller) -> None:
     """They pass their checkers, are stored with their documents, and listed by the documents' names."""
     for asked, name in ((EXAMPLE_RESHARDING, "rows to columns"), (EXAMPLE_DELTAS, "two engines")):
@@ -89,7 +97,7 @@ def test_plans_of_shards_and_of_deltas_are_the_librarys(service: Caller) -> None
             assert check_reshard(resharding(), streams) == []
         else:
             rule = parse_delta_plan(text)
-            assert rule == plan_deltas(deltas())
+            assert rule == planned_deltas()
             assert check_deltas(deltas(), rule) == []
         assert service.http.post("/v1/sync-plans", json={"sync": asked}).content == answer.content
         brought = service.http.get(f"{answer.headers['location']}/sync").json()
@@ -112,7 +120,7 @@ def test_the_client_returns_what_the_library_would(service: Caller) -> None:
     with Client(service.url, service.token, timeout_s=250) as client:
         assert client.plan_sync(weights) == plan_sync(weights)
         assert client.plan_sync(resharding()) == plan_reshard(resharding())
-        assert client.plan_sync(deltas()) == plan_deltas(deltas())
+        assert client.plan_sync(deltas()) == planned_deltas()
         assert client.plan_sync(outer_sync()) == plan_outer(outer_sync())
         assert client.plan_sync(outer_sync(), torchft=True) == plan_outer(outer_sync(), torchft=True)
         with pytest.raises(InvalidSync, match="torchft is for outer-sync documents"):
