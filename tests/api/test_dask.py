@@ -144,7 +144,7 @@ def _same_answers(caller: Caller, early: httpx.Response) -> None:
 
 
 def _killed_worker(caller: Caller, cluster: Cluster) -> None:
-    document = layered_profile(4000)
+    document = layered_profile(3000)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(caller.post_schedule, document, options={"fusion": "paper"})
         _busy_worker(cluster).kill()
@@ -222,7 +222,7 @@ def test_a_lost_scheduler_loses_no_task(cluster: Cluster, tmp_path: Path) -> Non
         service.caller() as caller,
     ):
         _wait_for_capacity(service, 1)
-        document = layered_profile(4000)
+        document = layered_profile(3000)
         question = {"profile": document, "options": {"fusion": "paper"}}
         path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
         _busy_worker(cluster)
