@@ -72,13 +72,24 @@ def test_colocated_plans_take_what_they_predict(workers: int, servers: int) -> N
         assert simulated == pytest.approx(schedule.predicted.iteration_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("workers", [3, 4])
-def test_colocated_plans_on_more_hosts_are_close_to_their_simulation(workers: int) -> None:
-    """Workers that hold a server of their own are not in lock step: a few percent more or less."""
+@pytest.mark.parametrize(("workers", "servers"), [(3, 3), (4, 4), (4, 3), (5, 3)])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_colocated_plans_on_more_hosts_are_close_to_their_simulation(
+    workers: int, servers: int, *, uneven: bool
+) -> None:
+    """Workers that hold a server of their own are not in lock step: a few percent more or less.
+
+    Also if other bytes are sent than the gradients have, in each direction.
+    """
     random_ = random.Random(4)
-    chosen = cluster(workers, bytes_per_s=1e6, colocated=True, partition_s=1e-2)
     for _ in range(15):
         profile = drawn(random_, workers)
+        ratios = {
+            gradient.name: (random_.choice([0.1, 0.5, 1.0]), random_.choice([0.1, 0.5, 1.0]))
+            for gradient in profile.gradients
+            if uneven and random_.random() < 0.5
+        }
+        chosen = cluster(servers, bytes_per_s=1e6, colocated=True, partition_s=1e-2, ratios=ratios)
         schedule = optimize_servers(profile, Options(cluster=chosen))
         simulated = run_server_policy(profile, chosen, make_policy("pace", "servers")).iteration_s
         assert simulated == pytest.approx(schedule.predicted.iteration_s, rel=0.05)
