@@ -5,14 +5,18 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pace.client.documents import SimulationRequest, example_profile
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
+
+if TYPE_CHECKING:
+    from pace.api.questions.kind import Kind
 
 _LINK = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
 # Of fewer, a bound would be computed with a library that most services do not need.
@@ -74,8 +78,8 @@ def _locked(folder: int) -> bool:
 
 
 def load_first_kernels() -> None:
-    """Load what schedules need, which are asked for most, whatever it takes, unless it is loaded."""
-    if len(_left) == _NUM_STEPS:
+    """Load what most schedules need, whatever it takes, unless it is loaded."""
+    if _left[-1:] == [_first_schedule]:
         _load_next()
 
 
@@ -97,29 +101,40 @@ def all_are_loaded() -> bool:
 
 
 def _load_next() -> None:
-    _left[-1]()
-    _left.pop()
+    # A part may turn out to be several, the next one last.
+    parts = _left[-1]()
+    _left[-1:] = parts if isinstance(parts, list) else []
 
 
 # The serving process, which only names these functions, does without what they import.
-def _schedule() -> None:
+def _first_schedule() -> None:
+    from pace.planning.allreduce.optimize import warm_up_for_layers
+
+    warm_up_for_layers()
+
+
+def _schedules() -> None:
     from pace.planning.allreduce.optimize import warm_up
 
     warm_up()
 
 
-def _every_schedule() -> None:
-    from pace.planning.optimize import warm_up
+def _every_schedule() -> list[Callable[[], object]]:
+    from pace.planning.optimize import warm_up_parts
 
-    warm_up()
+    return warm_up_parts()[::-1]
 
 
-def _simulate() -> None:
+def _simulations() -> list[Callable[[], object]]:
+    return [partial(_simulate, policy) for policy in _POLICIES]
+
+
+def _simulate(policy: str) -> None:
     from pace.api.workers.drawings import simulation
 
     profile = Profile.model_validate(example_profile())
     document = zlib.compress(compact_profile(profile).encode())
-    simulation(document, SimulationRequest(profile_id=profile.sha256, policies=_POLICIES))
+    simulation(document, SimulationRequest(profile_id=profile.sha256, policies=(policy,)))
 
 
 def _plan_transfers() -> None:
@@ -128,17 +143,25 @@ def _plan_transfers() -> None:
     plan_of(json.dumps(_PLAN).encode(), False, 2**20)
 
 
-def _answer_samples() -> None:
+def _samples() -> list[Callable[[], object]]:
     from pace.api.questions.registry import KINDS
 
-    for kind in KINDS.values():
-        for asked, options in kind.samples:
-            kind.answer(zlib.compress(json.dumps(asked).encode()), options, _ignore)
+    return [partial(_answer, kind, *sample) for kind in KINDS.values() for sample in kind.samples]
+
+
+def _answer(kind: "Kind", asked: Mapping[str, Any], options: str) -> None:
+    kind.answer(zlib.compress(json.dumps(asked).encode()), options, _ignore)
 
 
 # What is not loaded yet, the next one last; a fork has what its parent has loaded.
-_left = [_answer_samples, _plan_transfers, _simulate, _every_schedule, _schedule]
-_NUM_STEPS = len(_left)
+_left: list[Callable[[], object]] = [
+    _samples,
+    _plan_transfers,
+    _simulations,
+    _every_schedule,
+    _schedules,
+    _first_schedule,
+]
 
 
 def _ignore(count: int) -> None:

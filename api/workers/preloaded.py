@@ -1,6 +1,6 @@
 """Loads modules and compiled functions for workers, once, in the process that forks them.
 
-What schedules need is loaded before the first fork, so that the first answer waits for nothing else. The
+What most schedules need is loaded before the first fork, so that the first answer waits for nothing else. The
 rest follows while no fork is asked for, part by part, as far as it was compiled before. If a part was not, a
 process of low priority compiles all, for all workers. Then this process goes on. Imported by any other
 process, this module does nothing.
@@ -99,6 +99,7 @@ def _preload() -> None:
     # A worker that cannot go without it tries again and tells its pool what went wrong.
     with contextlib.suppress(Exception):
         load_first_kernels()
+        load_next_if_compiled()
         if not compiled.is_kept:
             load_kernels()
 

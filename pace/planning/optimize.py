@@ -1,6 +1,7 @@
 """The entry point for schedules: it chooses the exchange for a profile, and the exchange's planner."""
 
 from collections.abc import Callable
+from functools import partial
 
 from pace.documents.base import refuse_other
 from pace.documents.collective_costs import AffineAllReduce
@@ -97,6 +98,12 @@ def lower_bound_s(profile: Profile | CollectiveGraph) -> float:
 def warm_up() -> None:
     """Compile every hot loop that ``optimize`` may call, so that no request waits for the compiler."""
     allreduce.warm_up()
+    for part in warm_up_parts():
+        part()
+
+
+def warm_up_parts() -> list[Callable[[], object]]:
+    """Return what ``warm_up`` does beyond schedules of all-reduces, part by part."""
     names = [f"gradient {layer}" for layer in range(4)]
     ops = [Op(name=f"bwd/{name}", duration_s=1.0, stream="compute") for name in names]
     ops += [
@@ -110,10 +117,12 @@ def warm_up() -> None:
         allreduce=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
     )
     half = SampledHalf(samples=((4, 0.1), (8, 0.4), (16, 0.5)))
-    for costs in (profile, profile.replace(reduce_scatter=half, all_gather=half)):
-        optimize_sharded(costs)
-        optimize_sharded(costs.replace(update="global-norm"))
-    optimize_graph(_smallest_graph(), Options())
+    costs = (profile, profile.replace(reduce_scatter=half, all_gather=half))
+    sharded = [each.replace(update=update) for each in costs for update in ("per-gradient", "global-norm")]
+    return [
+        *(partial(optimize_sharded, each) for each in sharded),
+        partial(optimize_graph, _smallest_graph(), Options()),
+    ]
 
 
 def _smallest_graph() -> CollectiveGraph:

@@ -83,8 +83,9 @@ def serve(
     rank = np.empty(n, dtype=np.int64)
     left = processing.copy()
     heap = np.empty(n + 1, dtype=np.int64)
-    size = 0
-    upcoming = 0
+    # Not the literal 0: numba would compile what they are passed to once more, for it.
+    size = 0 * n
+    upcoming = 0 * n
     now = 0.0
     pieces = 0
     objective = 0.0

@@ -5,7 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import admit, drop_first
-from pace.solver.kernels.partition import price
+from pace.solver.kernels.partition import first_above, price
 
 
 @compiled
@@ -16,7 +16,7 @@ def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope
         return float(sizes[last] + (duration - durations[last]) / slope) if slope > 0.0 else np.inf
     if duration < durations[0]:
         return 0.0
-    right = np.searchsorted(durations, duration, side="right")
+    right = first_above(durations, duration)
     share = (duration - durations[right - 1]) / (durations[right] - durations[right - 1])
     return float(sizes[right - 1] + share * (sizes[right] - sizes[right - 1]))
 
@@ -52,8 +52,9 @@ def cut_while_sending(
     rank = np.empty(n, dtype=np.int64)
     left = elements.copy()
     heap = np.empty(n + 1, dtype=np.int64)
-    size = 0
-    upcoming = 0
+    # Not the literal 0: numba would compile what they are passed to once more, for it.
+    size = 0 * n
+    upcoming = 0 * n
     now = 0.0
     segments = 0
     objective = 0.0

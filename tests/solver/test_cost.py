@@ -106,3 +106,14 @@ def test_the_largest_size_within_a_duration(curve: CostCurve, duration: float) -
     assert size > 0 or float(curve(1e-9)) > duration
     if size > 0:
         assert float(curve(size * (1 + 1e-6) + 1e-6)) > duration * (1 - 1e-9)
+
+
+@properties(200)
+@given(st.lists(st.integers(0, 9), max_size=12), st.integers(-1, 10))
+def test_places_of_knots_are_those_of_numpy(values: list[int], value: int) -> None:
+    """The first that is at least, or above, a value; also where several are equal, and where none is."""
+    from pace.solver.kernels.partition import first_above, first_at_least
+
+    rising = np.array(sorted(values), dtype=np.float64)
+    assert first_at_least(rising, float(value)) == np.searchsorted(rising, value)
+    assert first_above(rising, float(value)) == np.searchsorted(rising, value, side="right")
