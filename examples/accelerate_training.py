@@ -1,4 +1,4 @@
-"""Trains with Accelerate, under its own DDP or, by one more line, under PACE.
+"""Trains with Accelerate, with its own DDP or, by one more line, with PACE.
 
 accelerate launch --cpu --num_processes 2 examples/accelerate_training.py
 accelerate launch --cpu --num_processes 2 examples/accelerate_training.py --pace

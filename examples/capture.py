@@ -1,4 +1,4 @@
-"""Captures the profile of a training job and has it scheduled. Every worker runs this program.
+"""Captures the profile of a training job and gets its schedule. Every worker runs this program.
 
 torchrun --nproc-per-node 2 examples/capture.py --service http://127.0.0.1:8080 --job my-job
 horovodrun -np 2 python examples/capture.py --backend horovod --service ... --job my-job
@@ -90,9 +90,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--service", required=True, help="address of the scheduling service")
     parser.add_argument("--job", required=True, help="name under which workers request the schedule")
     parser.add_argument(
-        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+        "--batch-size",
+        type=int,
+        default=24,
+        help="number of images in each worker's batch (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, help="folder for the profile and the schedule")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the profile and the schedule (default: not written)"
+    )
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""The main job from end to end, on this machine: a service, a captured profile, a schedule, two trainings.
+"""PACE from end to end on this machine: service, captured profile, schedule, training with and without it.
 
 Run it with ``scripts/demo``, which installs what it needs and chooses the network: two hosts of the testbed
-where they can be made, else a loopback that the kernel slows down, else loopback as it is.
+if the machine allows them, else a loopback of limited rate, else loopback as it is.
 """
 
 import argparse
@@ -332,7 +332,7 @@ def parse_arguments() -> argparse.Namespace:
         "--hosts-rate",
         type=float,
         metavar="MBIT",
-        help="a host of the testbed for each worker, joined at this rate",
+        help="give each worker a host of the testbed, with links of this rate in Mbit/s (default: loopback)",
     )
     parser.add_argument(
         "--network",
@@ -343,7 +343,10 @@ def parse_arguments() -> argparse.Namespace:
         "--steps", type=int, default=50, help="steps of each training, more than 26 (default: %(default)s)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+        "--batch-size",
+        type=int,
+        default=24,
+        help="number of images in each worker's batch (default: %(default)s)",
     )
     parser.add_argument(
         "--out",

@@ -1,4 +1,4 @@
-"""Trains one model on several workers that do not wait for one another, or as DiLoCo does; over a fabric.
+"""Trains one model over a fabric: workers do not wait for one another, or average models as in DiLoCo.
 
 pace fabric scheduler --bind 127.0.0.1:7080 --delay-bound 8
 python examples/fabric_training.py --first model.npy                     the first model, for the server
@@ -91,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--diloco", action="store_true", help="average the workers' models in every round (DiLoCo)"
     )
-    parser.add_argument("--first", help="write the initial model to this file and stop")
+    parser.add_argument("--first", help="write the initial model to this file and exit")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Trains with Lightning on two processes, under its own DDP or under PACE; the strategy is all that differs.
+"""Trains with Lightning on two processes, with its own DDP or with PACE; only the strategy differs.
 
 python examples/lightning_training.py --strategy ddp
 python examples/lightning_training.py --strategy pace

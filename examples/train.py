@@ -1,4 +1,4 @@
-"""Trains plainly or under PACE. Every worker runs this program; the difference is in `distribute`.
+"""Trains with a framework alone or with PACE. Every worker runs this program; see `distribute`.
 
 torchrun --nproc-per-node 2 examples/train.py                                     PyTorch DDP
 torchrun --nproc-per-node 2 examples/train.py --service http://127.0.0.1:8080 --job my-job
@@ -113,15 +113,20 @@ def parse_arguments() -> argparse.Namespace:
         default="gloo",
         help="library that sums gradients (default: %(default)s)",
     )
-    parser.add_argument("--service", help="address of the scheduling service; without it, train plainly")
-    parser.add_argument("--job", help="the job whose schedule to fetch")
+    parser.add_argument("--service", help="address of the scheduling service (default: train without PACE)")
+    parser.add_argument("--job", help="with --service: name of the job whose schedule to fetch")
     parser.add_argument(
         "--steps", type=int, default=50, help="training steps, more than 26 (default: %(default)s)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=24, help="images in each worker's batch (default: %(default)s)"
+        "--batch-size",
+        type=int,
+        default=24,
+        help="number of images in each worker's batch (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, help="write weights and times to OUT.pt and OUT.json")
+    parser.add_argument(
+        "--out", type=Path, help="write weights to OUT.pt and times to OUT.json (default: not written)"
+    )
     parser.add_argument(
         "--turns",
         type=Path,

@@ -1,4 +1,4 @@
-"""Trains with the Hugging Face Trainer, under its own DDP or under PACE.
+"""Trains with the Hugging Face Trainer, with its own DDP or with PACE.
 
 torchrun --nproc-per-node 2 examples/transformers_training.py
 torchrun --nproc-per-node 2 examples/transformers_training.py --pace

@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def options() -> Iterator[tuple[str, str | None]]:
-    """Yield every option with its place, and its help if that is a plain text."""
+def options() -> Iterator[tuple[str, str | None, bool]]:
+    """Yield every option with its place, its help if that is a plain text, and whether it has a default."""
     for path in (
         path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))
     ):
@@ -18,16 +18,29 @@ def options() -> Iterator[tuple[str, str | None]]:
                     func=ast.Attribute(attr="add_argument"), args=[ast.Constant(value=str(name)), *_]
                 ):
                     given = {keyword.arg: keyword.value for keyword in node.keywords}
-                    text = given.get("help")
+                    text, default = given.get("help"), given.get("default")
+                    has_default = default is not None and ast.unparse(default) not in (
+                        "None",
+                        "True",
+                        "False",
+                    )
                     if isinstance(text, ast.Constant):
-                        yield f"{path.name} {name}", str(text.value)
+                        yield f"{path.name} {name}", str(text.value), has_default
                     elif text is None:
-                        yield f"{path.name} {name}", None
+                        yield f"{path.name} {name}", None, has_default
 
 
 def test_every_option_has_a_phrase() -> None:
     """Of two words or more that is not cut short."""
-    found = dict(options())
+    found = {name: text for name, text, _ in options()}
     assert len(found) > 50
     assert [name for name, text in found.items() if not text or len(text.split()) < 2] == []
     assert [name for name, text in found.items() if (text or "").rstrip().endswith((",", ":"))] == []
+    assert [name for name, text in found.items() if (text or "").startswith(("of ", "("))] == []
+
+
+def test_every_default_is_in_its_help() -> None:
+    """An option that has a default value says which."""
+    assert [
+        name for name, text, has_default in options() if has_default and "default" not in (text or "")
+    ] == []

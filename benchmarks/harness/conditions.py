@@ -20,7 +20,11 @@ def study_parser(description: str | None, *, writes_json: bool = False) -> argpa
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if writes_json:
-        parser.add_argument("--json", type=Path, help="write numbers, command and conditions here")
+        parser.add_argument(
+            "--json",
+            type=Path,
+            help="file for the results, the command and the machine (JSON; default: none)",
+        )
     return parser
 
 

@@ -2,10 +2,14 @@
 
     sudo python -m benchmarks allreduce_cost [--hosts 4] [--rate-mbit-s 200] [--mebibytes 32] [--rounds 3]
 
-On the testbed's hosts (docs/guides/measure.md), over the transport that gradients take. In each round, in
-turn: the reference (20 runs of each size, or 3 s), a measurement in one go of half a second a size, and the
-sampler of jobs that profile themselves, in slices with pauses in between. Errors are those of the cost curves
-against the mean of all references, at sizes that none of them was made for.
+Runs on the testbed's hosts (docs/guides/measure.md), over the transport of gradients. Each round measures
+three ways in turn:
+
+- the reference: 20 runs of each size, or 3 s
+- a measurement without pauses, half a second for each size
+- slices with pauses in between, as jobs that profile themselves measure
+
+Errors are differences of the cost curves from the mean of all references, at sizes that no way measured.
 """
 
 import os
@@ -122,9 +126,11 @@ def main() -> None:
         "--rate-mbit-s",
         type=float,
         default=200,
-        help="link rate of each host in Mbit/s (default: %(default)s)",
+        help="bandwidth of every link in Mbit/s (default: %(default)s)",
     )
-    parser.add_argument("--mebibytes", type=int, default=32, help="of all gradients together")
+    parser.add_argument(
+        "--mebibytes", type=int, default=32, help="size of all gradients in MiB (default: %(default)s)"
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
     )

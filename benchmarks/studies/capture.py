@@ -1,10 +1,10 @@
-"""Accuracy of captured profiles: six real models, compute time of the profile against plain iterations.
+"""Accuracy of captured profiles: compute times in the profiles of six models, beside plain iterations.
 
     python -m benchmarks capture [--models A ...] [--iterations N] [--json OUT]
 
-Every model trains in this process, on this machine's CPU. Per model, in one run and in turn: iterations
-with the capture's hooks, iterations without anything, and iterations under torch.profiler for comparison.
-Needs the transformers package; models are built from configurations, nothing is downloaded.
+Every model trains in this process, on this machine's CPU. Three kinds of iterations take turns: with the
+capture's hooks, plain ones, and, for comparison, under torch.profiler. Needs the transformers package; models
+are built from configurations, and nothing is downloaded.
 """
 
 import gc
@@ -243,9 +243,11 @@ def main() -> None:
         help="models to capture (default: all)",
     )
     parser.add_argument(
-        "--iterations", type=int, default=20, help="iterations to capture (default: %(default)s)"
+        "--iterations", type=int, default=20, help="number of iterations to capture (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="number of torch's threads (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []

@@ -71,7 +71,9 @@ def load_s(tree: Path, document: Path) -> float:
 def main() -> None:
     """Load and print."""
     parser = study_parser(__doc__)
-    parser.add_argument("--against", type=Path, help="another worktree of this project")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout of this project, to compare with (default: none)"
+    )
     parser.add_argument(
         "--rounds", type=int, default=5, help="number of measured rounds (default: %(default)s)"
     )

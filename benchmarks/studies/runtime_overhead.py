@@ -1,10 +1,10 @@
-"""Overhead of the runtime: engine per segment, hooks, memory, a plan's check, and overlap against plain.
+"""Overhead of the runtime: time for each segment, hooks, memory, the check of a plan, and overlap.
 
     python -m benchmarks runtime_overhead [--ranks 2] [--rounds 5] [--json OUT.json]
 
 The first part runs in one process over a transport that does nothing, so that only the runtime's own
-work is timed. The second starts real ranks over Gloo on loopback and times plain operation (25 MiB
-buckets and a barrier) and overlap alternately in the same processes.
+work is timed. The second part starts real ranks over Gloo on loopback. There, steps with plain all-reduces
+(25 MiB buckets and a barrier) and steps with overlap take turns in the same processes.
 """
 
 import json

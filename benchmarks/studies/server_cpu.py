@@ -3,10 +3,10 @@
     python -m benchmarks server_cpu [--workers 1,2] [--kib 64,256,1024] [--gib 1] [--json OUT.json]
 
 A server and every worker run in processes of their own, over loopback. Workers push tensors in parts of
-equal size and pull their sums; the bare copy moves the same bytes in the same parts between as many
-processes, both directions at once, with nothing but ``sendmsg`` and ``recv_into``. Printed is the processor
-time of all processes for each GiB that went over a connection, push and pull counted apart, and the ratio of
-the two, measured in turns.
+equal size and pull their sums. The bare copy moves the same bytes in the same parts between as many
+processes, both directions at once, with only ``sendmsg`` and ``recv_into``. Both are measured in turns.
+Prints the processor time of all processes for each GiB over a connection, pushes and pulls counted
+separately, and the ratio of the two.
 """
 
 import multiprocessing
@@ -240,8 +240,17 @@ def main() -> int:
     parser.add_argument(
         "--workers", default="1,2", help="numbers of workers, separated by commas (default: %(default)s)"
     )
-    parser.add_argument("--kib", default="64,256,1024", help="sizes of parts")
-    parser.add_argument("--gib", type=float, default=1.0, help="how much each run carries")
+    parser.add_argument(
+        "--kib",
+        default="64,256,1024",
+        help="sizes of parts in KiB, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--gib",
+        type=float,
+        default=1.0,
+        help="data that each run pushes and pulls, in GiB (default: %(default)s)",
+    )
     parser.add_argument(
         "--repeats", type=int, default=3, help="repetitions of each measurement (default: %(default)s)"
     )

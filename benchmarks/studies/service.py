@@ -2,10 +2,15 @@
 
     .venv/bin/python -m benchmarks service [reads|posts|storm|large|start ...] [--json OUT]
 
-``reads`` (GET of a stored schedule, by ``wrk``) takes about 100 s on an idle machine, ``posts`` (POST of 164
-gradients beyond the solve) 15 s, ``start`` (time to the first answer, and memory while idle) 60 s, the others
-15 s each. Everything runs on loopback on one machine, server and client together; the service and Starlette
-are measured in turns, in the same run, each with one process and the same log level.
+The parts, with their durations on an idle machine:
+
+- ``reads``: GET of a stored schedule, by ``wrk``; 100 s
+- ``posts``: POST of 164 gradients, without the time of the solver; 15 s
+- ``start``: time to the first answer, and memory while idle; 60 s
+- ``storm`` and ``large``: many equal requests, and one large request; 15 s each
+
+Server and client run on this machine, over loopback. The service and Starlette are measured in turns, in the
+same run, each with one process and the same log level.
 """
 
 import asyncio
@@ -256,10 +261,20 @@ PARTS = ("reads", "posts", "storm", "large", "start")
 def main() -> None:
     """Run some parts, or all, and print a table."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--seconds", type=int, default=5, help="length of one measurement of reads")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="measurements of reads, of which the median counts"
+        "parts", nargs="*", metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=5,
+        help="duration of one measurement of reads in seconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="number of measurements of reads; the median counts (default: %(default)s)",
     )
     given = parser.parse_args()
     parts = given.parts or PARTS

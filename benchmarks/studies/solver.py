@@ -2,8 +2,8 @@
 
     python -m benchmarks solver [--json OUT] [--quick]
 
-Every time is a median of 20 runs (3 with --quick) after one that is thrown away. Gaps are to the lower bound
-that holds against every fusion and every order (``pace check`` re-derives it).
+Every time is a median of 20 runs (3 with --quick) after one warm-up run. Gaps are to the lower bound that
+holds for every fusion and every order (``pace check`` computes it again).
 """
 
 import argparse
@@ -188,7 +188,7 @@ def report(results: dict[str, Any], console: Console) -> None:
 def main() -> None:
     """Run everything and print it."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--quick", action="store_true", help="3 runs instead of 20")
+    parser.add_argument("--quick", action="store_true", help="take the median of 3 runs instead of 20")
     parser.add_argument("--largest-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.largest_only:

@@ -120,19 +120,30 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     parser = study_parser(__doc__)
     models = {**MODELS, **REAL_MODELS}
     add = parser.add_argument
-    add("kind", choices=GRIDS, nargs="?", default="allreduce")
+    add(
+        "kind",
+        choices=GRIDS,
+        nargs="?",
+        default="allreduce",
+        help="What to compare (default: %(default)s); it sets the defaults of the other options",
+    )
     add("--models", type=_several(str, models), metavar="A,B", help="Models to train: " + ", ".join(models))
     add("--layouts", type=_several(parse_layout), metavar="4,2+2,4c,2x4", help=_LAYOUTS)
-    add("--ratios", type=_several(float), metavar="0.5,1,2", help="Communication times over compute time")
+    add(
+        "--ratios",
+        type=_several(float),
+        metavar="0.5,1,2",
+        help="Ratios of communication time to compute time",
+    )
     add(
         "--contenders",
         type=_several(str, BY_NAME),
         metavar="A,B",
-        help="Contenders (default: all of the kind)",
+        help="Systems to measure; --list prints them (default: all of the kind)",
     )
     add("--clip", action="store_true", default=None, help="Clip gradients by their global norm")
-    add("--pacing", choices=("on", "off", "both"), help="Pace connections to servers (default: both)")
-    add("--rate-mbit-s", type=float, metavar="R", help="Rate of every link in Mbit/s, both ways")
+    add("--pacing", choices=("on", "off", "both"), help="Pace connections to servers, or not (default: both)")
+    add("--rate-mbit-s", type=float, metavar="R", help="Bandwidth of every link in Mbit/s, each way")
     add(
         "--inner-mbit-s",
         type=float,
@@ -140,21 +151,31 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
         help="With hsdp: rate of every link within a replica; --rate-mbit-s is then between replicas",
     )
     add("--compute-s", type=float, metavar="S", help="Compute time of an iteration in seconds")
-    add("--rounds", type=int, metavar="N", help="Turns of each contender")
+    add("--rounds", type=int, metavar="N", help="Number of measurements of each contender")
     add("--windows", type=int, metavar="N", help="Iterations of each turn that count")
     add(
         "--tensorflow",
         type=Path,
         metavar="PYTHON",
-        help="With servers: Python interpreter whose TensorFlow trains too",
+        help="With servers: measure TensorFlow too, with this Python interpreter that has it",
     )
     add("--quick", action="store_true", help="Measure the first layout, model and ratio only, in two rounds")
-    add("--list", action="store_true", help="List the contenders and exit")
-    add("--json", type=Path, metavar="OUT", help="File for the record, written after every setting")
-    add("--markdown", type=Path, metavar="OUT", help="File for the page (default: standard output)")
-    add("--chart", type=Path, metavar="OUT", help="File for the chart (PNG, SVG or PDF)")
+    add("--list", action="store_true", help="Print the contenders and exit")
+    add(
+        "--json",
+        type=Path,
+        metavar="OUT",
+        help="File for the record (JSON; default: none), written after every setting",
+    )
+    add("--markdown", type=Path, metavar="OUT", help="File for the page (Markdown; default: standard output)")
+    add("--chart", type=Path, metavar="OUT", help="File for the chart (PNG, SVG or PDF; default: none)")
     add("--read", type=Path, metavar="JSON", help="Record to write as page and chart, without measuring")
-    add("--traces", type=Path, metavar="FOLDER", help="Folder for traces, predicted and measured")
+    add(
+        "--traces",
+        type=Path,
+        metavar="FOLDER",
+        help="Folder for predicted and measured traces (default: none)",
+    )
     arguments = parser.parse_args(given)
     if arguments.pacing is not None:
         arguments.pacing = {"on": (True,), "off": (False,), "both": (True, False)}[arguments.pacing]

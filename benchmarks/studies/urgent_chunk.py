@@ -2,9 +2,9 @@
 
     python -m benchmarks urgent_chunk [--rate-mbit-s 200] [--times 30] [--json OUT.json]
 
-A worker and a server on two hosts of the testbed. The worker pushes parts of 1 MiB; while some are under way,
-it pushes one chunk that is more urgent, and the time until its sum is back is taken. Beside it the same where
-the worker's kernel may hold as much unsent as it does by default, which is without a limit.
+A worker and a server run on two hosts of the testbed. The worker pushes parts of 1 MiB. While some are under
+way, it pushes one more urgent chunk, and the time until its sum is back is measured. For comparison, the same
+is measured with the kernel's default, which has no limit on a connection's unsent bytes.
 """
 
 import statistics
@@ -116,10 +116,10 @@ def main() -> int:
         "--rate-mbit-s",
         type=float,
         default=200.0,
-        help="link rate of each host in Mbit/s (default: %(default)s)",
+        help="bandwidth of every link in Mbit/s (default: %(default)s)",
     )
     parser.add_argument(
-        "--times", type=int, default=30, help="number of measured all-reduces (default: %(default)s)"
+        "--times", type=int, default=30, help="number of measured chunks (default: %(default)s)"
     )
     given = parser.parse_args()
     reason = why_unavailable()

@@ -3,9 +3,10 @@
     python -m benchmarks web_page [--gradients N] [--json OUT]
 
 Needs Debian's chromium-headless-shell and the development packages. A service of its own solves a chain of
-layers first, so that the page's time is that of a stored schedule: fetching it, laying out windows of three
-policies, drawing. Then one more policy is ticked, and the schedule is compared with itself. The browser says
-which of the page's tasks took over 50 ms. Ratios are to a schedule of a hundred gradients in the same run.
+layers first. The page's time is then that of a stored schedule: to fetch it, to lay out three policies'
+iterations, and to draw them. Then one more policy is chosen, and the schedule is compared with itself. The
+browser reports which of the page's tasks took over 50 ms. Ratios are to a schedule of a hundred gradients in
+the same run.
 """
 
 import platform

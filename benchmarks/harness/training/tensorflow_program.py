@@ -229,13 +229,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="stages with sizes and times, as JSON")
     parser.add_argument("--steps", type=int, required=True, help="number of training steps")
     parser.add_argument("--warm-up", type=int, required=True, help="steps before the worker is ready")
-    parser.add_argument("--slack-s", type=float, required=True, help="of the emulated stream")
+    parser.add_argument(
+        "--slack-s", type=float, required=True, help="longest gap in seconds that the emulated stream skips"
+    )
     parser.add_argument("--sync", action="store_true", help="wait for all workers in every step")
     parser.add_argument(
         "--order",
         choices=("none", "tic", "reverse", "random"),
         default="none",
-        help="order of parameters at servers: TensorFlow's own, by layer, its opposite, or random",
+        help="order of parameters at servers: TensorFlow's own, by layer, its opposite, or random (default: "
+        "%(default)s)",
     )
     parser.add_argument("--trace", action="store_true", help="record every step of the first worker")
     parser.add_argument("--output", type=Path, help="file for the result (JSON; default: none)")

@@ -52,16 +52,38 @@ def main() -> int:
 
 def _arguments() -> Any:
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="one on each host (default: 2)")
-    parser.add_argument("--mbit", type=float, default=500.0, help="of every link (default: %(default)s)")
-    parser.add_argument("--blocks", type=int, default=8, help="transformer blocks (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=384, help="of the model (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, default=4, help="in a rank's batch (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=128, help="of a sequence (default: %(default)s)")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="turns of each contender (default: %(default)s)"
+        "--ranks",
+        type=int,
+        choices=(2, 4),
+        default=2,
+        help="number of ranks, one on each host (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=int, default=3, help="measured in each turn (default: %(default)s)")
+    parser.add_argument(
+        "--mbit", type=float, default=500.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=8, help="number of transformer blocks (default: %(default)s)"
+    )
+    parser.add_argument("--width", type=int, default=384, help="width of the model (default: %(default)s)")
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        default=4,
+        help="number of sequences in a rank's batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="number of tokens in a sequence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="number of measurements of each contender (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, help="number of steps in a measurement (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.width < 1 or arguments.width % HEADS:
         parser.error(f"--width {arguments.width}: expected a multiple of {HEADS}")

@@ -2,10 +2,10 @@
 
 python -m benchmarks diloco --workers 2 --mbit 100 --periods 6
 
-Needs root and iproute2. Every host has a link of `--mbit`. Compute is a sleep, so that workers do not share
-the processor. Both plans run on the same hosts: PACE's, and torchft's rule with its best settings. The link's
-rate and latency for the prediction are fitted to two means that are measured first, as is the time of the
-outer step itself.
+Needs root and iproute2. Every host has a link of `--mbit` Mbit/s. Compute is a sleep, so that workers do not
+share the processor. Both plans run on the same hosts: PACE's, and torchft's rule with its best settings.
+Three times are measured first, for the prediction: two all-reduces, to which the link's rate and latency are
+fitted, and the outer step itself.
 """
 
 import json
@@ -33,12 +33,20 @@ def main() -> None:
     """Measure both plans."""
     parser = study_parser(__doc__, writes_json=True)
     add_workers(parser, workers=2, step_s=0.05, megabytes=2.0, of="a layer")
-    parser.add_argument("--mbit", type=float, default=100.0, help="of every link (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=12, help="equal layers (default: %(default)s)")
-    parser.add_argument("--period", type=int, default=40, help="steps of a period (default: %(default)s)")
-    parser.add_argument("--delay", type=int, default=4, help="limit in steps (default: %(default)s)")
     parser.add_argument(
-        "--periods", type=int, default=6, help="periods, two not counted (default: %(default)s)"
+        "--mbit", type=float, default=100.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, help="number of equal layers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--period", type=int, default=40, help="number of steps in a period (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--delay", type=int, default=4, help="largest delay of a fragment in steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--periods", type=int, default=6, help="number of periods, with two of warm-up (default: %(default)s)"
     )
     arguments = read_options(parser)
     if arguments.periods <= WARM:

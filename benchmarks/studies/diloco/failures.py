@@ -1,4 +1,4 @@
-"""DiLoCo whose workers are killed: the time that is lost, with PACE's elastic outer step and with torchft.
+"""DiLoCo when workers are killed: the time that is lost, with PACE's elastic outer step and with torchft.
 
     python -m benchmarks diloco.failures [--minutes 3] [--every-s 20] [--torchft FOLDER] [--json OUT.json]
 
@@ -7,9 +7,9 @@ long. Then a worker, drawn by the seed, is killed every `--every-s` seconds and 
 fork of a process that has loaded torch. Contenders have the same model, steps, quorum of two and time-out.
 PACE's daemons and torchft's lighthouse live on.
 
-Two things are counted: outer rounds, and rounds of local steps of all workers that became part of the outer
-model. A failure costs what is missing of them, in seconds. Twenty such failures are an hour with one every
-three minutes.
+Two things are counted: outer rounds, and each worker's rounds of local steps that became part of the outer
+model. The cost of a failure is the time that the missing rounds would take. Twenty such failures are an hour
+with one every three minutes.
 
 Make `FOLDER` with ``pip install --target FOLDER torchft``.
 """
@@ -186,18 +186,44 @@ def measured(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure PACE, and torchft if it is there."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--torchft", type=Path, help="folder with an installed torchft, to measure it too")
-    parser.add_argument("--only", choices=("pace", "torchft"), help="one contender (default: all)")
-    add_workers(parser, workers=4, step_s=0.1, megabytes=1.0, of="the model")
-    parser.add_argument("--minutes", type=float, default=3.0, help="with failures (default: %(default)s)")
-    parser.add_argument("--every-s", type=float, default=20.0, help="between failures (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="local steps of a round (default: %(default)s)")
-    parser.add_argument("--deadline-s", type=float, default=10.0, help="time-out (default: %(default)s)")
     parser.add_argument(
-        "--heartbeat-s", type=float, default=5.0, help="torchft's heartbeat time-out (default: %(default)s)"
+        "--torchft", type=Path, help="folder with an installed torchft, to measure it too (default: none)"
     )
-    parser.add_argument("--logs", type=Path, help="keep what workers write in this folder")
-    parser.add_argument("--seed", type=int, default=0, help="of who is killed (default: %(default)s)")
+    parser.add_argument(
+        "--only", choices=("pace", "torchft"), help="measure only this contender (default: all)"
+    )
+    add_workers(parser, workers=4, step_s=0.1, megabytes=1.0, of="the model")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=3.0,
+        help="duration of the run with failures, in minutes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--every-s",
+        type=float,
+        default=20.0,
+        help="seconds from one failure to the next (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="number of local steps in a round (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--deadline-s",
+        type=float,
+        default=10.0,
+        help="time-out of an outer step in seconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--heartbeat-s",
+        type=float,
+        default=5.0,
+        help="torchft's heartbeat time-out in seconds (default: %(default)s)",
+    )
+    parser.add_argument("--logs", type=Path, help="folder for the workers' logs (default: not kept)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed that chooses the killed workers (default: %(default)s)"
+    )
     arguments = read_options(parser)
     if arguments.every_s >= 60 * arguments.minutes:
         parser.error("--every-s is longer than --minutes: nothing would fail")

@@ -41,16 +41,39 @@ CONTENDERS: dict[str, Callable[[argparse.Namespace], Turn]] = {
 def main() -> int:
     """Print examples a second of each contender."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--workers", type=int, default=2, help="number of worker processes")
-    parser.add_argument("--model", choices=("linear", "dlrm"), default="linear", help="model over the tables")
-    parser.add_argument("--tables", type=int, help="number of tables (default: 1, with dlrm 8)")
-    parser.add_argument("--prefetch", action="store_true", help="PACE asks for the next batch's rows early")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of all tables, of 64 numbers")
-    parser.add_argument("--batch", type=int, default=512, help="bags of 5 keys in a worker's batch")
-    parser.add_argument("--steps", type=int, default=100, help="measured steps")
-    parser.add_argument("--turns", type=int, default=3, help="how often each contender runs")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of worker processes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model",
+        choices=("linear", "dlrm"),
+        default="linear",
+        help="model over the tables (default: %(default)s)",
+    )
+    parser.add_argument("--tables", type=int, help="number of tables (default: 1; 8 with dlrm)")
+    parser.add_argument(
+        "--prefetch", action="store_true", help="with PACE, ask for the next batch's rows early"
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="number of rows of all tables, 64 numbers each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=512,
+        help="number of bags in a worker's batch, 5 keys each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=100, help="number of steps in a measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, help="number of measurements of each contender (default: %(default)s)"
+    )
     parser.add_argument("--tensorflow", type=Path, help="interpreter that has TensorFlow, to measure it too")
-    parser.add_argument("--only", choices=CONTENDERS, help="one contender (default: all)")
+    parser.add_argument("--only", choices=CONTENDERS, help="measure only this contender (default: all)")
     options = parser.parse_args()
     if options.only == "TensorFlow" and options.tensorflow is None:
         parser.error("--only TensorFlow: expected --tensorflow, an interpreter that has it")

@@ -137,7 +137,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True, help="rows of each table")
     parser.add_argument("--width", type=int, required=True, help="numbers of a row")
     parser.add_argument("--batches", type=Path, help="arrays of all batches (npz), for a worker")
-    parser.add_argument("--warm-up", type=int, default=0, help="steps that are not timed")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        help="number of warm-up steps, which are not timed (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     tf1.disable_eager_execution()
     cluster = tf1.train.ClusterSpec({"ps": [arguments.server], "worker": arguments.workers})

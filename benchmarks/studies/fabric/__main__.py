@@ -4,13 +4,16 @@ python -m benchmarks fabric --networks N2 --compute C1,C3 --json runs/n2.json --
 python -m benchmarks fabric --networks even --compute equal --contenders fabric,replica-4
 python -m benchmarks fabric --show runs/*.json --page page.md
 
-Eight hosts of two workers, a server and a scheduler; links redrawn every 25 s; the same computations and
-links for every contender and for the simulator. Needs root and iproute2. One cell takes
-about seconds x contenders. --quick: two hosts and small updates, to see whether it runs.
+Eight hosts run two workers each, beside a server and a scheduler. Link rates are drawn again every 25 s.
+Every contender and the simulator get the same computations and links. Needs root and iproute2. One network
+with one computation takes about `--seconds` for each contender.
 
-fabric-s waits for all updates of a round. replica-N keeps a replica that the server leads by N updates of a
-host at most, patient-N one that waits for half of that. killed-NORM kills the server half way through; the
-replica is NORM behind at most.
+Besides the default contenders, there are:
+
+- fabric-s waits for all updates of a round.
+- replica-N keeps a replica that is at most N updates of a host behind the server.
+- patient-N is replica-N, but sends nothing until half of that bound is used.
+- killed-NORM kills the server half way through; the replica is at most NORM behind.
 """
 
 import argparse
@@ -42,28 +45,47 @@ def main() -> None:
     """Run the requested cells, and print and write their results."""
     parser = study_parser(__doc__)
     parser.add_argument(
-        "--networks", default="N1,N2,N3", help="networks, separated by commas; even: constant links"
+        "--networks",
+        default="N1,N2,N3",
+        help="networks, separated by commas; even has constant links (default: %(default)s)",
     )
     parser.add_argument(
-        "--compute", default="C1,C2,C3", help="computations, separated by commas; equal: no stragglers"
+        "--compute",
+        default="C1,C2,C3",
+        help="computations, separated by commas; equal has no stragglers (default: %(default)s)",
     )
-    parser.add_argument("--contenders", default="fabric,async,ring,tree", help=",".join(CONTENDERS + OTHERS))
+    parser.add_argument(
+        "--contenders",
+        default="fabric,async,ring,tree",
+        help=f"systems to run, separated by commas: {', '.join(CONTENDERS + OTHERS)} (default: %(default)s)",
+    )
     parser.add_argument(
         "--flows",
         type=int,
         default=2,
-        help="flows of a host's workers over its link in a ring (default: %(default)s)",
+        help="number of transfers that share a host's link in a ring or tree (default: %(default)s)",
     )
     parser.add_argument("--machines", type=int, default=8, help="number of machines (default: %(default)s)")
-    parser.add_argument("--megabytes", type=float, default=5.0, help="of an update; times follow it")
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        default=5.0,
+        help="size of an update in MB; compute times scale with it (default: %(default)s)",
+    )
     parser.add_argument(
         "--seconds", type=float, default=75.0, help="duration of a run in seconds (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random draws (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="2 hosts, 0.5 MB, 6 s, N1 C1")
-    parser.add_argument("--json", type=Path, help="write the cells here")
-    parser.add_argument("--show", type=Path, nargs="*", help="cells that were written, instead of running")
-    parser.add_argument("--page", type=Path, help="write the tables here as Markdown")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run N1 with C1 only, on 2 hosts with 0.5 MB for 6 s, to see whether it works",
+    )
+    parser.add_argument("--json", type=Path, help="file for the results (JSON; default: none)")
+    parser.add_argument(
+        "--show", type=Path, nargs="*", help="show results of earlier runs (JSON) instead of running"
+    )
+    parser.add_argument("--page", type=Path, help="file for the tables (Markdown; default: none)")
     given = parser.parse_args()
     if given.quick:
         given.networks, given.compute, given.machines = "N1", "C1", 2

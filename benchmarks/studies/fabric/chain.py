@@ -1,10 +1,10 @@
-"""Weights to many hosts: a chain that passes blocks on, compared with one sender.
+"""Sending weights to many hosts: a chain of hosts that forward blocks, compared with one sender.
 
 python -m benchmarks fabric.chain --hosts 8 --mbit 100 --mebibytes 12
 python -m benchmarks fabric.chain --hosts 2 --mebibytes 1000 --loopback --only chain
 
 Needs root and iproute2; with `--loopback` all processes are on one host, without links, and no root is
-needed. Prints both times and their ratio. Fails if a host has not got all weights.
+needed. Prints both times and their ratio. Fails if a host does not receive all weights.
 """
 
 import contextlib
@@ -31,16 +31,25 @@ WAYS = {"chain": "chain", "direct": "one sender"}
 def main() -> None:
     """Run both ways in turn, `--rounds` times."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--hosts", type=int, default=8, help="that receive")
-    parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
+    parser.add_argument(
+        "--hosts", type=int, default=8, help="number of hosts that receive (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mbit",
+        type=float,
+        default=100.0,
+        help="bandwidth of every link in Mbit/s, each way (default: %(default)s)",
+    )
     parser.add_argument(
         "--mebibytes", type=float, default=12.0, help="size of the weights in MiB (default: %(default)s)"
     )
     parser.add_argument(
         "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
     )
-    parser.add_argument("--only", choices=WAYS, help="one of the ways (default: both)")
-    parser.add_argument("--loopback", action="store_true", help="one host, as fast as it is")
+    parser.add_argument("--only", choices=WAYS, help="measure only this way (default: both)")
+    parser.add_argument(
+        "--loopback", action="store_true", help="run all processes on this host, with unlimited links"
+    )
     arguments = parser.parse_args()
     link = Link(rate_mbit_s=arguments.mbit)
     size_bytes = round(arguments.mebibytes * (1 << 20))

@@ -1,4 +1,4 @@
-"""Runs the parts of the check one after the other and writes ``gpu-check.json`` and ``gpu-check.md``.
+"""Checks PACE on one GPU, part by part, and writes ``gpu-check.json`` and ``gpu-check.md``.
 
 python -m benchmarks gpu [--out FOLDER] [--wheels FOLDER] [--dry-run] [--only PART ...]
 python -m benchmarks gpu --pack FOLDER
@@ -78,10 +78,26 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpu-check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for the two results")
-    parser.add_argument("--wheels", type=Path, help="what --pack made, for packages that are missing here")
-    parser.add_argument("--pack", type=Path, help="only download wheels for such a machine into this folder")
-    parser.add_argument("--dry-run", action="store_true", help="small models on the CPU, a simulated device")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-check"), help="folder for the two files (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        help="folder that --pack made, for packages that are missing here (default: none)",
+    )
+    parser.add_argument(
+        "--pack", type=Path, help="download wheels for a machine with a GPU into this folder, and exit"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run small models on the CPU, with a simulated device"
+    )
     names = [part.name for part in PARTS]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=names,
+        metavar="PART",
+        help=f"run only these parts: {', '.join(names)} (default: all)",
+    )
     return parser.parse_args()

@@ -1,9 +1,9 @@
-"""Logs of nccl-tests in a folder, compared with the tables that others made of them.
+"""Reading of nccl-tests' logs, compared with tables that others made from the same logs.
 
     python -m benchmarks importers.cost_logs FOLDER
 
 A log is a file that ends in .out. The table of `job-7.out` or `job-7-SLURMID.out` is `job-7.csv` beside it,
-with nccl-tests' own columns, out of place first. Prints a line for each log, and how many are equal.
+with nccl-tests' own columns, out of place first. Prints a line for each log, and how many logs agree.
 """
 
 import csv

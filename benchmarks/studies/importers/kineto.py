@@ -1,4 +1,4 @@
-"""Kineto traces in a folder, imported: a line for each with the outcome and the error of the replay.
+"""Import of all Kineto traces in a folder: a line for each with the outcome and the error of the replay.
 
     python -m benchmarks importers.kineto FOLDER [--json out.json]
 

@@ -70,12 +70,20 @@ def main() -> None:
     """Write the trace, import it, and say what that took."""
     parser = study_parser(__doc__)
     parser.add_argument("trace", type=Path, help="trace to read or write (JSON)")
-    parser.add_argument("--execution-trace", type=Path, help="for the gradients' sizes")
+    parser.add_argument(
+        "--execution-trace",
+        type=Path,
+        help="execution trace (JSON) with the sizes of gradients (default: none)",
+    )
     parser.add_argument(
         "--gbytes", type=float, default=1.0, help="size of the trace in GB (default: %(default)s)"
     )
-    parser.add_argument("--folder", type=Path, help="where the large file may lie meanwhile")
-    parser.add_argument("--headroom", action="store_true", help="run pace headroom, not only the import")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the large file during the run (default: a temporary folder)"
+    )
+    parser.add_argument(
+        "--headroom", action="store_true", help="run `pace headroom` instead of `pace import`"
+    )
     arguments = parser.parse_args()
     with TemporaryDirectory(dir=arguments.folder) as folder:
         large = Path(folder) / "large.json"

@@ -5,9 +5,9 @@
 
 Processes with one thread each train on Gloo, and torch.profiler records every rank's last steps into
 `JOB.job/rankN.json.gz`. Two processes train three models under DistributedDataParallel. They also train one
-of them with a hook that sends half, with accumulation, and with all-reduces behind the backward pass. Four
-processes train one with HSDP. Nothing else should run on the machine: a process that waits for a processor
-spends time that no operator explains.
+of them with a hook that sends float16, with accumulation, and with all-reduces after the backward pass. Four
+processes train one with HSDP. Nothing else should run on the machine: no operator of the trace explains the
+time that a process waits for a processor.
 """
 
 from collections.abc import Callable
@@ -150,7 +150,9 @@ def main() -> None:
     """Record into the folder that the command line names."""
     parser = study_parser(__doc__)
     parser.add_argument("folder", type=Path, help="folder for the traces")
-    parser.add_argument("--steps", type=int, default=6, help="recorded, of each model")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="number of recorded steps of each model (default: %(default)s)"
+    )
     parser.add_argument(
         "--buckets-mb", type=float, default=2.0, help="size of DDP buckets in MB (default: %(default)s)"
     )

@@ -1,10 +1,10 @@
-"""ByteScheduler (SOSP 2019), Figs. 9 to 12 and 14 and the balance of servers, simulated; prints Markdown.
+"""ByteScheduler (SOSP 2019): Figs. 9 to 12 and 14 and the balance of servers; prints Markdown.
 
     python -m benchmarks papers.bytescheduler_tuner [--quick] [--only trials] [--layers vgg16=graph.txt]
 
 Machines of eight GPUs add their gradients locally, so a worker here is a machine. Figs. 10 to 12 compare the
-frameworks' own order with ByteScheduler, tuned by ten trials, on five models. The servers of MXNet have no
-barrier between steps, those of TensorFlow do; the rings are NCCL's of MXNet (no barrier) and of PyTorch.
+frameworks' own order with ByteScheduler, tuned by ten trials, on five models. MXNet has no barrier between
+steps, with servers or with NCCL's ring. TensorFlow's servers and PyTorch's ring have one.
 """
 
 from collections.abc import Callable, Iterable
@@ -193,17 +193,23 @@ def balance(models: Iterable[str]) -> None:
 def main() -> None:
     """Print all tables, or the chosen ones."""
     parser = study_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="two seeds of each search instead of ten")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables (default: all)")
+    parser.add_argument("--quick", action="store_true", help="run each search with two seeds instead of ten")
+    parser.add_argument(
+        "--only", nargs="+", choices=TABLES, default=TABLES, help="print only these tables (default: all)"
+    )
     parser.add_argument(
         "--exchange",
         nargs="+",
         choices=EXCHANGES,
         default=EXCHANGES,
-        help="where trials are counted (default: %(default)s)",
+        help="exchanges for which trials are counted (default: %(default)s)",
     )
     parser.add_argument(
-        "--models", nargs="+", choices=list(COMPUTE_S), default=list(COMPUTE_S), help="default: %(default)s"
+        "--models",
+        nargs="+",
+        choices=list(COMPUTE_S),
+        default=list(COMPUTE_S),
+        help="models to tune (default: %(default)s)",
     )
     add_layers(parser)
     given = parser.parse_args()

@@ -84,6 +84,10 @@ def _relative(page: str) -> str:
 def main() -> None:
     """Print a page."""
     parser = study_parser(__doc__)
-    parser.add_argument("--asynchronous", action="store_true", help="The papers on asynchronous training.")
+    parser.add_argument(
+        "--asynchronous",
+        action="store_true",
+        help="print the papers on asynchronous training (default: the others)",
+    )
     asked = parser.parse_args()
     print(markdown(ASYNCHRONOUS if asked.asynchronous else SYNCHRONOUS), end="")

@@ -2,7 +2,7 @@
 
     python -m benchmarks papers.mlfabric [--seconds 40] [--seeds 2] [--only planning,order-search]
 
-Nothing is measured but the planning times: runs are simulated on the paper's 30 workers and 15 machines.
+Only the planning times are measured. Runs are simulated, with the paper's 30 workers on 15 machines.
 """
 
 import time
@@ -372,8 +372,8 @@ def main() -> None:
         default=40.0,
         help="duration of a simulated run in seconds (default: %(default)s)",
     )
-    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (default: %(default)s)")
-    parser.add_argument("--only", help="planning, order-search, joint, ring-growth: these tables")
+    parser.add_argument("--seeds", type=int, default=2, help="number of runs of a row (default: %(default)s)")
+    parser.add_argument("--only", help="some of planning,order-search,joint,ring-growth (default: all)")
     given = parser.parse_args()
     measured = {
         "planning": planning,

@@ -1,4 +1,4 @@
-"""MLfabric, Fig. 7: a network and LDA trained with the delays of simulated runs; prints Markdown.
+"""MLfabric's Fig. 7: a neural network and LDA, trained with delays of simulated runs; prints Markdown.
 
     python -m benchmarks papers.mlfabric_training [--seconds 40] [--seeds 3] [--steps 0.01 0.02 0.03]
 
@@ -263,14 +263,24 @@ def _under(bound: int, seconds: float, knobs: dict[str, float], seed: int) -> tu
 def main() -> None:
     """Print both tables."""
     parser = study_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0, help="simulated (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each row (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=40.0,
+        help="duration of a simulated run in seconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="number of runs of each row, with different seeds (default: %(default)s)",
+    )
     parser.add_argument(
         "--steps",
         nargs="+",
         type=float,
         default=[0.01, 0.02, 0.03],
-        help="learning rates of the network (default: %(default)s)",
+        help="learning rates of the neural network (default: %(default)s)",
     )
     given = parser.parse_args()
     for step in given.steps:

@@ -127,9 +127,18 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
 def main() -> None:
     """Measure, and print the table."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--slots", type=int, default=400, help="slots of a window; the paper has about 400")
-    parser.add_argument("--model", action="append", choices=list(BATCHES), help="default: all three")
-    parser.add_argument("--momentum", action="store_true", help="only search R by momentum, beside all R")
+    parser.add_argument(
+        "--slots", type=int, default=400, help="number of time slots in an iteration (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=list(BATCHES),
+        help="model to plan; repeat for several (default: all)",
+    )
+    parser.add_argument(
+        "--momentum", action="store_true", help="only compare the search by momentum with trying every R"
+    )
     arguments = parser.parse_args()
     if arguments.momentum:
         print("| model | N | R priced by momentum | best found | largest excess |")

@@ -2,9 +2,10 @@
 
     python -m benchmarks papers.pace_figures [--device-tflops 8]
 
-Compared are the paper's fusion with segments as a network carries them (`paper`), the same if preemption were
-free (`ideal`, which the paper's model assumes), and our `pace`, with WFBP, Horovod and TicTac. The paper's
-framework (MXNet) has no barrier between iterations, so neither have they here; Horovod with one is beside it.
+Six policies are compared: `paper` is the paper's fusion, with segments as a network carries them. `ideal` is
+the same if preemption were free, as the paper's model assumes. `pace` is ours; the others are WFBP, Horovod
+and TicTac. The paper's framework (MXNet) has no barrier between iterations, so there is none here. Horovod
+with a barrier is shown, too.
 """
 
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MODEL=FILE",
         type=lambda text: tuple(text.split("=", 1)),
-        help="PipeDream's measured layers of a model",
+        help="table of a model's layers, measured by PipeDream (default: computed layers)",
     )
 
 

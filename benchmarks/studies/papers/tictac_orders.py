@@ -3,8 +3,8 @@
     python -m benchmarks papers.tictac_orders [--runs 1000]
 
 Every run draws lognormal durations (5 % relative spread) for every op and transfer of every worker. Without
-an order each worker receives in a random order of its own, anew in every run. A step ends when the slowest
-worker ends; the straggler effect is the share of the step that the fastest one waits for it.
+TicTac, each worker receives parameters in a random order of its own, drawn again for every run. A step ends
+when the slowest worker ends. The straggler effect is the share of the step that the fastest worker waits.
 """
 
 import numpy as np

@@ -2,11 +2,11 @@
 
     python -m benchmarks papers.tictac_servers [--windows 200] [--layers vgg16=graph.txt]
 
-One server's link carries what all workers pull. Its rate is such that with four workers communication takes
-0.95 of a worker's compute (the paper sets its batches so that S > 0.9): for inference the pulls; for
-training pulls and pushes together, and once more with the pulls alone at 0.95. Every op of every worker
-varies by 2 % from window to window. Without TicTac every worker pulls in a random order of its own, anew in
-every window, as TensorFlow does.
+One server's link carries what all workers pull. Its rate is chosen so that communication of four workers
+takes 0.95 of a worker's compute (the paper sets its batches so that S > 0.9). For inference, pulls take that
+time. For training, pulls and pushes together do, and in a second run pulls alone. The durations of every
+worker's ops vary by 2 % between iterations. Without TicTac, every worker pulls in a random order of its own,
+drawn again for every iteration, as TensorFlow does.
 """
 
 from dataclasses import dataclass
@@ -230,7 +230,7 @@ def main() -> None:
     """Print all tables."""
     parser = study_parser(__doc__)
     parser.add_argument(
-        "--windows", type=int, default=200, help="number of simulated windows (default: %(default)s)"
+        "--windows", type=int, default=200, help="number of simulated iterations (default: %(default)s)"
     )
     add_layers(parser)
     given = parser.parse_args()

@@ -1,11 +1,10 @@
-"""TicTac's enforcement in TensorFlow 2.21: servers hand parameters over in an order; prints Markdown.
+"""TicTac in TensorFlow 2.21: a server that sends parameters in a given order; prints Markdown.
 
     python -m benchmarks papers.tictac_tensorflow --python TF/bin/python [--workers 1] [--rounds 2]
 
-One server and asynchronous workers on hosts of their own. A variable's copy on the server waits, by control
-dependencies, until the worker has received the one before it, as TicTac's counters hold transfers back. Needs
-root and an interpreter that has TensorFlow 2.21. Orders take turns, and the table has ratios to TensorFlow's
-own order.
+One server and asynchronous workers run on separate hosts. As with TicTac's counters, the server sends a
+variable only when the worker has received the one before it; control dependencies do this. Needs root and an
+interpreter that has TensorFlow 2.21. Orders take turns, and the table has ratios to TensorFlow's own order.
 """
 
 import statistics
@@ -27,10 +26,16 @@ def main() -> int:
 
     parser = study_parser(__doc__)
     parser.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
-    parser.add_argument("--model", choices=ALL_SHAPES, default="inception", help="default: %(default)s")
+    parser.add_argument(
+        "--model", choices=ALL_SHAPES, default="inception", help="model to train (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="number of workers (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each order (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a turn (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="number of measurements of each order (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="number of steps in a measurement (default: %(default)s)"
+    )
     given = parser.parse_args()
     reason = why_unavailable() or why_no_tensorflow(given.python)
     if reason is not None:

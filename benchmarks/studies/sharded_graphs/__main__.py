@@ -64,27 +64,31 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "folder", type=Path, help="node lists (.json, .json.gz) and tables of collective times (.table)"
+        "folder",
+        type=Path,
+        help="folder of node lists (.json, .json.gz) and tables of collective times (.table)",
     )
-    parser.add_argument("--json", type=Path, help="write plans and numbers here")
+    parser.add_argument("--json", type=Path, help="file for plans and numbers (JSON; default: none)")
     parser.add_argument(
         "--rivals",
         action="store_true",
         help="simulate the other policies too, and plan within the peak memory of Inductor's pass",
     )
     budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--memory-gb", type=float, help="memory budget of every graph")
+    budget.add_argument(
+        "--memory-gb", type=float, help="memory budget of every graph in GB (default: see --memory-factor)"
+    )
     budget.add_argument(
         "--memory-factor",
         type=float,
         default=1.06,
-        help="memory budget as a multiple of what each graph uses as it is (default: %(default)s)",
+        help="memory budget as a multiple of the graph's own peak memory (default: %(default)s)",
     )
     parser.add_argument(
         "--memory-gbytes-per-s",
         type=float,
         default=3350,
-        help="rate of the device's memory (default: H100's 3350)",
+        help="rate of the device's memory in GB/s (default: %(default)s, an H100)",
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Torch's own overlap pass on the graphs of meta-pytorch/autoparallel, and their node lists.
+"""Times of torch's own overlap pass on the graphs of meta-pytorch/autoparallel; writes their node lists.
 
     git clone https://github.com/meta-pytorch/autoparallel
     python -m benchmarks sharded_graphs.torch_pass autoparallel/autoparallel/tools/overlap_simulator GRAPHS
@@ -6,7 +6,7 @@
 Each repro_NAME.py is traced on the CPU, which runs its code, and written to GRAPHS as a node list, with its
 table of collective times. `python -m benchmarks sharded_graphs GRAPHS --rivals` plans these. Then the pass
 runs with the same durations, the roofline of an H100, and its result is timed. GRAPHS/torch-pass.json keeps
-what is done: a run that was interrupted goes on.
+finished results: an interrupted run goes on from there.
 """
 
 import json
@@ -30,7 +30,9 @@ def main() -> int:
     parser = study_parser(__doc__)
     parser.add_argument("repros", type=Path, help="folder of the overlap simulator: repro_*.py and tables")
     parser.add_argument("graphs", type=Path, help="folder for node lists, tables and results")
-    parser.add_argument("--only", default="", help="names of graphs match this regular expression")
+    parser.add_argument(
+        "--only", default="", help="regular expression: run only graphs whose names match it (default: all)"
+    )
     arguments = parser.parse_args()
     paths = [
         path

@@ -1,7 +1,7 @@
 """Predicted and measured throughput of asynchronous training: ``python -m benchmarks throughput COMMAND``.
 
 ``tcp`` and ``tensorflow`` measure and predict, ``shares`` measures how unequally connections share a link,
-``repredict`` predicts recorded measurements repredicted, ``record`` makes the tests' traces.
+``repredict`` predicts recorded measurements again, ``record`` makes the tests' traces.
 
 ``tcp``, ``shares`` and ``tensorflow`` need root and iproute2; ``tensorflow`` and ``record`` an interpreter
 that has TensorFlow 2.21 (``python -m venv tf; tf/bin/pip install tensorflow-cpu==2.21.0``). Nothing else may
@@ -36,8 +36,13 @@ _FIXTURE = ModelShape(
 )
 
 
-_FAIR = "connections that share a link take turns, packet by packet (fair queues); else all wait in one queue"
-_SPREAD_BYTES = "the transfers that --share-spread was measured with: others vary by the root of their size"
+_FAIR = "let connections that share a link take turns, packet by packet (default: all wait in one queue)"
+_SHARE_SPREAD = (
+    "standard deviation of the shares of a link, as `shares` prints it (default: as in `pace predict`)"
+)
+_SPREAD_BYTES = (
+    "size in bytes of the transfers with which --share-spread was measured (default: all vary equally)"
+)
 
 # With the 1514 of a frame TensorFlow is woken for every one, at twice the processor time.
 _FAIR_PACKET_BYTES = 8 * 1024
@@ -135,9 +140,14 @@ def _arguments() -> argparse.Namespace:
             "--rate-mbit-s",
             type=float,
             default=100.0,
-            help="link rate of each host in Mbit/s (default: %(default)s)",
+            help="bandwidth of every link in Mbit/s (default: %(default)s)",
         )
-        command.add_argument("--total-bytes", type=float, default=4e6, help="of a model's parameters")
+        command.add_argument(
+            "--total-bytes",
+            type=float,
+            default=4e6,
+            help="size of a model's parameters in bytes (default: %(default)s)",
+        )
         command.add_argument(
             "--profiled", type=int, default=30, help="number of steps to profile (default: %(default)s)"
         )
@@ -145,7 +155,7 @@ def _arguments() -> argparse.Namespace:
             "--steps",
             type=int,
             default=100,
-            help="number of steps to measure, with warm-up (default: %(default)s)",
+            help="number of steps to measure, warm-up included (default: %(default)s)",
         )
         command.add_argument(
             "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
@@ -156,9 +166,11 @@ def _arguments() -> argparse.Namespace:
             default=3,
             help="repetitions of each measurement (default: %(default)s)",
         )
-        command.add_argument("--share-spread", type=float, help="as `shares` measures it; else predict's own")
+        command.add_argument("--share-spread", type=float, help=_SHARE_SPREAD)
         command.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
-        command.add_argument("--quick", action="store_true", help="one small setting, two minutes")
+        command.add_argument(
+            "--quick", action="store_true", help="measure one small setting only, in two minutes"
+        )
         command.add_argument("--json", type=Path, help="file for the results (JSON; default: none)")
         if name == "tcp":
             command.add_argument(
@@ -168,8 +180,12 @@ def _arguments() -> argparse.Namespace:
                 help="how a link orders transfers (default: %(default)s)",
             )
         else:
-            command.add_argument("--python", type=Path, required=True, help="has TensorFlow")
-            command.add_argument("--default-window", action="store_true", help="leave flow control on")
+            command.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
+            command.add_argument(
+                "--default-window",
+                action="store_true",
+                help="leave TensorFlow's flow control on (default: off)",
+            )
             command.add_argument("--fair-links", action="store_true", help=_FAIR)
     shares = commands.add_parser("shares", help="how unequally simultaneous transfers share a link")
     shares.add_argument(
@@ -179,33 +195,37 @@ def _arguments() -> argparse.Namespace:
         "--rate-mbit-s",
         type=float,
         default=100.0,
-        help="link rate of each host in Mbit/s (default: %(default)s)",
+        help="bandwidth of every link in Mbit/s (default: %(default)s)",
     )
-    shares.add_argument("--bytes", type=int, default=400_000, help="of a transfer")
+    shares.add_argument(
+        "--bytes", type=int, default=400_000, help="size of a transfer in bytes (default: %(default)s)"
+    )
     shares.add_argument(
         "--rounds", type=int, default=20, help="number of measured rounds (default: %(default)s)"
     )
     shares.add_argument(
-        "--usual", action="store_true", help="TCP's usual buffers and packets, as TensorFlow has them"
+        "--usual",
+        action="store_true",
+        help="use TCP's usual buffers and packets, as TensorFlow does (default: small ones)",
     )
     shares.add_argument("--fair-links", action="store_true", help=_FAIR)
-    repredicted = commands.add_parser("repredict", help="predict anew what records in JSON measured")
+    repredicted = commands.add_parser("repredict", help="predict again what earlier runs measured")
     repredicted.add_argument("records", nargs="+", type=Path, help="records (JSON) of earlier runs")
     repredicted.add_argument(
         "--steps",
         type=int,
         default=100,
-        help="number of steps to measure, with warm-up (default: %(default)s)",
+        help="number of steps to measure, warm-up included (default: %(default)s)",
     )
     repredicted.add_argument(
         "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
     )
-    repredicted.add_argument("--share-spread", type=float, help="as measured; a prediction's own default")
+    repredicted.add_argument("--share-spread", type=float, help=_SHARE_SPREAD)
     repredicted.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
     record = commands.add_parser("record", help="make the traces that tests read")
     record.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
     record.add_argument(
-        "--servers", type=int, default=1, help="numbers of parameter servers (default: %(default)s)"
+        "--servers", type=int, default=1, help="number of parameter servers (default: %(default)s)"
     )
     record.add_argument("--output", type=Path, required=True, help="folder for the traces")
     arguments = parser.parse_args()

@@ -3,7 +3,8 @@
 python -m benchmarks weight_sync --megabytes 500 --receivers 4 --mbit 100
 python -m benchmarks weight_sync --loopback --megabytes 500 --receivers 1 --verl FOLDER
 
-Needs root and iproute2. Every host has a link of `--mbit`; all contenders run in turn on the same hosts.
+Needs root and iproute2. Every host has a link of `--mbit` Mbit/s. All contenders run in turn, on the same
+hosts.
 With `--loopback` all processes are on one host, without links, and no root is needed.
 """
 
@@ -46,16 +47,28 @@ class LocalHost:
 def main() -> None:
     """Measure all contenders, one after the other."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--megabytes", type=int, default=500, help="size of the model (default: %(default)s)")
-    parser.add_argument("--receivers", type=int, default=4, help="rollout engines (default: %(default)s)")
-    parser.add_argument("--mbit", type=float, default=100.0, help="of every link (default: %(default)s)")
-    parser.add_argument("--bucket-mib", type=int, default=64, help="of fixed buckets (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default: %(default)s)")
-    parser.add_argument("--loopback", action="store_true", help="one host, as fast as it is")
+    parser.add_argument(
+        "--megabytes", type=int, default=500, help="size of the model in MB (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--receivers", type=int, default=4, help="number of rollout engines (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mbit", type=float, default=100.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--bucket-mib", type=int, default=64, help="size of fixed buckets in MiB (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--loopback", action="store_true", help="run all processes on this host, with unlimited links"
+    )
     parser.add_argument(
         "--verl",
-        help="with --loopback: folder of `pip install --no-deps --target FOLDER verl pyzmq`, whose "
-        "BucketedWeightSender sends to one receiver through shared memory",
+        help="with --loopback: measure verl's BucketedWeightSender too. Folder that `pip install --no-deps "
+        "--target FOLDER verl pyzmq` made",
     )
     arguments = parser.parse_args()
     if arguments.loopback:
