@@ -14,7 +14,7 @@ from pace.documents.schedule import Schedule, Sha256
 
 def _in_one_form(name: str) -> str:
     if not unicodedata.is_normalized("NFC", name):
-        raise ValueError("write its letters in Unicode's composed form (NFC): there may be two names alike")
+        raise ValueError("expected Unicode's composed form (NFC), so that no two names look alike")
     return name
 
 
@@ -95,9 +95,10 @@ class ScheduleSummary(Document):
 
     Attributes
     ----------
-    asked_at, asked_by
-        Time of the last request for it, and the API key or the issuer's subject that sent it; null without
-        keys.
+    asked_at
+        Time of the last request for it.
+    asked_by
+        API key, or subject of the issuer's token, that sent the last request; null without keys.
     """
 
     id: ResourceId
@@ -119,7 +120,7 @@ class ReportRequest(Document):
     measured_iteration_s
         Median over `num_iterations`, on the slowest rank.
     plain_iteration_s
-        The same without the schedule, if that was measured.
+        Median iteration time without the schedule, if it was measured.
     """
 
     job: NewJobName
@@ -156,7 +157,7 @@ class ScheduleResource(Document):
     created_at
         Time of the first request for it.
     schedule
-        With exchange "servers" where the profile's links are those of parameter servers.
+        The schedule; its exchange is "servers" if the profile was measured with parameter servers.
     """
 
     id: ResourceId
@@ -189,7 +190,7 @@ class Problem(BaseModel):
 
 
 class TaskResource(Document):
-    """Work of the service for a question, such as a solve.
+    """Work of the service for a request, such as the solve of a schedule.
 
     Attributes
     ----------
@@ -198,8 +199,8 @@ class TaskResource(Document):
     problem
         Why there is no result, once `state` is "failed" or "cancelled".
     num_done, num_total
-        Cells of a what-if, points of a prediction, policies of a fabric run; None for a solve, which has no
-        progress.
+        Progress: simulations of a what-if, points of a prediction, or policies of a fabric run; null for a
+        solve.
     """
 
     id: ResourceId
@@ -255,7 +256,7 @@ class SimulationResult(Document):
 
 
 class Readiness(Document):
-    """Answer of ``GET /readyz``: for each part "ok" or what is wrong."""
+    """Answer of ``GET /readyz``: "ok", or what is wrong, for each part."""
 
     ready: bool
     database: str

@@ -28,7 +28,7 @@ class GraphScheduleRequest(Document):
     Attributes
     ----------
     memory_bytes
-        Most bytes in use at a time; null for no limit.
+        Largest peak memory in bytes; null for no limit.
     """
 
     graph: CollectiveGraph
@@ -56,9 +56,9 @@ class GraphWindowRequest(Document):
     Attributes
     ----------
     schedule_id
-        A stored schedule of a graph, laid out first.
+        A stored schedule of a graph; its times come first.
     policies
-        Each is simulated on the same graph.
+        Policies to simulate on the same graph.
     """
 
     schedule_id: ResourceId
@@ -66,10 +66,10 @@ class GraphWindowRequest(Document):
 
 
 class GraphWindowResult(Document):
-    """Answer of ``POST /v1/simulations/graph-windows``: rows as of ``POST /v1/simulations/windows``.
+    """Answer of ``POST /v1/simulations/graph-windows``: rows as in ``POST /v1/simulations/windows``.
 
-    Each row has its own `op_phases`, and the memory in use over time. Ops of one phase that follow one
-    another are one.
+    Each row has its own `op_phases`, and the memory in use over time. Neighboring ops of the same phase are
+    shown as one.
     """
 
     graph_sha256: Sha256

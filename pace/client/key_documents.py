@@ -16,7 +16,7 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("is no moment that UTC has a name for") from None
+        raise ValueError("expected a time that UTC can express") from None
 
 
 class KeyRequest(Document):

@@ -24,7 +24,7 @@ class ImportQuestion(Document):
     workers
         Number of workers, if the file does not hold it.
     bandwidth_gbps, latency_s
-        All-reduces cost as much as a ring of this bandwidth and latency; needed if the file holds no cost.
+        Bandwidth and latency of a ring, whose all-reduce cost is used; needed if the file holds no cost.
     name
         Name of the profile; default: the file's name.
     """
@@ -70,16 +70,16 @@ class ImportResource(ProfileSummary):
 
 
 class WindowRequest(Document):
-    """Body of ``POST /v1/simulations/windows``: the schedule and policies whose windows are laid out.
+    """Body of ``POST /v1/simulations/windows``: the schedule and policies whose times are returned.
 
     Attributes
     ----------
     profile_id
         A stored profile.
     schedule_id
-        A stored schedule of this profile, laid out first.
+        A stored schedule of this profile; its times come first.
     policies
-        Each is simulated.
+        Policies to simulate.
     """
 
     profile_id: Sha256
@@ -97,7 +97,7 @@ class WindowGroup(Document):
 
 
 class WindowMemory(Document):
-    """Memory in use: from each moment on, so many bytes; `budget_bytes` is null without a budget."""
+    """Memory in use: bytes from each time on; `budget_bytes` is null without a budget."""
 
     starts_s: tuple[float, ...]
     in_use_bytes: tuple[int, ...]
@@ -109,24 +109,24 @@ def _is_empty(value: object) -> bool:
 
 
 class WindowRow(Document):
-    """One window, laid out in time: arrays over the profile's ops, and arrays over transfers.
+    """Times of one iteration: arrays over the profile's ops, and arrays over transfers.
 
     Attributes
     ----------
     name
-        The policy's; "schedule" for the schedule.
+        Name of the policy; "schedule" for the schedule.
     lanes, links
-        Names of the rows of ops, and of those of transfers.
+        Names of the rows with ops, and of the rows with transfers.
     op_lanes, op_starts_s, op_ends_s
-        For every op, its lane and its times from the window's start, in seconds.
+        For every op, its lane and its times from the iteration's start, in seconds.
     groups
-        What transfers carry.
+        Groups of gradients that transfers carry.
     transfer_links, transfer_groups, transfer_bytes, transfer_starts_s, transfer_ends_s
-        For every transfer.
+        For every transfer, its link, group, size and times.
     barrier
         Whether forward ops wait for all gradients.
     op_phases
-        For every op, where a row has ops of its own: "compute", or "copy" into and out of buckets.
+        For every op, if the row has its own ops: "compute", or "copy" into and out of buckets.
     memory
         Memory in use over time, for graphs.
     """
@@ -160,7 +160,7 @@ class WindowResult(Document):
     bandwidth_gbps, latency_s
         Bandwidth and latency of the cost, if it has one number for each.
     recorded_s
-        The step that a trace recorded.
+        Duration of the step that a trace recorded, in seconds.
     """
 
     profile_id: Sha256
@@ -183,7 +183,9 @@ class JobSummary(Document):
     Attributes
     ----------
     asked_at
-        Time of the last request for a schedule; `asked_by` is the key's identifier, or the token's subject.
+        Time of the last request for a schedule.
+    asked_by
+        API key, or subject of the issuer's token, that sent the last request; null without keys.
     predicted_iteration_s, measured_iteration_s, plain_iteration_s, reported_at
         Values of the job's newest report, if it sent one.
     """

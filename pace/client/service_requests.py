@@ -155,4 +155,4 @@ class ServiceRequests:
             self._nonsense(explain(error))
 
     def _nonsense(self, what: str) -> NoReturn:
-        raise ServiceUnavailable(f"{self.url} answered nonsense: {what}")
+        raise ServiceUnavailable(f"{self.url} sent a wrong answer: {what}")

@@ -22,7 +22,7 @@ class SyncPlanRequest(Document):
     sync
         A weight-sync, resharding or delta-sync document, or an outer-sync document of streaming DiLoCo.
     torchft
-        With an outer-sync document: plan only what torchft's DiLoCo can do.
+        With an outer-sync document: make a plan that torchft's DiLoCo can follow.
     """
 
     refused_as = InvalidSync

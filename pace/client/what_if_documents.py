@@ -74,7 +74,7 @@ class GridDocument(Document):
 
 
 class WhatIfQuestion(Document):
-    """What is asked about a profile.
+    """Question about a profile: a grid, and an optional target.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class WhatIfQuestion(Document):
 
 
 class WhatIfRequest(WhatIfQuestion, ProfileQuestion):
-    """Body of ``POST /v1/what-if``: a profile, or the id of one that is stored, and a question."""
+    """Body of ``POST /v1/what-if``: a profile or the identifier of a stored one, and a question."""
 
 
 class ScenarioDocument(Document):
@@ -115,7 +115,7 @@ class CellDocument(ScenarioDocument):
 
 
 class TargetDocument(Document):
-    """The bandwidth at which a policy reaches the wanted efficiency; null where none does."""
+    """The bandwidth at which a policy reaches the target efficiency; null if no bandwidth does."""
 
     latency_s: float | None
     workers: int | None

@@ -31,7 +31,7 @@ class Document(BaseModel):
     Attributes
     ----------
     refused_as
-        The error for fields that cannot be; by default pydantic's own.
+        Error that is raised for invalid fields; None for pydantic's own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

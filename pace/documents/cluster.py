@@ -21,12 +21,12 @@ Ratio = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
 class TransferRatio(Document):
-    """How many bytes of a gradient travel for each of its bytes: compression, sparsity.
+    """Bytes that are sent for each byte of a gradient, for example with compression or sparse gradients.
 
     Attributes
     ----------
     push, pull
-        On the way to the server, and back.
+        Bytes sent to the server, and back, for each byte of the gradient.
     """
 
     refused_as = InvalidCluster
@@ -37,7 +37,7 @@ class TransferRatio(Document):
 
 
 class Cluster(Document):
-    """Parameter servers: how many, where, how fast they are reached, and how many bytes travel."""
+    """Parameter servers: their number, place and links, and how many bytes of gradients are sent."""
 
     refused_as = InvalidCluster
 

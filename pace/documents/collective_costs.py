@@ -43,31 +43,33 @@ class AffineAllReduce(_AllReduce):
         """Read the line as a ring's (eq. 1) and change its parts; `latency_s` is per message."""
         steps, volume = ring_factors(change.measured_workers)
         if not steps:
-            raise ValueError("a cost measured with one worker says nothing about a network")
+            raise ValueError(
+                "a cost measured with one worker says nothing about a network: measure with at least 2"
+            )
         # Workers change nothing here: a ring's document holds for every number of them.
         bandwidth = change.bandwidth_bytes_per_s
         if bandwidth is None:
             if self.seconds_per_byte == 0:
-                raise ValueError("a cost of 0 s per byte has no bandwidth to keep: give one")
+                raise ValueError("a cost of 0 s per byte has no bandwidth that can be kept: give a bandwidth")
             bandwidth = volume / self.seconds_per_byte
         latency = self.latency_s / steps if change.latency_s is None else change.latency_s
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth, latency_s=latency)
 
 
 class SampledAllReduce(_AllReduce):
-    """g through measured (bytes, seconds) pairs, in any order, noise and repeats allowed.
+    """A curve g through measured (bytes, seconds) pairs, in any order. Noise and repeats are allowed.
 
-    Repeats are averaged and decreases smoothed by isotonic regression (weighted by repeats), so
-    that g never falls. Below the smallest sample and beyond the largest, g is an assumption
+    Repeats are averaged. Isotonic regression, weighted by repeats, smooths decreases, so that g never falls.
+    Below the smallest sample and beyond the largest, g is an assumption
     (``pace.collectives.through_samples``).
 
     Attributes
     ----------
     counts, deviations_s
-        For each sample, of how many calls it is, and their standard deviation in seconds; empty where
-        this is not known.
+        Number of calls behind each sample, and their standard deviation in seconds; empty if not known.
     ranks
-        How many ranks' records the samples are from. With one, waiting for late ranks is part of them.
+        Number of ranks whose records the samples are from. Samples of one rank contain its waits for late
+        ranks.
     """
 
     kind: Literal["samples"] = "samples"
@@ -102,7 +104,9 @@ class SampledAllReduce(_AllReduce):
         """
         steps, volume = ring_factors(change.measured_workers)
         if not steps:
-            raise ValueError("samples measured with one worker say nothing about a network")
+            raise ValueError(
+                "samples measured with one worker say nothing about a network: measure with at least 2"
+            )
         workers = change.measured_workers if change.workers is None else change.workers
         new_steps, new_volume = ring_factors(workers)
         ordered = sorted(self.samples)
@@ -111,7 +115,7 @@ class SampledAllReduce(_AllReduce):
         if change.bandwidth_bytes_per_s is not None:
             size, seconds = ordered[-1]
             if seconds <= floor:
-                raise ValueError("samples that do not rise reach no bandwidth to compare with")
+                raise ValueError("the samples' times do not grow with the size, so they give no bandwidth")
             scale *= volume * size / (seconds - floor) / change.bandwidth_bytes_per_s
         new_floor = (floor / steps if change.latency_s is None else change.latency_s) * new_steps
         changed = [(size, new_floor + (seconds - floor) * scale) for size, seconds in ordered]

@@ -19,7 +19,7 @@ class NetworkChange:
     Attributes
     ----------
     measured_workers
-        How many workers a measured cost was measured with.
+        Number of workers with which the cost was measured.
     latency_s
         Latency of one message, in seconds.
     """

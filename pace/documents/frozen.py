@@ -40,5 +40,5 @@ def frozen(value: Any) -> Any:
     if isinstance(value, list):
         return FrozenList(frozen(item) for item in value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number of JSON")
+        raise ValueError(f"{value} cannot be written as a JSON number")
     return value

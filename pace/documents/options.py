@@ -27,24 +27,28 @@ class Options(Document):
         "optimal", "paper" (Algorithm 1 of the PACE paper) or "none".
     exchange
         How gradients become updates: "allreduce" (whole all-reduces), "sharded" (reduce-scatters, updates of
-        shards, all-gathers) or "servers" (pushes to parameter servers, pulls from them). None: "servers"
-        where the profile's cost or `cluster` is one of parameter servers, "sharded" where its updates wait
-        for a global norm, else "allreduce".
+        shards, all-gathers) or "servers" (pushes to parameter servers, pulls from them). None: "servers" if
+        the profile was measured with parameter servers or `cluster` is given, "sharded" if updates wait for
+        a global norm, else "allreduce".
     framework
-        "ddp" or "horovod": buckets or groups for that framework, behind its barrier. None: our runtime.
+        "ddp" or "horovod": make buckets or groups for that framework, with its barrier. None: make a schedule
+        for PACE's runtime.
     slot_s
         Length of a slot in seconds; None for continuous time.
     max_group_bytes
-        No group of more than one gradient is larger.
+        Largest size of a group of several gradients, in bytes; None for no limit.
     max_segment_bytes
-        No segment is larger.
-    scenarios, jitter, risk
-        With `scenarios` > 0, plans are compared by their iteration time over so many sampled windows in
-        which every op's duration is lognormal, with the profile's standard deviation or, where it has none,
-        `jitter` times its duration. `risk` says whether the mean or the 95th percentile counts.
+        Largest size of a segment, in bytes; None for no limit.
+    scenarios
+        Number of iterations with random op durations over which plans are compared; 0 uses the profile's mean
+        durations. Durations are lognormal, with the profile's standard deviations.
+    jitter
+        Standard deviation of an op's duration, relative to its mean, for ops without one in the profile.
+    risk
+        What to minimize over the scenarios: the "mean" iteration time, or its 95th percentile ("p95").
     search_calls
-        Budget of the local search on profiles with parallel branches, in oracle calls, so that the result
-        does not depend on the machine's speed.
+        Budget of the local search on profiles with parallel branches, in calls of the oracle. The result does
+        not depend on the machine's speed.
     cluster
         The parameter servers of exchange "servers"; None for those of the profile's cost. A gradient with
         transfer ratios, or with the rows touched, is a group of its own.
@@ -52,9 +56,10 @@ class Options(Document):
         With servers: size of the segments; if left out, a number of sent bytes is searched for around delta0.
         The cluster's ``min_partition_bytes`` is taken if that is more.
     memory_bytes
-        With a graph: most memory in use at once; None for no limit.
+        With a graph: largest peak memory in bytes; None for no limit.
     discipline
-        With servers: what the runtime does when the segment that is planned next is late.
+        With servers: what the runtime sends if the segment that is planned next is late. "overtake": another
+        one that is ready; "static": nothing.
     """
 
     refused_as = InvalidOptions

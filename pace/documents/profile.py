@@ -61,14 +61,16 @@ class Op(Document):
     Attributes
     ----------
     kind
-        "communication" is an all-to-all, an all-gather, a reduce-scatter: it takes its time on a stream of
-        its own, beside the network of the all-reduces, and no faster device shortens it.
+        "communication" is an all-to-all, all-gather or reduce-scatter. It runs on a stream of its own and
+        does not use the network of the all-reduces. A faster device does not shorten it.
     duration_s
-        Its duration in seconds; `duration_std_s` the standard deviation over measured iterations.
+        Mean duration in seconds.
+    duration_std_s
+        Standard deviation of the duration over the measured iterations, in seconds.
     deps
-        Names of the ops that end before it starts.
+        Names of the ops that must end before it starts.
     stream
-        Ops that name the same stream run one after another in list order.
+        Name of its stream. Ops of one stream run one after another, in the order of the list.
     waits_for
         Names of the gradients whose all-reduce must end before it starts.
     """
@@ -119,13 +121,13 @@ class Profile(Document):
     Attributes
     ----------
     compute_slowdown
-        How many times as long an op, of either kind, takes while the network carries an all-reduce, a half of
-        one or the norm, none of which is slowed. 1: not at all. See ``pace.solver.compute_clock``.
+        Factor by which ops take longer while the network is busy; 1 for no slowdown. The network is not
+        slowed. See ``pace.solver.compute_clock``.
     update
-        What an update waits for: "per-gradient", the sum of its own gradient; "global-norm", the sums of all
-        of them, as with clipping by the global norm or a loss scale that looks at every gradient.
+        What an update waits for: "per-gradient" (the sum of its own gradient) or "global-norm" (the sums of
+        all gradients, as with clipping by the global norm, or a loss scale that checks every gradient).
     reduce_scatter, all_gather
-        What the halves of an all-reduce cost, where they were measured; see ``pace.documents.half_costs``.
+        Cost of each half of an all-reduce, if it was measured; see ``pace.documents.half_costs``.
 
     Raises
     ------

@@ -21,7 +21,7 @@ class Proof(Document):
     Attributes
     ----------
     link
-        Which link carries the set: "network", or with servers a worker's whole link "up" or "down", or the
+        Link that carries the set: "network", or with servers a worker's whole link "up" or "down", or the
         link of one "server".
     server
         Number of the server, for link "server".
@@ -66,9 +66,9 @@ class SetBound(Document):
     link
         "network", or with servers the direction, "up" or "down".
     total_bytes
-        What travels of the set; with servers, after compression.
+        Bytes of the set that are sent; with servers, after compression.
     round_trip_s
-        With servers: the last of the bytes is back no sooner than this after it was sent.
+        With servers: shortest time from sending the last byte until it is back.
     stretch_s
         How much longer compute takes because of the bytes of all other gradients: (1 - 1 / compute_slowdown)
         times their seconds_per_byte.

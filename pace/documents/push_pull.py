@@ -87,20 +87,20 @@ class PushPull(CostDocument):
     Attributes
     ----------
     servers
-        How many.
+        Number of servers.
     colocated
-        Whether they run on the workers' hosts and use the same links.
+        Whether servers run on the workers' hosts and use the same links.
     worker_bytes_per_s
         Rate of a worker's link, in each direction.
     server_bytes_per_s
         Rate of a server's link, in each direction; the workers' rate if left out.
     partition_s
-        Link time that every part loses, whatever its size (theta).
+        Fixed link time of each segment, whatever its size (theta).
     min_partition_bytes
-        No part of a gradient, or of several in one buffer, is smaller, unless that is all of it; 0 for any
-        size. Bytes of the gradient, whatever travels of them.
+        Smallest size of a segment, in bytes of the gradient before compression; 0 for any size. A smaller
+        group is one segment.
     round_trip_s
-        From the end of a part's push to the start of its pull, at the earliest.
+        Shortest time from the end of a segment's push to the start of its pull.
     """
 
     kind: Literal["push-pull"] = "push-pull"

@@ -38,7 +38,7 @@ class SolverRecord(Document):
     Attributes
     ----------
     lp_solver, num_programs, programs_s
-        With oracle "lp": what solved the linear programs, how many, and the seconds that they took.
+        With oracle "lp": the solver of the linear programs, their number, and the seconds that they took.
     slot_s
         Length of a slot in seconds, null in continuous time.
     method
@@ -50,7 +50,7 @@ class SolverRecord(Document):
         goes with the segment before it. Where this size was searched for, most bytes that are sent of a
         segment.
     suggested_partition_bytes
-        With servers: delta0 = sqrt(M theta B / (2 S)), where the search for `partition_bytes` began.
+        With servers: sqrt(M theta B / (2 S)), from which the search for `partition_bytes` started.
     """
 
     refused_as = InvalidSchedule
@@ -76,20 +76,20 @@ class Prediction(Document):
     Attributes
     ----------
     iteration_s
-        With the segments as they are sent: each pays the latency, none is recalled.
+        Predicted iteration time. Each segment pays the latency, and is never interrupted.
     ideal_iteration_s
-        With free preemption: the oracle's optimum for these groups. With servers: what no order of these
-        segments beats.
+        Shortest iteration time with these groups if preemption were free. With servers: the time that no
+        order of these segments beats.
     compute_s
-        Without any communication, so without anything that slows compute down.
+        Iteration time without any communication, so without anything that slows compute down.
     lower_bound_s
-        No schedule of any fusion is faster.
+        Time that no schedule beats, however it groups gradients.
     gap
         iteration_s / lower_bound_s - 1.
     peak_bytes
-        With a graph: most memory in use at once.
+        With a graph: peak memory in bytes.
     scenarios_s
-        Mean or 95th percentile over the sampled windows by which the plan was chosen; null without them.
+        Mean or 95th percentile of iteration times over the scenarios; null without scenarios.
     """
 
     refused_as = InvalidSchedule
@@ -109,14 +109,14 @@ class Execution(Document):
     Attributes
     ----------
     max_in_flight
-        How many segments each link carries at once; 0 where nothing is sent.
+        Number of segments that each link carries at once; 0 if nothing is sent.
     max_segment_bytes
-        The largest segment.
+        Size of the largest segment.
     discipline
-        With servers: "overtake" if a connection with room takes the waiting segment that is planned first,
-        "static" if it waits for the one that is planned next.
+        With servers: "overtake" if a connection sends the first ready segment of the plan, "static" if it
+        waits for the segment that is planned next.
     connection_bytes_per_s
-        With servers: rate at which each connection is paced; null where pacing gains nothing.
+        With servers: limit on the rate of each connection; null if a limit gains nothing.
     """
 
     refused_as = InvalidSchedule
@@ -130,19 +130,19 @@ class Execution(Document):
 
 
 class Group(Document):
-    """Tensors fused into one buffer, in the order in which they lie in it.
+    """Tensors that share one buffer, in their order in it.
 
     Attributes
     ----------
     ready_s, tail_s
-        In compute alone, as if no traffic slowed it down. In a sharded schedule the tail of a reduce-scatter
-        and the ready time of an all-gather are 0: between the two there is no compute.
+        Ready time and tail of the group, if no traffic slowed compute down. In a sharded schedule, the tail
+        of a reduce-scatter and the ready time of an all-gather are 0: there is no compute between the two.
     transfer_s
-        Duration of the group sent in one piece, in wall time; null with servers.
+        Duration of the group if it is sent in one piece, in wall time; null with servers.
     op
-        In a sharded schedule: the half in which this group is sent. Null where every op sends every group.
+        In a sharded schedule: the op that sends this group. Null in other schedules.
     shards
-        In a sharded schedule: which shards lie side by side in the buffer.
+        In a sharded schedule: numbers of the shards in the buffer, side by side.
     """
 
     refused_as = InvalidSchedule
@@ -165,19 +165,20 @@ class Group(Document):
 class Segment(Document):
     """A transfer: a contiguous byte range of a group's buffer, sent in one call on one link.
 
-    In a sharded schedule the buffer is a matrix with a row for each worker, and bytes count column by column.
+    In a sharded schedule, the buffer is a matrix with a row for each worker. Its bytes are counted column by
+    column.
 
     Attributes
     ----------
     link
         Number of the link in ``Schedule.links``.
     priority
-        Smaller goes first: its place in the planned order, or the slot in which it starts. A push and its
-        pull have the same.
+        Place in the planned order, or the slot in which it starts; smaller goes first. A push and its pull
+        have the same priority.
     start_s, end_s
         Planned times on the link, from the window's start, in wall time.
     start_slot, num_slots
-        The slotted oracle's plan; null in continuous time. An all-reduce that costs nothing has 0 slots.
+        First slot and number of slots; null in continuous time. An all-reduce that costs nothing has 0 slots.
     """
 
     refused_as = InvalidSchedule
@@ -195,29 +196,29 @@ class Segment(Document):
 
 
 class Schedule(Document):
-    """Fused groups, their transfers in the order to be sent, predictions and proofs.
+    """Groups, their transfers in the order to be sent, predictions and proofs.
 
-    Valid once built: for each op, transfers cover every group's buffer exactly once and cut no element; links
-    exist; a push has its pull. Whether it fits a profile is for ``pace.check`` to say.
+    A schedule that was built is valid: for each op, transfers cover every group's buffer exactly once and cut
+    no element, links exist, and each push has its pull. ``pace.check`` says whether it fits a profile.
 
     Attributes
     ----------
     framework
-        For whose semantics it was made: DDP's or Horovod's, with a barrier; null for our runtime's.
+        Framework for which it was made, with its barrier: DDP or Horovod; null for PACE's runtime.
     links
-        "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each.
-        With a graph its wires.
+        "network"; with servers "up 0", "down 0", "up 1", ...: the two directions of the connection to each
+        server; with a graph its wires.
     groups
-        In a sharded schedule those of reduce-scatters come first, then those of all-gathers.
+        All groups. In a sharded schedule, those of reduce-scatters come first, then those of all-gathers.
     transfers
-        In the order in which they are planned to start; with servers each push is followed by its pull.
+        All transfers, in the order of their planned starts. With servers, each push is followed by its pull.
     proofs
-        They prove ``predicted.ideal_iteration_s``.
+        Proofs of ``predicted.ideal_iteration_s``.
     bound, chain_bound, norm_bound
-        They prove ``predicted.lower_bound_s``. Behind a global norm a sharded schedule has `norm_bound`
-        alone.
+        Proofs of ``predicted.lower_bound_s``. If updates wait for a global norm, a sharded schedule has only
+        `norm_bound`.
     sharding, cluster, graph
-        What exchange "sharded", exchange "servers" and exchange "graph" need beside.
+        Further data of exchange "sharded", "servers" and "graph".
     """
 
     refused_as = InvalidSchedule

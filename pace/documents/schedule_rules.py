@@ -21,13 +21,13 @@ def server_links(num_servers: int) -> tuple[str, ...]:
 def refuse_misfits(schedule: Schedule) -> None:
     """Raise ValueError for the first rule that a schedule breaks."""
     if (schedule.sharding is not None) != (schedule.exchange == "sharded"):
-        raise ValueError('a schedule has sharding where its exchange is "sharded", and only there')
+        raise ValueError('a schedule must have sharding if its exchange is "sharded", and only then')
     if (schedule.cluster is not None) != (schedule.exchange == "servers"):
-        raise ValueError('a schedule has a cluster where its exchange is "servers", and only there')
+        raise ValueError('a schedule must have a cluster if its exchange is "servers", and only then')
     if (schedule.graph is not None) != (schedule.exchange == "graph"):
-        raise ValueError('a schedule has a graph where its exchange is "graph", and only there')
+        raise ValueError('a schedule must have a graph if its exchange is "graph", and only then')
     if schedule.framework is not None and schedule.exchange != "allreduce":
-        raise ValueError(f'a schedule for {schedule.framework} has exchange "allreduce"')
+        raise ValueError(f'a schedule for {schedule.framework} must have exchange "allreduce"')
     ops: tuple[TransferOp, ...]
     match schedule.exchange:
         case "allreduce":
@@ -47,7 +47,7 @@ def refuse_misfits(schedule: Schedule) -> None:
     if schedule.exchange != "sharded":
         _refuse_repeated(name for group in schedule.groups for name in group.tensors)
         if any(group.op is not None or group.shards for group in schedule.groups):
-            raise ValueError("groups have an op and shards in sharded schedules only")
+            raise ValueError("groups may have an op and shards in sharded schedules only")
     _refuse_gaps(schedule, ops)
     _refuse_unproved(schedule)
 
@@ -57,10 +57,10 @@ def _refuse_odd_graph(schedule: Schedule) -> None:
     _refuse_repeated(name for group in schedule.groups for name in group.tensors)
     order = schedule.graph_plan.order
     if sorted(order) != list(range(len(order))):
-        raise ValueError(f"order: {len(order)} places do not hold the nodes 0 to {len(order) - 1}, each once")
+        raise ValueError(f"order: expected the nodes 0 to {len(order) - 1}, each once")
     sent = sorted(transfer.group for transfer in schedule.transfers)
     if sent != list(range(len(schedule.groups))):
-        raise ValueError("each group has one transfer")
+        raise ValueError("each group must have one transfer")
     for number, transfer in enumerate(schedule.transfers):
         if transfer.link >= len(schedule.links):
             raise ValueError(f"transfer {number} is on link {transfer.link} of {len(schedule.links)}")
@@ -69,7 +69,7 @@ def _refuse_odd_graph(schedule: Schedule) -> None:
         if transfer.op in ("push", "pull"):
             raise ValueError(f"transfer {number}: a graph has no {transfer.op}")
     if schedule.proofs or schedule.bound or schedule.chain_bound or schedule.norm_bound:
-        raise ValueError("a schedule of a graph has its proofs in graph")
+        raise ValueError("a schedule of a graph must have its proofs in graph")
 
 
 def _refuse_repeated(names: Iterable[str]) -> None:
@@ -87,16 +87,16 @@ def _refuse_unproved(schedule: Schedule) -> None:
     on_servers = schedule.exchange == "servers"
     behind_norm = schedule.sharding is not None and schedule.sharding.norm is not None
     if not on_servers and len(schedule.proofs) != 1:
-        raise ValueError(f"there are {len(schedule.proofs)} proofs; one network has one")
+        raise ValueError(f"there are {len(schedule.proofs)} proofs; expected one, as there is one network")
     for number, proof in enumerate(schedule.proofs):
         if (proof.link != "network") != on_servers or (proof.num_transfers is not None) != on_servers:
             raise ValueError(f"proof {number} is of link {proof.link}, which this exchange does not have")
         if (proof.norm_s and not behind_norm) or (on_servers and (proof.stretch_s or proof.set)):
             raise ValueError(f"proof {number} counts what this exchange does not have")
     if (schedule.norm_bound is not None) != behind_norm or (schedule.bound is None) != behind_norm:
-        raise ValueError("a schedule has norm_bound behind a norm, else bound")
+        raise ValueError("a schedule must have norm_bound if updates wait for a norm, and bound otherwise")
     if schedule.exchange != "servers" and (schedule.chain_bound is None) != (schedule.exchange == "sharded"):
-        raise ValueError("a schedule of all-reduces has a chain_bound, a sharded schedule has none")
+        raise ValueError("a schedule of all-reduces must have a chain_bound, and a sharded schedule none")
     bound = schedule.bound
     if bound is not None and (
         (bound.link != "network") != on_servers
@@ -106,7 +106,7 @@ def _refuse_unproved(schedule: Schedule) -> None:
         raise ValueError("bound counts what this exchange does not have")
     for number, group in enumerate(schedule.groups):
         if (group.transfer_s is None) != on_servers:
-            raise ValueError(f"group {number} has transfer_s on one network, and only there")
+            raise ValueError(f"group {number} must have transfer_s, except with servers")
 
 
 def _refuse_gaps(schedule: Schedule, ops: tuple[TransferOp, ...]) -> None:
@@ -167,7 +167,7 @@ def _refuse_lone_pushes(schedule: Schedule) -> None:
         sent = (push.group, push.offset_bytes, push.size_bytes, push.priority, push.link + 1)
         back = (pull.group, pull.offset_bytes, pull.size_bytes, pull.priority, pull.link)
         if (push.op, pull.op) != ("push", "pull") or push.link % 2 or sent != back:
-            raise ValueError(f"transfer {at}: a push is followed by the pull of the same bytes")
+            raise ValueError(f"transfer {at}: a push must be followed by the pull of the same bytes")
 
 
 def _refuse_misplaced_shards(schedule: Schedule, sharding: Sharding) -> None:
@@ -176,9 +176,11 @@ def _refuse_misplaced_shards(schedule: Schedule, sharding: Sharding) -> None:
     placed: dict[str, set[int]] = {"reduce-scatter": set(), "all-gather": set()}
     for number, group in enumerate(schedule.groups):
         if group.op is None or not group.shards:
-            raise ValueError(f"group {number}: in a sharded schedule a group has an op and shards")
+            raise ValueError(f"group {number}: in a sharded schedule, a group must have an op and shards")
         if group.op == "reduce-scatter" and placed["all-gather"]:
-            raise ValueError(f"group {number}: groups of reduce-scatters come before those of all-gathers")
+            raise ValueError(
+                f"group {number}: groups of reduce-scatters must come before those of all-gathers"
+            )
         for shard in group.shards:
             if shard >= len(shards):
                 raise ValueError(f"group {number}: {shard} is no shard")
@@ -188,7 +190,7 @@ def _refuse_misplaced_shards(schedule: Schedule, sharding: Sharding) -> None:
         if any(shards[shard].dtype != group.dtype for shard in group.shards):
             raise ValueError(f"group {number}: its shards are not all {group.dtype}")
         if group.tensors != tuple(name for shard in group.shards for name in shards[shard].tensors):
-            raise ValueError(f"group {number}: its tensors are not those of its shards")
+            raise ValueError(f"group {number}: its tensors differ from those of its shards")
         columns = sum(shards[shard].num_columns for shard in group.shards)
         expected = columns * sharding.column_bytes(group.dtype)
         if group.size_bytes != expected:

@@ -9,12 +9,13 @@ from pace.documents.profile import ELEMENT_BYTES, DType, Name, Seconds, UpdateRu
 
 
 class ShardGroup(Document):
-    """Gradients that share both calls, one behind the other in a matrix with a row for each worker.
+    """Gradients that share a reduce-scatter and an all-gather: a matrix with a row for each worker.
 
     Attributes
     ----------
     num_columns
-        Elements of a row: those of all gradients, padded at the end to a multiple of the workers.
+        Number of elements in a row. The gradients follow one another, and are padded at the end to a multiple
+        of the number of workers.
     """
 
     tensors: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -23,7 +24,7 @@ class ShardGroup(Document):
 
 
 class NormExchange(Document):
-    """When ranks exchange the number on which every update waits, behind the last reduce-scatter."""
+    """When ranks exchange the norm, after the last reduce-scatter; every update waits for it."""
 
     start_s: Seconds
     end_s: Seconds
@@ -35,11 +36,11 @@ class Sharding(Document):
     Attributes
     ----------
     workers
-        How many rows the matrix of a shard has.
+        Number of rows in the matrix of a shard.
     update
         What an update waits for.
     shards
-        The groups' buffers consist of these; shards without columns are in no group.
+        Shards of which the groups' buffers consist; shards without columns are in no group.
     norm
         The norm that updates wait for; None if they wait for their own gradients only.
     """

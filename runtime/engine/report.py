@@ -16,9 +16,9 @@ class GroupTimes:
     Attributes
     ----------
     submitted_s, sent_s, done_s
-        When it was submitted, when its first segment was sent, and when it was summed.
+        Times at which it was submitted, its first segment was sent, and it was summed.
     waited_s
-        How long training waited for it, in seconds.
+        Time that training waited for it, in seconds.
     """
 
     group: int
@@ -43,7 +43,7 @@ class SegmentTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What was sent and waited for since the start, over all plans; waits are in seconds."""
+    """Totals of sends and waits since the start, over all plans; waits are in seconds."""
 
     sent_segments: int = 0
     sent_bytes: int = 0
@@ -53,7 +53,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a wrapper is doing, and measured against predicted times.
+    """State of a wrapper, and its measured and predicted times.
 
     Attributes
     ----------
@@ -61,28 +61,27 @@ class Report:
         The current mode: "barrier", "overlap" or "plain" (buckets in order of readiness, then a barrier; only
         if ``mode="auto"`` tries or chose it).
     order
-        What chooses the next segment: "static" (the plan), "adaptive" or "priority" (rank 0, during
-        training).
+        Order of segments: "static" (the plan's), "adaptive" or "priority" (rank 0 chooses during training).
     source
-        Where the plan comes from: "schedule", "local" or "plain".
+        Source of the plan: "schedule", "local" (the job's own groups) or "plain" (plain operation).
     rounds
         Number of steps taken.
     iteration_s
         Median time of the latest steps, in seconds; None before the second step.
     predicted_iteration_s
-        The iteration time that the schedule predicts, in seconds; None without a schedule.
+        Iteration time that the schedule predicts, in seconds; None without a schedule.
     trial_s
-        The iteration time of each mode, in seconds, as ``mode="auto"`` measured it on the slowest rank; empty
+        Iteration time of each mode in the trial of ``mode="auto"``, on the slowest rank, in seconds; empty
         before the trial has ended.
     sent_segments, sent_bytes, waited_s
         Totals since the start, over all plans; ``pace.runtime.metrics`` exports them.
     read_wait_s
-        How long reads of gradients before ``step()`` have waited for sums, in seconds, in total. This is the
-        cost of clipping by the global norm.
+        Total time that reads of gradients before ``step()`` waited for sums, in seconds. This is the cost of
+        clipping by the global norm.
     groups, segments
         Times of the last complete round.
     replanning
-        The state of replanning: "none", "watching" (comparing iteration times), "profiling", "submitting"
+        State of replanning: "none", "watching" (comparing iteration times), "profiling", "submitting"
         (waiting until the service has scheduled a profile) or "asking" (asking the service for a schedule).
     profiles
         Number of profiles that this job has made of itself.

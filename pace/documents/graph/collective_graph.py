@@ -22,19 +22,20 @@ BucketKey = tuple[CollectiveOp, str, DType | None]
 class CollectiveGraph(JsonDocument):
     """One iteration, or one pass of it, as compiled or traced.
 
-    Valid once built: names are unique, nodes come after what they read, and each collective has one wait.
+    A graph that was built is valid: names are unique, nodes come after the nodes that they read, and each
+    collective has one wait.
 
     Attributes
     ----------
     wires
-        Network interfaces. Each carries one collective at a time, in the order in which they are issued, or
-        two where a plan gives some a process group of their own.
+        Names of network interfaces. Each carries one collective at a time, in the order in which they are
+        issued, or two if a plan gives some collectives a separate process group.
     copy_bytes_per_s
-        Rate of the device's memory, at which buckets are copied; a copy reads and writes.
+        Memory bandwidth of the device in bytes/s, at which buckets are copied. A copy reads and writes.
     resident_bytes
-        Memory in use before the first node and until the last, such as inputs.
+        Memory that is in use from before the first node until after the last, such as inputs.
     resident_shard_bytes
-        Those of `resident_bytes` that are shards of parameters. More ranks need fewer of them. 0 if not
+        Part of `resident_bytes` that holds shards of parameters, and is smaller with more ranks. 0 if not
         known.
     """
 
@@ -67,7 +68,8 @@ class CollectiveGraph(JsonDocument):
         for communicator in self.communicators:
             if communicator.wire not in self.wires:
                 raise ValueError(
-                    f'communicator "{communicator.name}" is on wire "{communicator.wire}", which is none'
+                    f'communicator "{communicator.name}" is on wire "{communicator.wire}", '
+                    "which does not exist"
                 )
             if (twice := repeated(cost.op for cost in communicator.costs)) is not None:
                 raise ValueError(f'communicator "{communicator.name}" has two costs of {twice}')
@@ -92,12 +94,15 @@ class CollectiveGraph(JsonDocument):
                     raise ValueError(f'node "{node.name}" reads collective "{dep}" without a wait')
             if node.view_of is not None and (node.view_of not in node.deps or node.allocates_bytes):
                 raise ValueError(
-                    f'node "{node.name}" is a view of "{node.view_of}": it reads that and allocates nothing'
+                    f'node "{node.name}" is a view of "{node.view_of}": '
+                    "it must read that, and allocate nothing"
                 )
             call = node.collective
             if call is not None:
                 if node.duration_s or node.waits_for or node.allocates_bytes or node.view_of is not None:
-                    raise ValueError(f'collective "{node.name}" has no duration, memory or wait of its own')
+                    raise ValueError(
+                        f'collective "{node.name}" must not have a duration, memory or wait of its own'
+                    )
                 if (call.communicator, call.op) not in costs:
                     raise ValueError(
                         f'collective "{node.name}": '
@@ -112,9 +117,9 @@ class CollectiveGraph(JsonDocument):
             if node.waits_for is None:
                 continue
             if node.deps != (node.waits_for,) or node.waits_for not in collectives:
-                raise ValueError(f'wait "{node.name}" reads its collective and nothing else')
+                raise ValueError(f'wait "{node.name}" must read its collective and nothing else')
             if node.duration_s or node.allocates_bytes or node.view_of is not None:
-                raise ValueError(f'wait "{node.name}" has no duration or memory of its own')
+                raise ValueError(f'wait "{node.name}" must not have a duration or memory of its own')
             if node.waits_for in waits:
                 raise ValueError(
                     f'collective "{node.waits_for}" has two waits, '

@@ -14,18 +14,18 @@ Few = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Fsdp2Settings(JsonDocument):
-    """What ``pace.runtime.fsdp.apply`` sets.
+    """Settings that ``pace.runtime.fsdp.apply`` applies to a model.
 
     Attributes
     ----------
     blocks_per_unit
-        Number of neighboring blocks that ``fully_shard`` is called with together.
+        Number of neighboring blocks that share one call of ``fully_shard``.
     forward_ahead, backward_ahead
         Number of units in ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``.
     max_input_buffers
-        Of ``set_reduce_scatter_max_input_buffers``.
+        Number of buffers in ``set_reduce_scatter_max_input_buffers``.
     separate_reduce_scatter_group
-        Whether reduce-scatters have a process group of their own.
+        Whether reduce-scatters have a separate process group.
     reshard_after_forward
         Whether blocks are freed after the forward pass.
     kept_units
@@ -33,9 +33,9 @@ class Fsdp2Settings(JsonDocument):
     forward_s, backward_s
         Predicted times of the passes that were planned.
     lower_bound_s
-        What no plan of these passes beats, whichever blocks it keeps within the memory; seconds of both.
+        Bound on the time of both passes together, in seconds: no plan within the memory is faster.
     peak_bytes
-        Predicted peak memory of these.
+        Predicted peak memory of these passes, in bytes.
     """
 
     refused_as = InvalidSchedule

@@ -45,19 +45,20 @@ class GraphNode(Document):
     Attributes
     ----------
     duration_s
-        Seconds of an op on the compute stream; 0 for collectives and waits.
+        Duration of an op on the compute stream, in seconds; 0 for collectives and waits.
     deps
-        Earlier nodes that it reads.
+        Names of the earlier nodes that it reads.
     collective
-        What is sent, for a collective.
+        Call of a collective; null for other nodes.
     waits_for
-        The collective whose output a wait returns, which is its only reader; null for other nodes.
+        Name of the collective whose output a wait returns; null for other nodes. The wait is the only node
+        that reads this collective.
     allocates_bytes
-        What an op allocates for its output.
+        Bytes that an op allocates for its output.
     view_of
-        One of its deps whose memory an op returns, instead of memory of its own.
+        Name of the dependency whose memory an op returns, if it allocates nothing.
     returned
-        Whether the program returns it, so that its memory is not freed.
+        Whether the program returns its output, so that this memory is not freed.
     """
 
     refused_as = InvalidGraph

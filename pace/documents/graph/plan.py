@@ -24,17 +24,17 @@ class KeyLine(Document):
 class SetOfNodes(Document):
     """A set of ops, or of one wire's collectives, that proves a bound: the sum of four times.
 
-    All nodes of the machine whose head is no less than `min_head_s` and whose tail is no less than
-    `min_tail_s`. Heads and tails are those of ``pace.solver.graph.heads``.
+    The set has all nodes of the wire, or of the compute stream, with a head of at least `min_head_s` and a
+    tail of at least `min_tail_s`. Heads and tails are those of ``pace.solver.graph.heads``.
 
     Attributes
     ----------
     wire
-        Null for the compute stream.
+        Name of the wire; null for the compute stream.
     total_s
-        What the set takes: durations of ops, or input bytes at the seconds per byte of `lines`.
+        Time of the set: durations of ops, or input bytes times the seconds per byte of `lines`.
     latency_s
-        The least latency of `lines`, once.
+        Smallest latency of `lines`, counted once.
     """
 
     refused_as = InvalidSchedule
@@ -79,11 +79,12 @@ class GraphPlan(Document):
     Attributes
     ----------
     order
-        Numbers of all nodes. Members of a bucket follow one another, and so do their waits.
+        Numbers of all nodes in their planned order. Members of a bucket follow one another, and so do their
+        waits.
     budget_bytes
-        Null where memory was not limited.
+        Memory budget in bytes; null for no limit.
     longest_path_s
-        The longest head, least time and tail of any node.
+        Length of the longest path: the largest sum of a node's head, shortest time and tail.
     """
 
     refused_as = InvalidSchedule

@@ -40,7 +40,7 @@ class ProcessGroup(Document):
     Attributes
     ----------
     communicators
-        Ranks that meet one another. A rank is in one communicator of a group, or in none.
+        Sets of ranks that call collectives together. A rank is in one communicator of a group, or in none.
     backend
         With "nccl", collectives and transfers between two ranks run on the device, one at a time in each
         communicator. With "gloo", they do not wait for streams, and sends and receives do not wait for one
@@ -69,16 +69,16 @@ class MeetingFields(Document):
     Attributes
     ----------
     name
-        As messages call it, and as waits do.
+        Name in messages and in waits.
     size_bytes, dtype
-        Must agree on all ranks that meet; null where they are unknown or may differ.
+        Size and dtype, which must be equal on all ranks that meet; null if they are unknown or may differ.
     stream
-        The stream from which it is issued. It starts after what is on that stream.
+        Stream from which it is issued. It starts after the work that is already on that stream.
     wait
         Who waits for it at once: "nobody" (``async_op=True``), the "stream" from which it is issued (NCCL's
         ``async_op=False``), or the "thread" (Gloo's).
     stack
-        Where it was called, innermost frame first.
+        Stack of the call, innermost frame first.
     """
 
     refused_as = InvalidJobProgram
@@ -100,7 +100,7 @@ class EnqueuedCollective(MeetingFields):
 
 
 class EnqueuedTransfer(MeetingFields):
-    """A send to a rank, or a receive from one, that ends when both are there; those of one tag in order."""
+    """A send to or receive from a rank. It ends when both have called it; those of one tag are in order."""
 
     op: Literal["send", "recv"]
     peer: Index
@@ -113,9 +113,9 @@ class EnqueuedWait(Document):
     Attributes
     ----------
     operation
-        Name of the last such operation before the wait, or of the only one in another thread.
+        Name of the operation: the last one of this name before the wait, or the only one in another thread.
     stream
-        The stream that waits; null if the thread does.
+        Stream that waits; null if the thread waits.
     """
 
     refused_as = InvalidJobProgram
@@ -134,7 +134,7 @@ class EnqueuedWait(Document):
 
 
 class Synchronization(Document):
-    """The thread waits for all that this rank's device has to do, or for one stream (``tensor.item()``)."""
+    """The thread waits for all work of this rank's device, or for one stream (``tensor.item()``)."""
 
     refused_as = InvalidJobProgram
 
@@ -178,13 +178,13 @@ class HostThread(Document):
 
 
 class RankProgram(Document):
-    """What some ranks enqueue, all of them the same.
+    """Operations of some ranks, which all enqueue the same.
 
     Attributes
     ----------
     is_cut_off
-        Whether it is a record that ends before the ranks do, as that of a job that hangs. Then a rank that
-        lacks operations may be waiting for those that it has enqueued.
+        Whether it is a record that ends before the ranks do, such as that of a hanging job. Then a rank with
+        fewer operations may be waiting for those that it has enqueued.
     """
 
     refused_as = InvalidJobProgram
@@ -197,7 +197,7 @@ class RankProgram(Document):
 class JobProgram(JsonDocument):
     """What every rank of a job enqueues.
 
-    Valid once built: each rank has one program, and calls only groups that it is in.
+    A job program that was built is valid: each rank has one program, and calls only groups that it is in.
     """
 
     refused_as = InvalidJobProgram

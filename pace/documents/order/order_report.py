@@ -25,9 +25,9 @@ class CircleWait(Document):
     Attributes
     ----------
     at
-        Where that operation stands.
+        Place of that operation in the job program.
     missing
-        Where the operation stands that the rank before in the circle waits for, and that has not started.
+        Place of the operation for which the previous rank of the circle waits, and which has not started.
     """
 
     rank: Index
@@ -45,18 +45,18 @@ class OrderFinding(Document):
     kind
         "circle": ranks wait for one another. "kind", "dtype", "size": operations that meet differ. "count":
         a rank calls fewer operations of a group than others. "order": two threads use one group or stream,
-        so the order of their operations is up to chance.
+        so the order of their operations depends on chance.
     ranks
-        Those concerned.
+        Numbers of the ranks that this finding is about.
     title
         What is wrong, in one line.
     lines
-        Who waits in what for whom, and where it was called.
+        Details: which rank waits in which operation for which rank, and where the operation was called.
     waits
-        In a circle of several ranks: one wait for each, where each waits for the next and the last for the
+        In a circle of several ranks: the wait of each rank. Each waits for the next, and the last for the
         first.
     operations
-        Where the operations of other findings stand.
+        Places of the operations of other findings.
     """
 
     kind: FindingKind
@@ -73,11 +73,11 @@ class OrderReport(Document):
     Attributes
     ----------
     num_programs
-        Different programs after ranks that do the same were put together.
+        Number of different programs; ranks that do the same share one.
     num_operations
-        Operations of all ranks.
+        Number of operations of all ranks together.
     outside
-        What the proof says nothing about.
+        What the proof does not cover.
     """
 
     schema_version: Literal[1] = 1

@@ -20,17 +20,17 @@ class DeltaSync(JsonDocument):
     Attributes
     ----------
     changed
-        Share of the bytes that differ from the version before, in whole blocks.
+        Share of the bytes that differ from the previous version, in whole blocks.
     block_bytes
-        A delta carries whole blocks of this size, counted from the start of each tensor.
+        Size of a block in bytes, counted from the start of each tensor. A delta has whole blocks.
     missed
-        Probability that a given receiver has missed a version, such as after a restart.
+        Probability that a receiver missed a version, for example after a restart.
     hash_s_per_byte
-        The sender hashes all blocks before the first byte of a version.
+        Sender's time to hash all blocks, before the first byte of a version, in seconds per byte.
     base_s_per_byte
-        A receiver copies and checks the version before, while a delta arrives.
+        Receiver's time to copy and check the previous version, while a delta arrives, in seconds per byte.
     most_versions
-        The most versions that a receiver may be late.
+        Largest number of versions that a receiver may be behind.
     """
 
     refused_as = InvalidSync
@@ -56,12 +56,12 @@ class DeltaChoice(Document):
     Attributes
     ----------
     rule
-        "anchors": every version goes whole. "ask": every version is a delta, and a receiver that missed one
-        asks for whole weights. "wait": such a receiver keeps its version until the next periodic anchor.
+        "anchors": every version is sent whole. "ask": every version is a delta, and a receiver that missed
+        one asks for whole weights. "wait": such a receiver keeps its version until the next periodic anchor.
     mean_pause_s
-        Over versions, those included in which somebody missed one.
+        Mean pause over all versions, in seconds, including those that a receiver missed.
     mean_bytes
-        Expected bytes of a version, each counted once, however many receivers get it.
+        Expected bytes of a version. Each byte is counted once, however many receivers get it.
     """
 
     refused_as = InvalidSync
@@ -77,13 +77,13 @@ class DeltaPlan(JsonDocument):
     Attributes
     ----------
     anchor_every
-        Versions from one anchor to the next; null if anchors are sent to those who ask only.
+        Number of versions from one anchor to the next; null if only receivers that ask get whole weights.
     anchor_above_bytes
-        A version of which more than these bytes changed is sent whole: then an anchor is faster.
+        A version is sent whole if more than this number of bytes changed, because an anchor is then faster.
     anchor_s, delta_s
-        The pause of an anchor and of a delta.
+        Pause of an anchor, and of a delta, in seconds.
     bound_s
-        No way to bring every receiver the blocks that changed has a shorter mean pause.
+        Bound on the mean pause, in seconds: no rule that sends the changed blocks to every receiver beats it.
     """
 
     refused_as = InvalidSync

@@ -29,11 +29,11 @@ class OuterFragment(Document):
     Attributes
     ----------
     send_step
-        It is sent after step t, counted from 1, if t modulo the period is this.
+        It is sent after step t, counted from 1, if t modulo the period equals this number.
     delay_steps
-        It is applied after so many further steps.
+        Number of further steps after which it is applied.
     start_s, end_s
-        Of its transfer; 0 is when the period's boundary 0 is reached. It may end in the next period.
+        Start and end of its transfer in seconds from the period's boundary 0. It may end in the next period.
     """
 
     refused_as = InvalidSync
@@ -52,7 +52,7 @@ class OuterFragment(Document):
 
 
 class BoundaryWait(Document):
-    """Time for which workers wait at a boundary, in every period."""
+    """Time that workers wait after a step, in every period."""
 
     refused_as = InvalidSync
 
@@ -66,13 +66,13 @@ class OuterPrediction(Document):
     Attributes
     ----------
     period_s
-        Time of a period.
+        Duration of a period, in seconds.
     utilization
         Share of time in which steps run.
     gap
-        ``period_s`` over the bound of every plan, less 1.
+        ``period_s`` divided by the bound, minus 1.
     most_under_way
-        Most fragments that are sent and not yet applied, at a time.
+        Largest number of fragments that are sent and not yet applied at the same time.
     """
 
     refused_as = InvalidSync
@@ -84,7 +84,7 @@ class OuterPrediction(Document):
 
 
 class OuterBound(Document):
-    """No plan has a shorter period; see ``pace.solver.streaming.capacity``."""
+    """Bound on every plan: no plan has a shorter period. See ``pace.solver.streaming.capacity``."""
 
     refused_as = InvalidSync
 
@@ -93,7 +93,7 @@ class OuterBound(Document):
 
 
 class OuterRival(Document):
-    """What another rule makes of the same problem, over the link that is best for it."""
+    """Utilization of another rule for the same problem, over its best link."""
 
     refused_as = InvalidSync
 
@@ -106,7 +106,7 @@ class OuterRival(Document):
 class OuterPlan(JsonDocument):
     """Fragments in the order in which they are sent.
 
-    Valid once built: each byte is sent once in a period; delays are less than the period.
+    A plan that was built is valid: each byte is sent once in a period, and delays are less than the period.
     """
 
     refused_as = InvalidSync

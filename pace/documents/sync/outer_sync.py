@@ -16,12 +16,12 @@ MAX_LAYERS = 100_000
 
 
 class OuterLayer(Document):
-    """Parameters that stand together in the model.
+    """Neighboring parameters of the model.
 
     Attributes
     ----------
     size_bytes
-        Of its parameters as the outer step holds them.
+        Size of its parameters in the outer step, in bytes.
     """
 
     refused_as = InvalidSync
@@ -46,7 +46,7 @@ class OuterLink(Document):
     bytes_per_s
         Rate of each worker's link, in each direction.
     latency_s
-        Of one message between two workers.
+        Latency of one message between two workers, in seconds.
     """
 
     refused_as = InvalidSync
@@ -59,26 +59,26 @@ class OuterLink(Document):
 class OuterSync(JsonDocument):
     """A model whose fragments are averaged over workers, each once in a period of steps.
 
-    Valid once built: names are unique, a fragment is applied before it is sent again.
+    A document that was built is valid: names are unique, and a fragment is applied before it is sent again.
 
     Attributes
     ----------
     step_s
-        Compute time of an inner step.
+        Compute time of an inner step, in seconds.
     period_steps
-        Every fragment is averaged once in so many steps (H).
+        Number of steps in which every fragment is averaged once (H).
     max_delay_steps
-        Most steps from sending a fragment to applying its mean (tau).
+        Largest number of steps from sending a fragment to applying its mean (tau).
     cutting
         "anywhere": a fragment may be part of a layer. "between-layers": fragments are whole layers.
         "none": each layer is a fragment.
     sent_fraction
-        Bytes sent for a byte of a layer: 0.125 for 4-bit floats of float32.
+        Bytes sent for each byte of a layer; 0.125 if float32 is sent as 4-bit floats.
     max_fragments
-        Most fragments; null for no limit.
+        Largest number of fragments; null for no limit.
     update_s_per_byte
-        Seconds of a worker's outer step itself for each byte of a layer: computing the change, the outer
-        optimizer, mixing. It is priced as if spread evenly over the steps of a period.
+        Seconds of a worker's outer step for each byte of a layer, without the network: computing the change,
+        the outer optimizer, and mixing. It is spread evenly over the steps of a period.
     """
 
     refused_as = InvalidSync

@@ -18,11 +18,12 @@ class ShardStream(Document):
     Attributes
     ----------
     receivers
-        In the order of the chain: the sender serves the first one, and each hands bytes on to the next.
+        Names of receivers in the order of the chain. The sender sends to the first one, and each forwards
+        bytes to the next.
     bytes_per_s
-        The pace of the sender, so that all streams end together; null where fair shares do as well.
+        Limit on the sender's rate, so that all streams end together; null if fair shares are as good.
     end_s
-        When its last byte has left the sender.
+        Time at which its last byte has left the sender, in seconds.
     """
 
     refused_as = InvalidSync
@@ -41,8 +42,8 @@ class ReshardBound(Document):
     Attributes
     ----------
     kind
-        "senders": bytes that nobody else holds leave these senders once. "link": what the receiver wants
-        crosses its link. "work": its own work on that.
+        "senders": bytes that no other sender holds must leave these senders once. "link": the receiver's
+        bytes must cross its link. "work": the receiver must work on its bytes.
     hosts
         Names of the senders, or of the receiver.
     """
@@ -69,11 +70,11 @@ class ReshardPrediction(Document):
     Attributes
     ----------
     pause_s
-        From the first byte until the last receiver has finished.
+        Time from the first byte until the last receiver has finished, in seconds.
     finished_s
-        When each receiver has finished, by the document's order.
+        Time at which each receiver has finished, in the document's order, in seconds.
     gap
-        ``pause_s`` over the bound of every plan, less 1.
+        ``pause_s`` divided by the bound, minus 1.
     """
 
     refused_as = InvalidSync

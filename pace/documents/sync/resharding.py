@@ -19,7 +19,7 @@ Extent = Annotated[int, Field(gt=0, lt=2**63)]
 
 
 class TensorBox(Document):
-    """A block of a tensor: where it begins, and how long it is, by dimension."""
+    """A rectangular part of a tensor: where it begins, and its size, by dimension."""
 
     refused_as = InvalidSync
 
@@ -50,7 +50,7 @@ class TensorBox(Document):
 
 
 class WholeTensor(Document):
-    """A tensor of the model, whole."""
+    """A whole tensor of the model."""
 
     refused_as = InvalidSync
 
@@ -77,9 +77,9 @@ class ShardReceiver(SyncHost):
     Attributes
     ----------
     work_s_per_byte
-        Seconds of its own work for a byte, such as a hash, a copy and a cast, while others arrive.
+        Seconds of work for each byte, such as a hash, a copy and a cast, while other bytes arrive.
     hop_s
-        Seconds by which a byte arrives here later than at the host before.
+        Seconds by which a byte arrives here later than at the previous host.
     """
 
     name: Name
@@ -91,9 +91,9 @@ class ShardReceiver(SyncHost):
 class Resharding(JsonDocument):
     """Weights that go from M trainer ranks to N receivers, each with shards of its own.
 
-    Valid once built: names are unique, boxes lie inside their tensors, and those of one host do not overlap.
-    A host has at most 2,000 boxes of a tensor.
-    Bytes that several receivers want leave a sender once: each receiver hands them on to the next.
+    A document that was built is valid: names are unique, boxes lie inside their tensors, boxes of one host do
+    not overlap, and a host has at most 2,000 boxes of a tensor. Bytes that several receivers want leave a
+    sender once: each receiver forwards them to the next.
     """
 
     refused_as = InvalidSync

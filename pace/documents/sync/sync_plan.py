@@ -30,9 +30,9 @@ class SyncBucket(Document):
     Attributes
     ----------
     start_s, end_s
-        Of its transfer on the link.
+        Start and end of its transfer on the link, in seconds.
     finished_s
-        When each receiver has finished its work on it.
+        Time at which each receiver has finished its work on it, in seconds.
     """
 
     refused_as = InvalidSync
@@ -64,9 +64,9 @@ class SyncBound(Document):
     Attributes
     ----------
     num_buckets
-        The number of buckets for which the bound is least.
+        Number of buckets for which the bound is smallest.
     ratios
-        Of the weights that prove it.
+        Ratios of the weights in the proof.
     """
 
     refused_as = InvalidSync
@@ -77,12 +77,12 @@ class SyncBound(Document):
 
 
 class RivalRule(Document):
-    """Pause of another rule for buckets; null where it does not fit the credit.
+    """Pause of another rule for buckets; null if its buckets exceed the credit.
 
     Attributes
     ----------
     largest_bytes
-        Of buckets that are filled in the order of the list; null for one message a tensor.
+        Size of the buckets, which are filled in the order of the list; null for one message per tensor.
     """
 
     refused_as = InvalidSync
@@ -99,9 +99,11 @@ class SyncPrediction(Document):
     Attributes
     ----------
     pause_s
-        From the first byte until the last receiver has finished the last bucket.
+        Time from the first byte until the last receiver has finished the last bucket, in seconds.
     gap
-        ``pause_s`` over the bound of every plan, less 1.
+        ``pause_s`` divided by the bound, minus 1.
+    link_s, work_s
+        Busy time of the link, and of the receiver with the most work, in seconds.
     """
 
     refused_as = InvalidSync

@@ -20,10 +20,9 @@ class SyncTensor(Document):
     Attributes
     ----------
     block_bytes
-        A cut tensor is cut after whole blocks, such as the rows or blocks that are quantized together
-        (default: one element).
+        Size of a block that is never cut, such as rows that are quantized together (default: one element).
     work
-        The kinds of the receiver's own work on it, such as "copy", "cast", "quantize" or "load".
+        Kinds of work that receivers do on it, such as "copy", "cast", "quantize" or "load".
     """
 
     refused_as = InvalidSync
@@ -54,7 +53,7 @@ class SyncTensor(Document):
 
 
 class WorkRate(Document):
-    """Cost of one kind of work on a byte at a receiver."""
+    """Time of one kind of work at a receiver, in seconds per byte."""
 
     refused_as = InvalidSync
 
@@ -76,11 +75,11 @@ class SyncReceiver(SyncHost):
     Attributes
     ----------
     work
-        What its own work costs, by kind.
+        Time of each kind of work.
     bucket_s
-        Seconds of its own work for every bucket, beside the work on its bytes.
+        Fixed time of work for each bucket, in seconds.
     hop_s
-        With fan-out "relay": seconds by which a byte arrives here later than at the host before.
+        With fan-out "relay": seconds by which a byte arrives here later than at the previous host.
     """
 
     name: Name
@@ -98,17 +97,18 @@ class SyncReceiver(SyncHost):
 class WeightSync(JsonDocument):
     """Weights that go from one sender to all receivers, while these wait.
 
-    Valid once built: names are unique, each kind of work has a rate at each receiver, blocks fit the credit.
+    A document that was built is valid: names are unique, each receiver has a rate for each kind of work, and
+    blocks fit the credit.
 
     Attributes
     ----------
     fan_out
-        "relay": each receiver hands every byte on to the next, so the sender's link carries the weights once.
+        "relay": each receiver forwards every byte to the next, so the sender's link carries the weights once.
         "direct": the sender sends to all receivers at the same time, and they share its link.
     message_s
-        Seconds that every bucket costs the link beside its bytes.
+        Fixed time of each bucket on the link, in seconds.
     credit_bytes
-        Most bytes that receivers hold at a time which they have not finished; null for no limit.
+        Limit on bytes that were sent and that some receiver has not finished; null for no limit.
     """
 
     refused_as = InvalidSync

@@ -16,26 +16,28 @@ PerWorker = Annotated[int, Field(ge=1, le=1_000_000)]
 class Fleet(Document):
     """How workers that share servers differ from the recorded one.
 
-    Worker i takes the entry i modulo the list's length. An empty list leaves what was recorded.
+    Worker i takes entry i of a list, modulo the list's length. An empty list keeps the recorded values.
 
     Attributes
     ----------
     speed
-        How many times as fast as the recorded worker each computes.
+        Speed of each worker's compute, relative to the recorded worker.
     download_bytes_per_s, upload_bytes_per_s
         Rates of the workers' links; the recorded link's by default.
     server_bytes_per_s
-        Rates of the servers' links, each way; server i takes entry i modulo the length.
+        Rates of the servers' links, each way; server i takes entry i, modulo the length.
     join_s, leave_s
-        When workers start and stop, None for never. One that leaves stops in the middle of its step.
+        Times at which workers start and stop; None for never. A worker that leaves stops in the middle of its
+        step.
     pull_every, push_every
-        A worker pulls in its first step and every so many steps; it pushes in the last of every so many.
+        Number of steps from one pull to the next, and from one push to the next. A worker pulls in the first
+        step of such a period, and pushes in the last.
     barrier
-        "none"; "all": a step starts when every worker has ended the one before; "quorum": a round ends when
-        `quorum` steps have ended, and those who ended one wait for that; "staleness": nobody is more
-        than `max_ahead` steps ahead of the slowest.
+        "none": workers do not wait. "all": a step starts when every worker has ended the step before.
+        "quorum": a round ends when `quorum` steps have ended, and workers that ended a step wait for this.
+        "staleness": no worker is more than `max_ahead` steps ahead of the slowest.
     late
-        What becomes of a step that ends after its round: "count" it for the present round, or "drop" it.
+        What happens to a step that ends after its round: "count" it for the current round, or "drop" it.
     """
 
     refused_as = InvalidOptions
@@ -60,7 +62,7 @@ class Fleet(Document):
             if self.barrier == barrier and field is None:
                 raise ValueError(f'barrier "{barrier}" needs {name}')
             if self.barrier != barrier and field is not None:
-                raise ValueError(f'{name} is given, and the barrier is "{self.barrier}"')
+                raise ValueError(f'{name} is given, but barrier "{self.barrier}" does not use it')
         if self.join_s and self.leave_s:
             for at in range(max(len(self.join_s), len(self.leave_s))):
                 leave = self.leave_s[at % len(self.leave_s)]

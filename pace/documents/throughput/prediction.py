@@ -24,26 +24,29 @@ Trusted = Literal["simulation", "closed_network", "neither"]
 
 
 class PredictionOptions(Document):
-    """Which scales are predicted, and how carefully.
+    """Settings to predict, and how to simulate them.
 
     Attributes
     ----------
     workers
         Numbers of workers.
     servers
-        Numbers of servers; as recorded where empty. Others are an extrapolation: parameters are placed anew.
+        Numbers of servers; empty for the recorded number. For other numbers, parameters are placed on servers
+        again, which is an extrapolation.
     bandwidth_gbps
-        Rates of the links in Gb/s of payload; as recorded where empty.
+        Rates of the links in Gbit/s of payload; empty for the recorded rate.
     discipline, window_bytes, share_spread, share_spread_bytes
-        The links, as in ``StepLink``; as recorded if left out. A given spread has its own size or none.
+        Properties of the links, as in ``StepLink``; None for the recorded ones. If `share_spread` is given,
+        the recorded `share_spread_bytes` does not apply.
     fleet
         How workers differ from the recorded one.
     steps, skip, seeds
-        Steps of each worker in one simulation, how many of them before measuring, and how many simulations.
+        Number of steps of each worker in a simulation, number of warm-up steps among them, and number of
+        simulations.
     at_workers
-        Workers that the caller has, for which advice is wanted; the knee if left out.
+        Number of workers that advice is for; None for the knee.
     advice
-        Whether to find out what one more worker, one more server, a faster link and faster compute are worth.
+        Whether to compute what one more worker, one more server, faster links and faster compute would gain.
     """
 
     refused_as = InvalidOptions
@@ -93,24 +96,25 @@ class LinkUse(Document):
 
 
 class StalenessShare(Document):
-    """The share of updates that came after so many updates of others since their pull."""
+    """Share of updates with a staleness: the number of others' updates since the pull."""
 
     staleness: int
     share: float
 
 
 class CoarseModels(Document):
-    """Predictions of coarser models, in examples per second.
+    """Predictions of simpler models, in examples per second.
 
     Attributes
     ----------
     cynthia
-        Zheng et al., ICPP 2019: compute that is stretched by the link's use, plus two transfers.
+        Model of Zheng et al., ICPP 2019: compute, stretched by the use of the link, plus two transfers.
     closed_network
         Mean value analysis of a closed queueing network of links, fitted to one worker's step (after Lin et
         al., MASCOTS 2018).
     bound
-        No more than so many workers alone, and no more than any link carries.
+        Upper bound: the smaller of the throughput of workers that never wait for one another, and of what the
+        links carry.
     """
 
     cynthia: float
@@ -124,15 +128,15 @@ class PredictedPoint(Document):
     Attributes
     ----------
     throughput, low, high
-        Examples per second: mean over seeds, and their 5th and 95th percentile.
+        Examples per second: mean over the simulations, and their 5th and 95th percentiles.
     step_s
-        Mean length of one worker's step, its wait at a barrier included.
+        Mean duration of one worker's step, including its wait at a barrier.
     bottleneck
-        The link in use at least 75 % of the time, if there is one, or else "workers".
+        Link that is in use at least 75 % of the time; "workers" if there is none.
     links
-        Every link's use: servers' first.
+        Use of every link, servers' links first.
     staleness
-        Distribution over updates; empty where nothing is pushed.
+        Distribution of the updates' staleness; empty if nothing is pushed.
     extrapolated
         Whether parameters were placed on other servers than in the recording.
     """
@@ -153,7 +157,7 @@ class PredictedPoint(Document):
 
 
 class Improvement(Document):
-    """What one change is worth: the relative change of throughput, its 5th and its 95th percentile."""
+    """Effect of one change: relative gain of throughput, with its 5th and 95th percentiles."""
 
     change: Literal["one more worker", "one more server", "links twice as fast", "compute twice as fast"]
     throughput: float
@@ -168,18 +172,18 @@ class PredictedCurve(Document):
     Attributes
     ----------
     knee_workers
-        The most workers of which each added at least a quarter of what the first gives, dips left aside; None
-        if that holds up to the largest number asked for.
+        The knee: the largest number up to which each further worker adds at least a quarter of the first
+        worker's throughput, dips left aside. None if this holds up to the largest requested number.
     balance_workers
-        Where the asymptotic bounds meet: one worker's step over the time that its bytes need on the busiest
-        link. None where nothing is moved.
+        Number of workers at which the busiest link is full: the time of one worker's step, divided by the
+        time of its bytes on this link. None if nothing is sent.
     at_workers
-        The number of workers that improvements are for: the caller's, the knee, or the largest asked for.
+        Number of workers that the improvements are for: the requested number, the knee, or the largest one.
     improvements
-        What each change is worth there.
+        Gain of each change at that number of workers.
     dips
-        Numbers of workers that run more than 5 % slower than more and fewer workers suggest: they wait for
-        one another in lock-step.
+        Numbers of workers with over 5 % less throughput than their neighbors suggest, because the workers
+        wait for one another in lock step.
     """
 
     servers: int
@@ -199,15 +203,15 @@ class ThroughputPrediction(Document):
     steps_sha256
         SHA-256 of the steps document.
     unit
-        What throughput counts each second.
+        What throughput counts per second.
     replay_error
-        Median relative error of the recorded steps, replayed one by one; None where the document has no
-        starts.
+        Median relative error of the recorded steps, replayed one by one; None if the document has no start
+        times.
     trusted
-        "simulation"; "closed_network" where the replay is so far off that the coarser model is the better
-        guess; "neither" where the link's rate is not what was recorded, which both models have from there.
+        Which prediction to use: "simulation"; "closed_network" if the replay is so far off that the simpler
+        model is better; "neither" if the document's link rate differs from the recorded transfers.
     notes
-        What to know before relying on it.
+        Facts to know before you rely on the prediction.
     """
 
     schema_version: Literal[1] = 1

@@ -54,15 +54,16 @@ class StepsOp(Document):
     Attributes
     ----------
     resource
-        "downlink" (a pull) or "uplink" (a push) of one server; "worker" or "ps": compute on either.
+        "downlink" (a pull from one server), "uplink" (a push to one server), "worker" (compute on the worker)
+        or "ps" (compute on a server).
     server
-        The server of a transfer or of an update, 0 if left out.
+        Number of the server of a transfer or an update; None for 0.
     size_bytes
         Size of a transfer, in bytes.
     stream
-        Compute ops of one worker that name the same stream run one at a time, in order of arrival.
+        Name of its stream. Compute ops of one stream of a worker run one at a time, in order of arrival.
     deps
-        Names of the ops that end before it starts; a name that stands twice counts once.
+        Names of the ops that must end before it starts. A repeated name counts once.
     parameter
         What a transfer or an update belongs to, where its name does not say so after its first slash: what
         has one parameter moves together when parameters are placed on other servers.
@@ -96,11 +97,11 @@ class StepsOp(Document):
             if self.size_bytes is None:
                 raise ValueError(f"a transfer ({self.resource}) needs size_bytes")
             if self.stream is not None:
-                raise ValueError(f"a transfer ({self.resource}) is on no stream")
+                raise ValueError(f"a transfer ({self.resource}) must not have a stream")
         elif self.size_bytes is not None or self.touched is not None:
-            raise ValueError(f"compute ({self.resource}) has no size_bytes")
+            raise ValueError(f"compute ({self.resource}) must not have size_bytes")
         if self.resource == "worker" and self.server is not None:
-            raise ValueError("compute of the worker is on no server")
+            raise ValueError("compute of the worker must not have a server")
         return self
 
 
@@ -110,9 +111,9 @@ class StepTimes(Document):
     Attributes
     ----------
     duration_s
-        Seconds of compute; what stands at transfers is not used, as it holds their wait for the link.
+        Seconds of compute. The values of transfers are not used, because they contain waits for the link.
     start_s
-        When each op started: the order in which ops that wait for nothing are submitted.
+        Start of each op. It gives the order in which ops without dependencies are submitted.
     """
 
     duration_s: tuple[Seconds, ...]
@@ -137,15 +138,16 @@ class StepLink(Document):
     bytes_per_s
         Measured rate of one host's link, the same each way.
     window_bytes
-        Most bytes that a stream sends before it lets others go; None: each transfer is one piece.
+        Largest number of bytes that a stream sends before others have their turn; None: each transfer is sent
+        in one piece.
     discipline
-        How a connection serves the transfers that wait for it; see docs/throughput.md.
+        Order in which a connection sends waiting transfers; see docs/throughput.md.
     share_spread
-        How unequally transfers share a link: standard deviation of the logarithm of their weights, drawn anew
-        for each. A simulation has equal shares where it is left out, a prediction those of a good network.
+        How unequally transfers share a link: standard deviation of the logarithm of their weights, drawn for
+        each transfer. None: a simulation uses equal shares, and a prediction those of a good network.
     share_spread_bytes
-        The size of the transfers that `share_spread` was measured with. Others vary by the square root of how
-        many times smaller they are, as sums of so many packets do; left out, all vary alike.
+        Size of the transfers with which `share_spread` was measured. Transfers that are n times as large have
+        1/sqrt(n) of the spread. None: transfers of all sizes have the same spread.
     """
 
     bytes_per_s: Rate
@@ -167,7 +169,7 @@ class StepLink(Document):
 
 
 class ParsingOverhead(Document):
-    """What a receiver computes for each transfer: seconds_per_byte * bytes + seconds."""
+    """Compute time of a receiver for each transfer: seconds_per_byte * bytes + seconds."""
 
     seconds_per_byte: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     seconds: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
@@ -179,9 +181,9 @@ class StepsDocument(Document):
     Attributes
     ----------
     batch
-        Examples that a step of one worker trains on.
+        Number of examples in a step of one worker.
     servers
-        How many hold the parameters.
+        Number of servers that hold the parameters.
 
     Raises
     ------

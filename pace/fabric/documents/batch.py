@@ -18,15 +18,15 @@ class PendingUpdate(Document):
     Attributes
     ----------
     version
-        The model that it was computed from.
+        Version of the model from which it was computed.
     norm
-        Euclidean norm; what bounds the divergence of a replica.
+        Euclidean norm of the update, for the bound on the replica's divergence.
     ready_s
-        When it may leave its host, from the plan's start.
+        Time at which it may leave its host, in seconds from the plan's start.
     weight
-        In a weighted mean, for example the tokens behind it.
+        Weight in a weighted mean, for example its number of tokens.
     kind
-        What it is; the plan does not depend on it.
+        Kind of update; the plan does not depend on it.
     """
 
     id: Name
@@ -40,14 +40,14 @@ class PendingUpdate(Document):
 
 
 class DivergenceLimit(Document):
-    """How far the server may lead its replica: by a norm of the difference, or by a number of updates."""
+    """Limit on the replica's lag: the norm of the difference from the server, or a number of updates."""
 
     kind: Literal["norm", "updates"] = "norm"
     max: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SumSize(Document):
-    """How large a sum of updates is.
+    """Size of a sum of updates.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class SumSize(Document):
     @model_validator(mode="after")
     def _limit_of_sparse(self) -> Self:
         if (self.kind == "sparse") != (self.at_most_bytes is not None):
-            raise ValueError("at_most_bytes goes with kind sparse, and sparse needs it")
+            raise ValueError('at_most_bytes must be given for kind "sparse", and only then')
         return self
 
 
@@ -78,16 +78,16 @@ class UpdateBatch(Document):
     version
         Version of the server's model after all commits that are planned already.
     delay_bound
-        An update's delay (the version just before its commit, minus its own) stays below this. Null: no
-        bound.
+        Every update's delay (the version just before its commit, minus its own) is smaller than this; null
+        for no bound.
     divergence
-        Null for no replication.
+        Limit on the replica's lag; null for no replication.
     momentum, history_norm
         Momentum of the server's update rule, and the norm of its history at the replica's model.
     punted
-        Updates that are committed and that the replica still has to receive, in commit order.
+        Committed updates that the replica has not received yet, in commit order.
     buffer_bytes
-        How much a host keeps for the replica; null for no limit.
+        Largest number of bytes that a host keeps for the replica; null for no limit.
     """
 
     schema_version: Literal[1] = 1

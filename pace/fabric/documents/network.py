@@ -12,7 +12,7 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RateChange(Document):
-    """From `at_s` on a host's link has other rates; a rate that is left out stays."""
+    """New rates of a host's link from `at_s` on; a rate that is left out does not change."""
 
     at_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     up_bytes_per_s: Rate | None = None
@@ -40,7 +40,7 @@ class FabricNetwork(Document):
     Attributes
     ----------
     server, replica
-        The hosts that hold the model; a network without a replica has null.
+        Names of the hosts that hold the model and its replica; null for no replica.
     aggregators, distributors
         Hosts that may add updates on the way, and send the model on. They may be workers.
     """

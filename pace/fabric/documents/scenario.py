@@ -14,14 +14,14 @@ Count = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class Straggling(Document):
-    """Each computation is `slowdown` times as long with a chance of `percent`."""
+    """With a probability of `percent` %, a computation takes `slowdown` times as long."""
 
     percent: Annotated[float, Field(ge=0, le=100)] = 0.0
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
 class RedrawnRates(Document):
-    """Every `every_s` seconds each direction of each link draws one of `bytes_per_s`, with these shares."""
+    """Every `every_s` seconds, each direction of a link gets a rate of `bytes_per_s`, drawn by `shares`."""
 
     bytes_per_s: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.25e9,)
     shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (1.0,)
@@ -40,19 +40,20 @@ class FabricScenario(Document):
     Attributes
     ----------
     sum_hosts
-        Whether the workers of a machine are summed before they send: one update that counts for all.
+        Whether the updates of a machine's workers are summed before they are sent, as one update.
     compute_s
-        Seconds of one computation without straggling.
+        Duration of one computation without straggling, in seconds.
     server_bytes_per_s
         Rate of the server's link in bytes/s, each way. It changes like others only with `server_varies`.
     delay_bound
-        For policies that have one; in versions, one for each worker's update.
+        Bound on delays in versions, for policies that have one. Each worker's update is one version.
     aggregators
-        How many hosts may add and distribute; null for all.
+        Number of hosts that may add and distribute updates; null for all.
     tick_s, lag_s
-        How often is planned, and how old the rates are that a plan is made from.
+        Time between plans, and age of the rates that a plan uses, in seconds.
     batching
-        "just-in-time" plans once the server's link is booked for less than a tick, "every-tick" always.
+        "just-in-time": plan when the server's link is booked for less than a tick. "every-tick": plan in
+        every tick.
     pull
         When a worker asks for a newer model: after its update is committed or dropped, or at once.
     replicate_updates, replicate_patiently
@@ -61,7 +62,7 @@ class FabricScenario(Document):
     staleness, buffer, quorum, grace_s
         Settings of the policies ssp, fedbuff and quorum.
     flows
-        How many of a machine's workers use its link at once in a collective.
+        Number of a machine's workers that use its link at once in a collective.
     """
 
     schema_version: Literal[1] = 1

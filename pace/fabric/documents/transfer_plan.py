@@ -23,17 +23,19 @@ class TransferOptions(Document):
     Attributes
     ----------
     rule
-        "strict" keeps every delay bound; "paper" is the MLfabric paper's Algorithm 2, which does not.
+        "strict" keeps every delay bound; "paper" is Algorithm 2 of the MLfabric paper, which may exceed
+        bounds.
     order
-        "greedy" in milliseconds; "search" tries other orders; "exact" is a program for up to 7 updates.
+        How the order of updates is found: "greedy" (takes milliseconds), "search" (tries other orders) or
+        "exact" (solves an integer program, for up to 7 updates).
     late
-        What happens to an update that others overtake past its deadline.
+        What happens to an update whose deadline passes because others overtake it.
     aggregators
-        How many of the network's aggregators to use at most; null for all.
+        Largest number of the network's aggregators to use; null for all.
     seed
-        Null takes the fastest aggregators; a number takes random ones.
+        Seed with which aggregators are chosen at random; null for the fastest ones.
     check
-        Where the divergence bound is kept: at every commit, or only after the batch.
+        When the divergence bound must hold: after every "commit", or only at the "batch-end".
     """
 
     rule: PlanRule = "strict"
@@ -50,8 +52,8 @@ class DroppedUpdate(Document):
     Attributes
     ----------
     witness
-        The updates that are why: the others that want the same commit positions ("infeasible"), or those
-        that commit before it ("overtaken").
+        Names of the updates that are the reason: those that need the same commit positions ("infeasible"),
+        or those that are committed before it ("overtaken").
     """
 
     id: Name
@@ -65,9 +67,10 @@ class Transfer(Document):
     Attributes
     ----------
     after
-        Transfers that must have arrived before this one starts. Times are predictions, this is the rule.
+        Numbers of transfers that must have arrived before this one starts. This is binding; times are
+        predictions.
     rates
-        (start, end, bytes per second), in order.
+        Planned rates as (start, end, bytes per second), in order of time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -89,9 +92,9 @@ class Commit(Document):
     Attributes
     ----------
     version
-        Version of the model afterwards. It rises by the number of updates.
+        Version of the model after this commit. Each update adds 1.
     weights
-        Factor on each update: below 1 for what is late and downweighted.
+        Factor on each update; below 1 for late updates that are downweighted.
     """
 
     updates: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -106,9 +109,9 @@ class ReplicaPlan(Document):
     Attributes
     ----------
     bound
-        On the server's lead after the batch.
+        Bound on the replica's divergence after the batch.
     delay_s
-        Seconds by which the server's last commit was moved to keep the bound.
+        Seconds by which the server's last commit was delayed to keep the bound.
     """
 
     frozen: tuple[Name, ...] = ()
@@ -123,7 +126,7 @@ class PredictedCommits(Document):
     Attributes
     ----------
     lower_bound_s
-        On the mean commit time of the kept updates.
+        Lower bound on the mean commit time of the kept updates, in seconds.
     bound
         Plans for which the lower bound holds: "direct" (those without aggregators) or "uplinks" (all).
     gap
@@ -138,7 +141,7 @@ class PredictedCommits(Document):
 
 
 class TransferPlan(Document):
-    """The plan of one batch on one network. Whether it fits them is for ``pace fabric check`` to say."""
+    """The plan of one batch on one network. ``pace fabric check`` says whether it fits them."""
 
     schema_version: Literal[1] = 1
     batch_sha256: Sha256

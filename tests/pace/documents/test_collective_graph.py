@@ -36,7 +36,7 @@ from tests.sharded_graphs import collective, forward, graph_of, wait
         ([GraphNode(name="a"), GraphNode(name="b", view_of="a")], 'node "b" is a view of "a"'),
         (
             [GraphNode(name="a"), GraphNode(name="b", deps=("a",), waits_for="a")],
-            'wait "b" reads its collective',
+            'wait "b" must read its collective',
         ),
     ],
 )
