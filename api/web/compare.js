@@ -33,7 +33,7 @@ export function Compare({ values }) {
   return html`<${Choice} values=${values} one=${first} file=${file} take=${take} clear=${() => setFile(null)} error=${file?.error || measured?.error} />
     <${ProblemNote} error=${one.error} retry=${one.again} />
     <${ProblemNote} error=${other.error} retry=${other.again} />
-    ${busy && html`<section class="card"><${Progress} task=${{ state: "running" }} what="Laying out both windows" /><${Waiting} what="both windows" rows=${8} /></section>`}
+    ${busy && html`<section class="card"><${Progress} task=${{ state: "running" }} what="Simulating both" /><${Waiting} what="both windows" rows=${8} /></section>`}
     ${first && second ? html`<${Both} key=${`${first.id} ${second.id}`} one=${first} other=${second} values=${values} />`
       : !busy && !one.error && !other.error && html`<${Empty} title=${values.a ? "Choose what to compare A with" : "Choose two schedules"}>
         <p>${values.a ? "Another schedule, or the timeline of a step that a job measured." : "The newest are listed above. A job's page and each result lead here, too."}</p><//>`}`;
@@ -160,7 +160,7 @@ function Both({ one, other, values }) {
     </div>
   </section>
   <section class="card" aria-labelledby="both-title">
-    <h2 id="both-title">Both windows on one time axis</h2>
+    <h2 id="both-title">Both iterations on one time axis</h2>
     <${Gantt} label="Windows of A and B" bands=${bands} end=${end} view=${view} onView=${remember} chartRef=${chart} />
     <${Legend} phases=${one.result.op_phases} measured=${Boolean(one.report || other.report)} />
     <div class="row"><button type="button" onClick=${() => save("comparison.svg", chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>

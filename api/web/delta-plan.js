@@ -59,19 +59,19 @@ export function DeltaPlan({ resource, sync: problem }) {
       <div><dt>Mean pause, always whole</dt><dd>${seconds(always.mean_pause_s)}</dd></div>
       <div class="chief"><dt>Mean pause with PACE, predicted</dt><dd>${seconds(chosen.mean_pause_s)}
         ${plan.rule !== "anchors" && html`<span class="good">${against(chosen.mean_pause_s, always.mean_pause_s)}</span>`}</dd></div>
-      <div><dt>No way takes less than</dt><dd>${seconds(plan.bound_s)}</dd></div>
+      <div><dt>No rule takes less than</dt><dd>${seconds(plan.bound_s)}</dd></div>
       <div><dt>Expected bytes of a version</dt><dd>${bytes(Math.round(chosen.mean_bytes))}
         ${plan.rule !== "anchors" && html`<span class=${chosen.mean_bytes < always.mean_bytes ? "good" : "faint"}>${against(chosen.mean_bytes, always.mean_bytes)}</span>`}</dd></div>
-      <div><dt>Whole weights go</dt><dd>${period}</dd></div>
+      <div><dt>Whole weights are sent</dt><dd>${period}</dd></div>
     </dl>
-    <p>${plan.rule === "anchors" ? "Deltas do not pay: every version goes whole." : html`The pause of a delta is ${seconds(plan.delta_s)}, that of whole weights with their hashes ${seconds(plan.anchor_s)}. A version of which more than ${bytes(plan.anchor_above_bytes)} changed goes whole.`}</p>
+    <p>${plan.rule === "anchors" ? "Deltas do not help: every version is sent whole." : html`The pause of a delta is ${seconds(plan.delta_s)}, that of whole weights with their hashes ${seconds(plan.anchor_s)}. A version of which more than ${bytes(plan.anchor_above_bytes)} changed is sent whole.`}</p>
     <${Gantt} label="Pauses of versions" bands=${bands} end=${Math.max(end, 1e-9) * 1.01} chartRef=${chart} />
     <ul class="legend"><li><i class="k0"></i>all weights</li><li><i class="k6"></i>what changed</li><li><i class="k7"></i>whole weights for those who ask, in the mean</li></ul>
     <h3>Rules</h3>
     <${Table} caption="Rules" first="pause" rows=${plan.choices} rowKey=${({ rule }) => rule} columns=${[
       { name: "rule", title: "Rule", value: ({ rule }) => NAMES[rule], show: ({ rule }) => `${NAMES[rule]}${rule === "wait" ? ` every ${count(every)} versions` : ""}${rule === plan.rule ? " (PACE)" : ""}` },
       { name: "pause", title: "Mean pause", value: ({ mean_pause_s: pause }) => pause, show: ({ mean_pause_s: pause }) => milliseconds(pause), numeric: true },
-      { name: "against", title: "Against always whole", value: ({ mean_pause_s: pause }) => pause, show: ({ rule, mean_pause_s: pause }) => (rule === "anchors" ? "–" : against(pause, always.mean_pause_s)), numeric: true },
+      { name: "against", title: "Compared with always whole", value: ({ mean_pause_s: pause }) => pause, show: ({ rule, mean_pause_s: pause }) => (rule === "anchors" ? "–" : against(pause, always.mean_pause_s)), numeric: true },
       { name: "bytes", title: "Expected bytes", value: ({ mean_bytes: size }) => size, show: ({ mean_bytes: size }) => bytes(Math.round(size)), numeric: true },
       { name: "fewer", title: "Bytes against whole", value: ({ mean_bytes: size }) => size, show: ({ rule, mean_bytes: size }) => (rule === "anchors" ? "–" : against(size, always.mean_bytes)), numeric: true },
     ]} />

@@ -95,10 +95,10 @@ export function changesInWords(one, other) {
     const resized = [...sizes[1]].filter(([name, size]) => sizes[0].has(name) && sizes[0].get(name) !== size).map(([name]) => name);
     if (added.length) said.push(`Only B has ${named(added, `gradient${added.length > 1 ? "s" : ""}`)}.`);
     if (removed.length) said.push(`Only A has ${named(removed, `gradient${removed.length > 1 ? "s" : ""}`)}.`);
-    if (resized.length) said.push(`Of another size in B: ${named(resized, `gradient${resized.length > 1 ? "s" : ""}`)}.`);
+    if (resized.length) said.push(`Different size in B: ${named(resized, `gradient${resized.length > 1 ? "s" : ""}`)}.`);
     const { changed } = operatorChanges(before, after);
-    if (changed.length) said.push(`${count(changed.length)} operator${changed.length > 1 ? "s take" : " takes"} another time; the largest change: ${changed[0].name}, ${seconds(changed[0].before)} in A, ${seconds(changed[0].after)} in B.`);
-    if (!said.length) said.push("The profiles differ only in names or in what no time depends on.");
+    if (changed.length) said.push(`${count(changed.length)} operator${changed.length > 1 ? "s take" : " takes"} a different time; the largest change: ${changed[0].name}, ${seconds(changed[0].before)} in A, ${seconds(changed[0].after)} in B.`);
+    if (!said.length) said.push("The profiles differ only in names, or in properties that do not change times.");
   } else if (a.profile_sha256 === b.profile_sha256) {
     said.push("Both are for the same profile.");
   }
@@ -108,7 +108,7 @@ export function changesInWords(one, other) {
   const both = [...first.keys()].filter((name) => second.has(name));
   if (!both.length) said.push("No gradient is in both: these are schedules of different models.");
   const regrouped = both.filter((name) => first.get(name).members !== second.get(name).members);
-  if (regrouped.length) said.push(`${count(regrouped.length)} of ${count(both.length)} gradients are sent in another group.`);
+  if (regrouped.length) said.push(`${count(regrouped.length)} of ${count(both.length)} gradients are sent in a different group.`);
   const moved = both.filter((name) => Math.abs(second.get(name).end - first.get(name).end) > SAME * Math.max(from.iteration_s, to.iteration_s));
   const sooner = moved.filter((name) => second.get(name).end < first.get(name).end).length;
   if (moved.length) said.push(`${count(sooner)} gradients arrive earlier in B, ${count(moved.length - sooner)} later.`);

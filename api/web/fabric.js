@@ -50,7 +50,7 @@ export function Fabric({ values }) {
     <section class="card controls" aria-labelledby="fabric-title">
       <h2 id="fabric-title">Fabric</h2>
       <${DropFile} id="network-file" label=${given.network ? "Another network" : "Drop a network"} hint=${given.network ? `${given.network.hosts?.length ?? 0} hosts` : "JSON: hosts and their links"} onFile=${take("network")} />
-      <${DropFile} id="batch-file" label=${given.batch ? "Another batch" : "Drop a batch of updates"} hint=${given.batch ? `${given.batch.updates?.length ?? 0} updates` : "JSON: who sends what, by when"} onFile=${take("batch")} />
+      <${DropFile} id="batch-file" label=${given.batch ? "Another batch" : "Drop a batch of updates"} hint=${given.batch ? `${given.batch.updates?.length ?? 0} updates` : "JSON: updates, their hosts and sizes"} onFile=${take("batch")} />
       <button type="button" onClick=${() => { adjust({ example: "1" }); example().catch((error) => setState({ error })); }}>Use the example</button>
       ${choose("order", "Order", ["greedy", "search", "exact"])}
       ${choose("late", "Late updates", ["drop", "hold", "pace", "downweight"])}

@@ -100,7 +100,7 @@ function Headline({ resource, result, values, chart }) {
       <div><dt>No plan is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
       <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
-      <div><dt>Most memory</dt><dd>${gigabytes(predicted.peak_bytes)}</dd></div>
+      <div><dt>Peak memory</dt><dd>${gigabytes(predicted.peak_bytes)}</dd></div>
     </dl>
     <p>${says.map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}
       ${" "}The bound holds for any amount of memory.</p>
@@ -147,7 +147,7 @@ function Windows({ resource, result, values, policies, busy, chart }) {
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration, simulated", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(exposed), numeric: true },
-      { name: "peak", title: "Most memory", value: ({ peak }) => peak, show: ({ peak }) => html`${gigabytes(peak)}${budget != null && peak > budget && html` <span class="bad-text">over the budget</span>`}`, numeric: true },
+      { name: "peak", title: "Peak memory", value: ({ peak }) => peak, show: ({ peak }) => html`${gigabytes(peak)}${budget != null && peak > budget && html` <span class="bad-text">over the budget</span>`}`, numeric: true },
       { name: "calls", title: "Calls", value: ({ calls }) => calls, show: ({ calls }) => count(calls), numeric: true },
     ]} />
     <div class="row"><button type="button" onClick=${() => save(`${result.name}.svg`, chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>
@@ -180,7 +180,7 @@ function Take({ resource }) {
   const [error, setError] = useState(null);
   const graph = () => getJson(graphPath(resource.id)).then((document) => { setError(null); save(`${resource.name}.json`, JSON.stringify(document)); }, setError);
   return html`<section class="card" aria-labelledby="take-title">
-    <h2 id="take-title">Take it with you</h2>
+    <h2 id="take-title">Download and use</h2>
     <${ProblemNote} error=${error} />
     <div class="row"><button type="button" onClick=${() => save(`${resource.name}-schedule.json`, JSON.stringify(resource.schedule, null, 2))}>Schedule (JSON)</button>
       <button type="button" onClick=${graph}>Graph (JSON)</button></div>

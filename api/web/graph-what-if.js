@@ -96,7 +96,7 @@ export function GraphWhatIf({ values }) {
         { name: "x", title: column, value: (cell) => cell[shown.field], show: (cell) => compact(cell[shown.field]), numeric: true },
         { name: "policy", title: "Policy", value: (cell) => policyName(cell.policy) },
         { name: "iteration", title: "Iteration", value: (cell) => cell.iteration_s, show: (cell) => (cell.iteration_s == null ? "no plan fits" : milliseconds(cell.iteration_s)), numeric: true },
-        { name: "peak", title: "Most memory", value: (cell) => cell.peak_bytes, show: (cell) => html`${gigabytes(cell.peak_bytes)}${!cell.fits && cell.peak_bytes != null && html` <span class="bad-text">over the budget</span>`}`, numeric: true },
+        { name: "peak", title: "Peak memory", value: (cell) => cell.peak_bytes, show: (cell) => html`${gigabytes(cell.peak_bytes)}${!cell.fits && cell.peak_bytes != null && html` <span class="bad-text">over the budget</span>`}`, numeric: true },
         { name: "bound", title: "No plan is faster than", value: (cell) => cell.lower_bound_s, show: (cell) => milliseconds(cell.lower_bound_s), numeric: true },
       ]} />
       <div class="row"><button type="button" onClick=${() => save("what-if.csv", csv(Object.keys(whatIf.cells[0]), whatIf.cells.map(Object.values)), "text/csv")}>Points (CSV)</button></div>`}

@@ -39,7 +39,7 @@ function Latest({ row }) {
     <div class="chief"><dt>Measured last</dt><dd>${milliseconds(row.measured_iteration_s)}</dd></div>
     <div><dt>Against predicted</dt><dd><${Drift} row=${row} /></dd></div>
     <div><dt>Since the schedule began</dt><dd><${Share} share=${row.since} /></dd></div>
-    ${won !== null && html`<div><dt>Against no schedule</dt><dd>${percent(won, true)}</dd></div>`}
+    ${won !== null && html`<div><dt>Compared with no schedule</dt><dd>${percent(won, true)}</dd></div>`}
   </dl>`;
 }
 
@@ -107,7 +107,7 @@ export function Job({ job, mayDelete }) {
       return before ? html`<a href=${linkTo("compare", { a: before.id, b: row.id })}>the one before</a>` : html`<a href=${linkTo("compare", { a: row.id })}>a measured step</a>`;
     } },
     { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
-    { name: "by", title: "By", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
+    { name: "by", title: "Requested by", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
     { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
     { name: "profile", title: "Profile", value: (row) => row.profile_sha256, show: (row) => html`<a href=${linkTo("result", { profile: row.profile_sha256 })}><code>${row.profile_sha256.slice(0, 12)}</code></a>` },
     ...(mayDelete ? [{ name: "delete", title: "", show: (row) => html`<button type="button" class="danger" aria-label=${`Delete the schedule of ${moment(row.asked_at)}`} onClick=${() => setAsking(row.id)}>Delete</button>` }] : []),

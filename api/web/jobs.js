@@ -54,7 +54,7 @@ const JOB_COLUMNS = [
   { name: "predicted", title: "Predicted", sorts: "descending", show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
   { name: "newest", moment: true, title: "Last request", sorts: "descending", show: (row) => moment(row.asked_at) },
   { name: "schedules", title: "Schedules", sorts: "descending", show: (row) => row.num_schedules, numeric: true },
-  { name: "by", title: "By", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
+  { name: "by", title: "Requested by", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
 ];
 
 const LIVE = ["queued", "running"];

@@ -60,7 +60,7 @@ function List({ own }) {
   const columns = [
     { name: "name", title: "Name", value: ({ name }) => name, show: ({ id, name }) => html`<span class="name">${name}</span> ${id === own ? html`<span class="faint">this one</span>` : ""}` },
     { name: "id", title: "Id", value: ({ id }) => id, show: ({ id }) => html`<code>${id}</code>` },
-    { name: "scopes", title: "May", value: ({ scopes }) => scopes.join(", ") },
+    { name: "scopes", title: "Scopes", value: ({ scopes }) => scopes.join(", ") },
     { name: "state", title: "State", value: state },
     { name: "created", moment: true, title: "Created", value: (key) => key.created_at, show: (key) => moment(key.created_at) },
     { name: "expires", moment: true, title: "Ends", value: (key) => key.expires_at, show: (key) => (key.expires_at ? moment(key.expires_at) : "never") },

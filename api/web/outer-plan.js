@@ -65,7 +65,7 @@ export function OuterPlan({ resource, sync }) {
       <div class="chief"><dt>Utilization with PACE, predicted</dt><dd>${percent(predicted.utilization)}</dd></div>
       <div><dt>No plan exceeds</dt><dd>${percent(bound.utilization)}</dd></div>
       <div><dt>Fragments</dt><dd>${count(plan.fragments.length)}</dd></div>
-      <div><dt>Under way at a time</dt><dd>${count(predicted.most_under_way)}</dd></div>
+      <div><dt>Most fragments under way</dt><dd>${count(predicted.most_under_way)}</dd></div>
     </dl>
     <p>The utilization is the share of time in which steps run. Method: ${plan.method}.</p>
     <${Gantt} label="Fragments on their way" bands=${bands} end=${Math.max(predicted.period_s, 1e-9) * 1.01} chartRef=${chart} />

@@ -66,7 +66,7 @@ function Page() {
   const View = VIEWS[tab];
   const carried = Object.fromEntries(["profile", "clip", "graph"].filter((name) => values[name] !== undefined && ["result", "what-if"].includes(tab)).map((name) => [name, values[name]]));
   return html`
-    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current?.focus(); }}>To the content</a>
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current?.focus(); }}>Skip to the content</a>
     <header>
       <a class="brand" href=${linkTo("start")}><img src="web/icon.svg" alt="" width="22" height="22" />PACE</a>
       <nav aria-label="Main"><ul>${TABS.map((name) => html`<li><a href=${linkTo(name, ["result", "what-if"].includes(name) ? carried : {})}

@@ -60,7 +60,7 @@ function Chosen({ values }) {
     <${Warnings} lines=${warnings} />
     ${resource && result && html`<${Windows} key=${resource.id} resource=${resource} result=${result} values=${values} policies=${policies} busy=${windows.busy} chart=${chart} />`}
     ${!resource && !solved.error && html`<section class="card"><${Waiting} what="the schedule" rows=${8} /></section>`}
-    ${resource && !result && !windows.error && html`<section class="card"><h2>One iteration</h2><p role="status" class="busy">Laying out windows…</p><${Waiting} what="windows" rows=${8} /></section>`}
+    ${resource && !result && !windows.error && html`<section class="card"><h2>One iteration</h2><p role="status" class="busy">Simulating…</p><${Waiting} what="windows" rows=${8} /></section>`}
     ${resource && html`<div class="pair">
       <${Groups} resource=${resource} />
       <${TakeAlong} key=${resource.id} resource=${resource} profileId=${solved.value.profileId} ddp=${ddp} name=${result?.name || "schedule"} />
@@ -72,7 +72,7 @@ function Chosen({ values }) {
 function OtherBound({ schedule }) {
   const { lower_bound_s: lower, iteration_s: iteration } = schedule.predicted;
   if (Math.abs(certified(schedule).sum - lower) < 1e-6 * lower) return null;
-  return html`<p class="faint">The bound of ${milliseconds(lower)} is another one. The certificate holds for the groups of this schedule, in any order; the bound holds for all ways to group gradients.
+  return html`<p class="faint">The bound of ${milliseconds(lower)} has another proof. The certificate holds for the groups of this schedule, in any order; the bound holds for all ways to group gradients.
     Other groups can save at most ${milliseconds(iteration - lower)}.</p>`;
 }
 

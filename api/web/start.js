@@ -16,7 +16,7 @@ const EXAMPLES = [
   { file: GRAPH, name: "Sharded Transformer", about: "8 blocks under FSDP, 48 collectives" },
 ];
 const FORMATS = [
-  ["auto", "Told from the file"], ["profile", "Profile (JSON)"], ["kineto", "Kineto trace (PyTorch profiler)"],
+  ["auto", "Recognized from the file"], ["profile", "Profile (JSON)"], ["kineto", "Kineto trace (PyTorch profiler)"],
   ["layers", "Layer table (CSV)"], ["pipedream", "Layer table (PipeDream)"], ["chakra", "Chakra trace"],
   ["horovod-timeline", "Horovod timeline"],
 ];
@@ -79,7 +79,7 @@ export function Start() {
         hint="Compressed files (.gz, .zst, .zip) and archives are read, too" onFile=${(files) => take(files, values)} />
       <dl class="kinds">${KINDS.map(([kind, about]) => html`<div><dt>${kind}</dt><dd>${about}</dd></div>`)}</dl>
       <details>
-        <summary>What the file does not contain</summary>
+        <summary>Add what the file does not contain</summary>
         <div class="fields">
           <${Field} id="import-format" label="Format"><select id="import-format" value=${values.format} onChange=${set("format")}>
             ${FORMATS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select><//>
@@ -110,7 +110,7 @@ function RecentJobs() {
     <div class="row between"><h2 id="recent-title">A job</h2><a href=${linkTo("jobs")}>All jobs</a></div>
     <${ProblemNote} error=${error} retry=${again} />
     <ul class="choices wide">${(value?.items || []).map((row) => html`<li><a class="choice button" href=${linkTo("jobs", { job: row.job })}>
-      <strong class="name">${row.job}</strong><span class="faint">asked ${moment(row.asked_at)}, ${count(row.num_schedules)} schedule${row.num_schedules > 1 ? "s" : ""}</span>
+      <strong class="name">${row.job}</strong><span class="faint">requested ${moment(row.asked_at)}, ${count(row.num_schedules)} schedule${row.num_schedules > 1 ? "s" : ""}</span>
       ${row.measured_iteration_s && html`<span>measured ${milliseconds(row.measured_iteration_s)}, <${Drift} row=${row} /> against predicted</span>`}</a></li>`)}</ul>
   </section>`;
 }

@@ -93,7 +93,7 @@ function Code({ resource, profileId, ddp, name }) {
     ${settled && html`<${Gain} predicted=${settled.predicted} ours=${schedule.predicted} ddp=${ddp} />`}
     ${text && html`<${Copyable} key=${way} text=${text} label="Code for the training job" />`}
     ${settled && html`<div class="row"><button type="button" onClick=${() => save(`${name}.${part}.json`, JSON.stringify(content(settled), null, 2))}>${label}</button></div>`}
-    ${!framework && schedule.exchange === "sharded" && html`<p>This schedule is sharded, with the optimizer's state sharded between them. To clip by the global norm, pass${" "}
+    ${!framework && schedule.exchange === "sharded" && html`<p>With this sharded schedule, each worker updates its shard of the parameters, and keeps only that shard's optimizer state. To clip by the global norm, pass${" "}
       <code>max_grad_norm</code> or call <code>optimizer.clip_grad_norm_</code>.</p>`}
     ${way === "ddp-buckets" && html`<p class="faint">For a PyTorch whose DistributedDataParallel takes <code>bucket_cap_mb_list</code>. Sizes for Megatron-Core, DeepSpeed and XLA:${" "}
       <code>pace optimize --for ddp</code>.</p>`}`;
@@ -102,6 +102,6 @@ function Code({ resource, profileId, ddp, name }) {
 function Gain({ predicted, ours, ddp }) {
   const against = predicted.iteration_s / ours.iteration_s - 1;
   const gain = ddp === undefined ? null : predicted.iteration_s / ddp - 1;
-  return html`<p role="status">With them an iteration takes ${seconds(predicted.iteration_s)}, as predicted: ${percent(against, true)} against PACE${gain === null ? "" : `, ${percent(gain, true)} against PyTorch DDP as it is`}.${" "}
+  return html`<p role="status">Predicted iteration without PACE: ${seconds(predicted.iteration_s)}, which is ${percent(against, true)} compared with PACE${gain === null ? "" : ` and ${percent(gain, true)} compared with PyTorch DDP's default buckets`}.${" "}
     ${gain !== null && gain >= 0 && "DDP's default buckets are as good."}</p>`;
 }

@@ -46,7 +46,7 @@ export function Weights({ values }) {
       <${ProblemNote} error=${state.error} />
       ${busy && html`<${Progress} task=${state.task} what="Planning" />`}
       ${values.plan ? html`<${Planned} key=${values.plan} id=${values.plan} />`
-        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a document, or use an example. For rollout engines, the plan says which tensors share a bucket, in which order buckets go, and how short any pause can be. For shards, it says who sends which of them to whom. For deltas, it says how often all weights go. For streaming DiLoCo, it says which fragments are averaged when, and how high the utilization can be.</p><//>`}
+        : !busy && html`<${Empty} title="Nothing is planned yet"><p>Drop a document, or use an example. For rollout engines, the plan says which tensors share a bucket, in which order buckets go, and how short any pause can be. For shards, it says who sends which of them to whom. For deltas, it says how often whole weights are sent. For streaming DiLoCo, it says which fragments are averaged when, and how high the utilization can be.</p><//>`}
     </section>
   </div>`;
 }
@@ -78,7 +78,7 @@ function syncBands(plan, sync) {
     marks: [{ at: predicted.pause_s, name: "end" }, { at: plan.bound.bound_s, name: "bound" }] }];
 }
 
-const ruleName = ({ rule, largest_bytes: size }) => (size == null ? "One message a tensor" : `Buckets of ${bytes(size)}`);
+const ruleName = ({ rule, largest_bytes: size }) => (size == null ? "One message for each tensor" : `Buckets of ${bytes(size)}`);
 
 function Planned({ id }) {
   const loaded = useLoaded(async (signal) => {

@@ -109,7 +109,7 @@ function Asked({ values }) {
         <${Field} id="low" label="From"><${Entry} id="low" type="number" step="any" min=${axis.least} value=${low} onChange=${set("low")} /><//>
         <${Field} id="high" label="To"><${Entry} id="high" type="number" step="any" min=${axis.least} value=${high} onChange=${set("high")} /><//>
       </div>
-      <details open=${WIDE.matches}><summary>Change what else is different</summary><div class="controls">
+      <details open=${WIDE.matches}><summary>Change other settings</summary><div class="controls">
       ${Object.entries(AXES).filter(([name]) => name !== over).map(([name, each]) => html`<${Slider} key=${name} name=${name} axis=${each} value=${number(values[name])} profiled=${profiledValue(name, profile.value?.profile)} />`)}
       <${Field} id="algorithm" label="Algorithm"><select id="algorithm" value=${values.algorithm || ""} onChange=${set("algorithm")}>
         ${["", "ring", "tree", "halving-doubling"].map((name) => html`<option value=${name}>${name || "as profiled"}</option>`)}</select><//>
@@ -153,7 +153,7 @@ function Answer({ cells, shown, baseline, xName, here }) {
   const [, what, unit] = xName.match(/^(.*?)(?:, (.*))?$/);
   const place = (cell) => `${what.toLowerCase()} ${compact(at(cell))}${unit ? ` ${unit}` : ""}`;
   return html`<p class="verdict">${inside ? `At the profiled ${place(near)}, ${policyName(near.policy)} is ${compact(near.speedup)}× as fast as ${policyName(baseline)}. ` : ""}${best.speedup > 1.0005
-    ? `The most is ${compact(best.speedup)}×, at ${place(best)}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
+    ? `The largest speed-up is ${compact(best.speedup)}×, at ${place(best)}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
 }
 
 // What the profile says of an axis; undefined where its cost does not come from a network's numbers.

@@ -132,8 +132,8 @@ export function certificateParts(schedule) {
     { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
     ...(schedule.exchange === "sharded" ? halves
       : [{ name: "all-reduce", kind: "carried", value: proof.total_s, means: "the network needs this for the set" }]),
-    { name: "tail", kind: "tail", value: proof.min_tail_s, means: "compute that follows the last of them at least" },
-    { name: "stretch", kind: "ready", value: proof.stretch_s ?? 0, means: "by this the other transfers slow compute down" },
+    { name: "tail", kind: "tail", value: proof.min_tail_s, means: "at least this compute follows the last of them" },
+    { name: "stretch", kind: "ready", value: proof.stretch_s ?? 0, means: "time by which the other transfers slow compute down" },
   ].filter(({ name, value }) => !["norm", "stretch"].includes(name) || value > 0);
 }
 

@@ -25,7 +25,7 @@ def test_a_result_can_be_read_from_the_keyboard(visitor: Visitor) -> None:
     page = visitor.go()
     page.get_by_role("button", name="VGG-16").wait_for()
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="To the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     tab_to(page, "VGG-16")
     page.keyboard.press("Enter")

@@ -114,7 +114,7 @@ def test_drift_is_told_from_the_reports(visitor: Visitor, service: Caller) -> No
         ("Measured last", milliseconds(0.04)),
         ("Against predicted", f"+{(0.04 / predicted_s - 1) * 100:.1f} %"),
         ("Since the schedule began", "0.00 %"),
-        ("Against no schedule", "0.00 %"),
+        ("Compared with no schedule", "0.00 %"),
     ):
         shown = page.locator(".numbers > div").filter(
             has=page.locator("dt", has_text=re.compile(f"^{title}$"))

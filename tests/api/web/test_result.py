@@ -145,7 +145,7 @@ def test_the_code_to_paste_is_that_of_the_way_into_the_job(visitor: Visitor, ser
     expect(code).to_contain_text("handle = attach(model, optimizer, plan=Plan(service=")
     best = optimize_allreduce(profile, Options(framework="ddp"))
     way.select_option(label="PyTorch DDP alone, with the best buckets")
-    expect(page.get_by_text("With them an iteration takes")).to_be_visible()
+    expect(page.get_by_text("Predicted iteration without PACE")).to_be_visible()
     said: dict[str, Any] = {"DistributedDataParallel": lambda _, **given: given}
     exec(code.inner_text().split("\n\n")[1], said | {"model": None}, said)
     assert said["model"] == {"bucket_cap_mb_list": bucket_cap_mb_list(best)}

@@ -61,7 +61,8 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     pace = [cell for cell in cells if cell["policy"] == "pace"]
     most = max(pace, key=lambda cell: cell["speedup"])
     expect(answer).to_contain_text(
-        f"The most is {most['speedup']:.4g}{TIMES}, at bandwidth {most['bandwidth_gbps']:.4g} Gb/s."
+        f"The largest speed-up is {most['speedup']:.4g}{TIMES}, "
+        f"at bandwidth {most['bandwidth_gbps']:.4g} Gb/s."
     )
     (near,) = (cell for cell in pace if cell["bandwidth_gbps"] == 10)
     expect(answer).to_contain_text(
