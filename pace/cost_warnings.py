@@ -20,7 +20,7 @@ def cost_warnings(allreduce: AllReduce) -> Iterator[str]:
         what = "1 size was" if sizes == 1 else f"{sizes} sizes were"
         yield f"the cost has few samples: {what} measured, and all-reduces of other sizes are an assumption"
     if allreduce.ranks == 1:
-        yield "the cost is of one rank's calls, and waiting for late ranks is part of it: use every rank's"
+        yield "the cost is from one rank's calls, which contain waits for late ranks: use every rank's calls"
     spread = [
         deviation / seconds
         for deviation, (_, seconds) in zip(allreduce.deviations_s, allreduce.samples, strict=False)
@@ -28,8 +28,8 @@ def cost_warnings(allreduce: AllReduce) -> Iterator[str]:
     ]
     if spread and max(spread) > MOST_SPREAD:
         yield (
-            f"all-reduces of one size differ: their standard deviation is up to {max(spread):.0%} of the "
-            "sample"
+            f"all-reduces of one size take different times: their standard deviation is up to "
+            f"{max(spread):.0%} of the mean"
         )
 
 
@@ -47,6 +47,6 @@ def profile_warnings(profile: Profile) -> Iterator[str]:
         )
     if total < min(sizes) / FARTHEST:
         yield (
-            f"the smallest sample is of {min(sizes):,.0f} bytes, and all gradients have {total:,}: their "
-            "all-reduces are extrapolated"
+            f"the smallest sample is of {min(sizes):,.0f} bytes, but all gradients together have {total:,}: "
+            "their all-reduces are extrapolated"
         )

@@ -15,8 +15,8 @@ def check_order(
     program: Annotated[
         list[Path],
         typer.Argument(
-            help="What every rank enqueues: a job program (JSON), schedules, graphs, or one file for each "
-            "rank: FX graphs, profiler traces, or dumps of PyTorch's flight recorder.",
+            help="A job program (JSON), schedules or graphs; or one file for each rank: FX graphs, profiler "
+            "traces, or dumps of PyTorch's flight recorder.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -32,14 +32,15 @@ def check_order(
     launch_slots: Annotated[
         int | None,
         typer.Option(
-            help="Number of operations that a stream can hold; a thread that enqueues more waits.",
+            help="Largest number of operations in a stream's queue; a thread that enqueues more waits.",
             show_default="no limit",
         ),
     ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help="Ranks of a group, if the files do not list them, for example 1=0,2; repeatable.",
+            help="NAME=RANKS of a process group, if the files do not list its ranks: 1=0,2 for ranks 0 and 2 "
+            "of group 1; repeat the option for several.",
             show_default="as recorded",
         ),
     ] = None,

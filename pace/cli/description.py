@@ -106,7 +106,7 @@ def _plan(schedule: Schedule) -> str:
     if schedule.exchange == "servers":
         return (
             f"{counted} of at most {schedule.execution.max_segment_bytes:,} bytes, "
-            f"{schedule.solver.order} order (delta0 is "
+            f"{schedule.solver.order} order (size by formula: "
             f"{schedule.solver.suggested_partition_bytes:,.0f} bytes)"
         )
     return counted

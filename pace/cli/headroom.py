@@ -15,7 +15,8 @@ def headroom(
     source: Annotated[
         list[Path],
         typer.Argument(
-            help="A profile (JSON), a file of a known tool, or PyTorch profiler traces, one for each rank.",
+            help="PyTorch profiler traces, one for each rank; or a profile, or any other file that "
+            "`pace import` reads.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -23,7 +24,7 @@ def headroom(
     ],
     clip: Annotated[
         bool,
-        typer.Option("--clip", help="Estimate also for training that clips gradients by their global norm."),
+        typer.Option("--clip", help="Also estimate the gain if gradients are clipped by their global norm."),
     ] = False,
     execution_trace: ExecutionTraceOption = None,
     parameters: ParametersOption = None,

@@ -73,8 +73,8 @@ def kineto(
     clock: Annotated[
         TraceClock,
         typer.Option(
-            help="What op durations are taken from: device (GPU kernels), host (CPU ops), hybrid (both), or "
-            "auto (what the trace holds)."
+            help="Source of op durations: device (GPU kernels), host (CPU ops), hybrid (both), or auto (what "
+            "the trace holds)."
         ),
     ] = "auto",
     parameters: ParametersOption = None,
@@ -115,7 +115,7 @@ def any_format(
     name: Name = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a file of any of these tools, as `pace import FILE` does. The content tells which tool."""
+    """Convert a file of any of these tools, recognized by its content, as `pace import FILE` does."""
     from pace.formats.any_format import read_any
 
     with reported():
@@ -209,12 +209,12 @@ def node_list(
         list[Path] | None,
         typer.Option(
             exists=True,
-            help="Table of collective times; repeat the option for more.",
+            help="Table of measured times of collectives (text); repeat the option for several.",
             show_default="the node list's own times",
         ),
     ] = None,
     memory_gbytes_per_s: Annotated[
-        float, typer.Option(help="Rate of the device's memory in GB/s, at which buckets are copied.")
+        float, typer.Option(help="Memory bandwidth of the device in GB/s, at which buckets are copied.")
     ] = 3350,
     name: Name = None,
 ) -> None:
@@ -276,7 +276,7 @@ def horovod_timeline(
 )
 def tf_run_metadata(
     files: Annotated[
-        list[Path], _files("RunMetadata of traced steps (JSON): one file for each step, or lists of several.")
+        list[Path], _files("RunMetadata of traced steps (JSON): each file has one step or a list of steps.")
     ],
     output: StepsOutput,
     bandwidth_gbps: Annotated[
@@ -308,7 +308,8 @@ def profile_steps(
     jitter: Annotated[
         float,
         typer.Option(
-            help="Standard deviation of op durations relative to their mean, for ops without a measured one."
+            help="Standard deviation of op durations, relative to their mean, for ops without one in the "
+            "profile."
         ),
     ] = 0.0,
 ) -> None:
@@ -340,7 +341,7 @@ def _rate(gbps: float) -> float:
 
 
 def fit(
-    logs: Annotated[list[Path], _files("Logs of measured all-reduces, of one number of workers.")],
+    logs: Annotated[list[Path], _files("Logs of all-reduces, all with the same number of workers.")],
     workers: RecordedWorkers = None,
     log_format: Annotated[
         str,
@@ -373,8 +374,8 @@ def fit(
         typer.echo(f"pace: warning: {warning}", err=True)
     line = fitted.affine
     typer.echo(
-        f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; one line "
-        f"({line.latency_s * 1e6:.1f} us + {line.seconds_per_byte * 1e9:.4g} ns a byte) would be wrong "
+        f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; a straight line "
+        f"({line.latency_s * 1e6:.1f} us + {line.seconds_per_byte * 1e9:.4g} ns per byte) would be wrong "
         f"by up to {fitted.affine_error * 100:.0f} %",
         err=True,
     )

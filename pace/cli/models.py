@@ -29,7 +29,7 @@ def model(
         float, typer.Option(help="Compute rate that the device reaches, in TFLOP/s, for example 15.")
     ],
     batch: Annotated[
-        int, typer.Option(help="Images, or tokens of a language model, per worker and iteration.")
+        int, typer.Option(help="Number of images, or of a language model's tokens, per worker and iteration.")
     ],
     workers: Annotated[int, typer.Option(help="Number of workers that train together.")],
     output: Annotated[

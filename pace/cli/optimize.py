@@ -68,15 +68,15 @@ def optimize(
     oracle: Annotated[
         Oracle,
         typer.Option(
-            help="Algorithm that orders fixed groups optimally: jackson (longest tail first) or lp (a linear "
-            "program, which needs --slot-s)."
+            help="Algorithm that finds the best order of given groups: jackson (longest tail first) or lp (a "
+            "linear program, which needs --slot-s)."
         ),
     ] = "jackson",
     lp_solver: Annotated[
         str,
         typer.Option(
-            help="Solver of linear programs: scipy (HiGHS), pulp (CBC through PuLP) or pulp:NAME (the "
-            "solver that PuLP knows by this name)."
+            help="With --oracle lp: solver of the linear programs: scipy (HiGHS), pulp (CBC through PuLP) or "
+            "pulp:NAME (the solver that PuLP knows by this name)."
         ),
     ] = "scipy",
     slot_s: Annotated[
@@ -88,31 +88,38 @@ def optimize(
     ] = None,
     max_group_bytes: Annotated[
         int | None,
-        typer.Option(help="Largest size in bytes of a group of several gradients.", show_default="no limit"),
+        typer.Option(
+            help="Largest size in bytes of a group of several gradients; a single gradient may be larger.",
+            show_default="no limit",
+        ),
     ] = None,
     max_segment_bytes: Annotated[
-        int | None, typer.Option(help="Largest size of a segment in bytes.", show_default="no limit")
+        int | None,
+        typer.Option(
+            help="Largest size in bytes of a segment, the part of a group that is sent in one call.",
+            show_default="no limit",
+        ),
     ] = None,
     scenarios: Annotated[
         int,
         typer.Option(
-            help="Compare plans over this number of iterations with random op durations; 0 "
-            "uses the profile's mean durations.",
+            help="Number of iterations with random op durations over which plans are compared; 0 uses the "
+            "profile's mean durations.",
             rich_help_panel=JITTER,
         ),
     ] = 0,
     jitter: Annotated[
         float,
         typer.Option(
-            help="Standard deviation of op durations relative to their mean, for ops without a measured one.",
+            help="With --scenarios: standard deviation of op durations, relative to their mean, for ops "
+            "without one in the profile.",
             rich_help_panel=JITTER,
         ),
     ] = 0.0,
     risk: Annotated[
         Risk,
         typer.Option(
-            help="What to minimize over the scenarios: the mean iteration time, or its 95th percentile "
-            "(p95).",
+            help="With --scenarios: what to minimize, the mean iteration time or its 95th percentile (p95).",
             rich_help_panel=JITTER,
         ),
     ] = "mean",
@@ -132,14 +139,15 @@ def optimize(
         bool,
         typer.Option(
             "--fsdp2",
-            help="For a graph: choose settings of FSDP2 instead of a schedule. Print code to paste; --output "
-            "writes the settings.",
+            help="For a graph: choose settings of FSDP2 instead of a schedule, and print code to paste; "
+            "--output writes the settings.",
         ),
     ] = False,
     other_pass: Annotated[
         Path | None,
         typer.Option(
-            help="With --fsdp2: graph of the same model's other pass, to choose settings for both.",
+            help="With --fsdp2: graph of the same model's other pass (forward or backward), to choose "
+            "settings for both.",
             show_default="one pass",
             exists=True,
             dir_okay=False,
@@ -151,7 +159,7 @@ def optimize(
         Path | None,
         typer.Option(
             callback=writable,
-            help="Write the predicted window to this file as a Chrome trace, for ui.perfetto.dev.",
+            help="Write the predicted iteration to this file as a Chrome trace, for ui.perfetto.dev.",
             show_default="no trace",
             rich_help_panel=OUTPUT,
         ),

@@ -90,7 +90,7 @@ def predict(
         typer.Option(
             help="Size in bytes of the transfers with which --share-spread was measured; larger transfers "
             "vary less.",
-            show_default="all transfers vary equally",
+            show_default="transfers of all sizes vary equally",
             rich_help_panel=NETWORK,
         ),
     ] = None,
@@ -104,16 +104,18 @@ def predict(
         ),
     ] = None,
     num_steps: Annotated[
-        int, typer.Option("--steps", help="Number of steps to simulate for each worker, with warm-up.")
+        int, typer.Option("--steps", help="Number of steps to simulate for each worker, warm-up included.")
     ] = 400,
     skip: Annotated[int, typer.Option(help="Number of warm-up steps to discard.")] = 50,
     seeds: Annotated[
-        int, typer.Option(help="Number of simulations of each scale, with different seeds.")
+        int, typer.Option(help="Number of simulations of each setting, with different seeds.")
     ] = 5,
     at_workers: Annotated[
         int | None,
         typer.Option(
-            help="Number of workers that you have: the advice is for this number.", show_default="the knee"
+            help="Number of workers that you have: the advice is for this number.",
+            show_default="the knee, beyond which a worker adds less than a quarter of the first one's "
+            "throughput",
         ),
     ] = None,
     baselines: Annotated[
@@ -186,7 +188,8 @@ def fit_overhead(
     table: Annotated[
         Path,
         typer.Argument(
-            help="CSV file of measured transfers: size in bytes, seconds from the last packet to the end.",
+            help="CSV file with columns bytes and seconds: size of a transfer, and time from its last packet "
+            "until the receiver has finished.",
             exists=True,
             dir_okay=False,
         ),
@@ -201,7 +204,7 @@ def fit_overhead(
     if as_json:
         typer.echo(fitted.model_dump_json())
     else:
-        typer.echo(f"{fitted.seconds_per_byte:.4g} s a byte and {fitted.seconds:.4g} s a transfer")
+        typer.echo(f"{fitted.seconds_per_byte:.4g} s per byte and {fitted.seconds:.4g} s per transfer")
 
 
 def _options(given: dict[str, Any]) -> PredictionOptions:
@@ -264,7 +267,8 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
             console.print(f"    {better.change}: {better.gain * 100:+.1f} % {band}", highlight=False)
     if result.trusted == "neither":
         console.print(
-            "Do not rely on these columns: the link's rate differs from the recorded one.", highlight=False
+            "Do not rely on these predictions: the link's rate differs from the recorded one.",
+            highlight=False,
         )
     if result.trusted == "closed_network":
         console.print("Rely on the column 'network' here, not on the simulation.", highlight=False)

@@ -72,6 +72,9 @@ def submit(
 
 
 def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None) -> None:
-    """Run the scheduling service until SIGTERM or Ctrl-C. Other settings are PACE_... variables."""
+    """Run the scheduling service until SIGTERM or Ctrl-C.
+
+    All other settings are environment variables, whose names begin with PACE_.
+    """
     with reported():
         run_service(host=host, port=port, database_url=database_url)

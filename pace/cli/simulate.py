@@ -34,7 +34,7 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace, for a graph "
+            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace; for a graph "
             "fsdp2, inductor or zero-3; repeat the option for several.",
             show_default="all policies of the exchange",
         ),
@@ -54,27 +54,29 @@ def simulate(
     knob: Annotated[
         list[str] | None,
         typer.Option(
-            help="Setting NAME=VALUE for every policy that has it, for example bucket_bytes=26214400; repeat "
-            "the option for several.",
-            show_default="each policy's own settings",
+            help="NAME=VALUE: set a knob of all policies that have it, for example bucket_bytes=26214400; "
+            "repeat the option for several.",
+            show_default="each policy's own defaults",
         ),
     ] = None,
     tune: Annotated[
         str | None,
         typer.Option(
-            help="Search for the best settings of each policy: bayes, grid, random or momentum.",
+            help="Search for the best knobs of each policy: bayes, grid, random or momentum.",
             show_default="no search",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(help="With --tune: number of settings that each search tries.")] = 40,
+    trials: Annotated[
+        int, typer.Option(help="With --tune: number of settings of the knobs that each search tries.")
+    ] = 40,
     servers: ServersOption = None,
     colocated: ColocatedOption = False,
     cluster: ClusterOption = None,
     staleness: Annotated[
         str,
         typer.Option(
-            help="Number of iterations that a worker may be ahead of the slowest one, sync for 0 or async "
-            "for no limit; with --exchange servers.",
+            help="With --exchange servers: number of iterations that a worker may be ahead of the slowest "
+            "one; sync is 0, async has no limit.",
             rich_help_panel=SERVERS,
         ),
     ] = "sync",

@@ -70,7 +70,8 @@ def show_tuned(profile: Profile, results: list[dict[str, Any]]) -> None:
     """Print the results of several policies."""
     console = make_console(width=160)
     console.print(
-        f"{profile.name}: iteration ms, and settings tried until within 1 % of the best of all searches",
+        f"{profile.name}: iteration time in ms; for each search, the number of settings that it tried until "
+        "it was within 1 % of the best",
         highlight=False,
     )
     table = make_table("policy", "default", "tuned", *SEARCHES, "knobs", left=("policy", "knobs"))

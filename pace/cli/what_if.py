@@ -53,7 +53,7 @@ def what_if(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Policy that the others' speed-ups are relative to.",
+            help="Policy with which the others are compared: a speed-up of 1 is as fast as this one.",
             show_default="ddp if it is simulated, else the first policy",
         ),
     ] = None,
@@ -121,7 +121,7 @@ def what_if(
     workers_per_node: Annotated[
         int | None,
         typer.Option(
-            help="Workers in one node, for --algorithm two-level.",
+            help="With --algorithm two-level: number of workers in one node.",
             show_default="none",
             rich_help_panel=NETWORK,
         ),
@@ -129,7 +129,7 @@ def what_if(
     intra_gbps: Annotated[
         float | None,
         typer.Option(
-            help="Bandwidth inside a node in Gbit/s, for --algorithm two-level.",
+            help="With --algorithm two-level: bandwidth inside a node, in Gbit/s.",
             show_default="none",
             rich_help_panel=NETWORK,
         ),
@@ -184,7 +184,8 @@ def what_if(
         ),
     ] = 0.0,
     processes: Annotated[
-        int | None, typer.Option(help="Worker processes that simulate.", show_default="one per CPU")
+        int | None,
+        typer.Option(help="Number of processes that simulate in parallel.", show_default="one per CPU"),
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before a simulation that takes over an hour.")
@@ -341,7 +342,7 @@ def stdin_is_a_terminal() -> bool:
 def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
     if yes or seconds <= LONG_S:
         return
-    estimate = f"{grid.num_cells:,} cells would take about {seconds / 3600:.1f} hours"
+    estimate = f"{grid.num_cells:,} simulations would take about {seconds / 3600:.1f} hours"
     if not stdin_is_a_terminal():
         raise InvalidOptions(f"{estimate}: give fewer values, or --yes to start anyway")
     if not typer.confirm(f"{estimate}. Go on?", err=True):

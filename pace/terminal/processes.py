@@ -102,4 +102,4 @@ def until_stopped(address: str, refusal: Callable[[], str | None] = lambda: None
     while not stopped.wait(_POLL_S):
         reason = refusal()
         if reason is not None:
-            raise CommunicationFailed(f"the scheduler refuses this host: {reason}")
+            raise CommunicationFailed(f"the scheduler refused this host: {reason}")

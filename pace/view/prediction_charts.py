@@ -76,7 +76,7 @@ def prediction_page(prediction: ThroughputPrediction) -> str:
     title = f"Prediction: {escape(prediction.name)}"
     parts = [
         f"<h1>{title}</h1>",
-        f"<p>Trusted: {prediction.trusted.replace('_', ' ')}. {link}</p>",
+        f"<p>Prediction to use: {prediction.trusted.replace('_', ' ')}. {link}</p>",
         f"<figure>{as_svg(prediction_figure(prediction))}</figure>",
         "<h2>Throughput</h2>",
         html_table(
@@ -86,7 +86,7 @@ def prediction_page(prediction: ThroughputPrediction) -> str:
             ],
             [_row(point) for point in prediction.points],
         ),
-        "<h2>What one change is worth</h2>",
+        "<h2>Gain of one change</h2>",
         html_table(
             ["servers", "Gb/s", "knee", "with workers", "change", f"{prediction.unit}/s", "gain", "5-95 %"],
             [
@@ -120,7 +120,7 @@ def _row(point: PredictedPoint) -> list[str]:
     coarse = (point.coarse.cynthia, point.coarse.closed_network, point.coarse.bound)
     return [
         str(point.workers),
-        f"{point.servers}{' (placed anew)' if point.extrapolated else ''}",
+        f"{point.servers}{' (extrapolated)' if point.extrapolated else ''}",
         f"{point.bandwidth_gbps:g}",
         *(f"{number:.5g}" for number in numbers),
         point.bottleneck,

@@ -159,10 +159,10 @@ class _Resharding:
         if shard * self.before != whole:
             raise self._refusal(
                 f'{call.op} "{node.name}" has {call.input_bytes:,} bytes in and {call.output_bytes:,} out, '
-                f"which is not what {self.before} ranks share"
+                f"which does not fit {self.before} ranks"
             )
         if gathers and node.name not in self.gathers and not below:
-            raise self._refusal(f'all-gather "{node.name}" is not of parameters alone')
+            raise self._refusal(f'all-gather "{node.name}" does not gather parameters only')
         element = 1 if call.dtype is None else ELEMENT_BYTES[call.dtype]
         after = self._share(shard, node.name, element)
         if not gathers:
@@ -202,7 +202,7 @@ class _Resharding:
         return communicator.model_copy(update={"ranks": self.after, "costs": costs})
 
     def _refusal(self, why: str) -> InvalidOptions:
-        return InvalidOptions(f'graph "{self.graph.name}" cannot be asked about {self.after} ranks: {why}')
+        return InvalidOptions(f'graph "{self.graph.name}" cannot be predicted for {self.after} ranks: {why}')
 
 
 def _parameters(graph: CollectiveGraph) -> tuple[frozenset[str], frozenset[str]]:

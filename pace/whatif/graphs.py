@@ -50,7 +50,9 @@ class GraphGrid:
                 if not 0 < value < 1e6:
                     raise InvalidOptions(f"{name} {value:g}: expected more than 0 and less than a million")
         if self.num_cells > MOST_CELLS:
-            raise InvalidOptions(f"{self.num_cells:,} cells are more than {MOST_CELLS:,}: give fewer values")
+            raise InvalidOptions(
+                f"{self.num_cells:,} simulations; at most {MOST_CELLS:,} are allowed: give fewer values"
+            )
 
     @property
     def num_cells(self) -> int:

@@ -40,7 +40,7 @@ class Grid:
     policies
         Names in ``pace.simulation.POLICIES``.
     baseline
-        The policy that speed-ups are against; by default "ddp", or the first one without it.
+        Policy with which the others are compared; None for "ddp", or the first policy if "ddp" is not there.
     two_level
         The inside of a node, for algorithm "two-level".
     """
@@ -66,7 +66,7 @@ class Grid:
             if len(set(values)) < len(values):
                 raise InvalidOptions(f"{axis} names a value twice: {', '.join(map(str, values))}")
         if not self.policies:
-            raise InvalidOptions("no policy to simulate")
+            raise InvalidOptions("policies is empty: give at least one policy")
         for policy in self.policies:
             make_policy(policy)
         if len(set(self.policies)) < len(self.policies):

@@ -111,7 +111,7 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
     other = (time.other_communication_s or 0.0) / now
     if other > 0.05:
         text = (
-            f"Other collectives are waited for during {other:.0%} of the step, which no schedule of "
+            f"The step waits for other collectives for {other:.0%} of its time, which no schedule of "
             "gradients changes."
         )
         found.append((other, text))
@@ -121,7 +121,7 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
 def _nothing_to_gain(made: Headroom) -> str:
     exposed = made.time.exposed_communication_s
     if exposed <= 0.02 * made.baseline_s:
-        return "Communication is hidden already: nothing is to be gained by sending otherwise."
+        return "Communication is already hidden: another schedule gains nothing."
     if _withheld(made) is not None:
         return "No advice is certain enough: see the warnings above."
     return (

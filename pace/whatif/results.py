@@ -18,15 +18,16 @@ class Cell:
     Attributes
     ----------
     iteration_s, compute_s
-        The window's length, and without any all-reduce.
+        Iteration time, and iteration time without any all-reduce, in seconds.
     throughput
-        Samples a second of all workers together where the batch is known, else windows.
+        Samples per second of all workers together; iterations per second if the batch is not known.
     scaling_efficiency
-        Throughput over that of so many single workers.
+        Throughput, divided by that of the same number of single workers.
     speedup
-        The baseline's iteration time over this one at the same point.
+        Iteration time of the baseline, divided by this one, at the same point.
     gain_per_gbps
-        Relative gain in throughput for each Gb/s more, up to the next bandwidth of the grid; None at its end.
+        Relative gain of throughput for each further Gbit/s, up to the next bandwidth of the grid; None at the
+        largest.
     """
 
     scenario: Scenario
@@ -56,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The bandwidth at which a policy reaches the wanted scaling efficiency; None where none does."""
+    """The bandwidth at which a policy reaches the target scaling efficiency; None if no bandwidth does."""
 
     scenario: Scenario
     policy: str
@@ -66,7 +67,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Cells of a grid in its order, policies innermost, and the targets that were asked for."""
+    """Cells of a grid in its order, policies innermost, and answers for the target efficiency."""
 
     profile: Profile
     grid: Grid
@@ -77,7 +78,7 @@ class WhatIf:
     def unit(self) -> str:
         """What throughput counts in a second."""
         if measured_batch(self.profile) is None:
-            return "windows"
+            return "iterations"
         unit = str(self.profile.metadata.get("batch_unit") or "samples")
         return unit.split(" of ")[0].split(",")[0]
 

@@ -21,21 +21,23 @@ from pace.errors import InvalidOptions
 GBPS = 1e9 / 8  # bytes a second in one Gb/s
 
 ASSUMPTIONS = (
-    "Bandwidth is that of one link, latency that of one message. A cost given as one line or as samples is "
-    "read as a ring's (the PACE paper's eq. 1); formulas are evaluated.",
-    "Samples scale in two parts: the cost of the smallest messages as latency (assumed where no sample is "
-    "that small), the rest as volume, against the bandwidth that the largest reached. Name an algorithm to "
-    "price its formula instead.",
-    "More workers mean the same batch on each of them (weak scaling) and the same ops.",
-    "Every op's duration is divided by the compute speed-up and multiplied by the batch over the profile's; "
-    "that of other collectives only by the batch, and no bandwidth, latency or number of workers changes it.",
-    "The halves of an all-reduce scale as it does; where they were not measured, they are those of its "
-    "algorithm, or half of what was measured each.",
-    "How much slower compute runs while communication is under way stays as profiled, on every network and "
-    "at every scale and speed; what is longer on the network slows compute for longer.",
+    "Bandwidth is that of one link, latency that of one message. A measured cost (a line or samples) is "
+    "scaled like that of a ring (eq. 1 of the PACE paper); a formula is evaluated.",
+    "Samples are scaled in two parts: the cost of the smallest messages is latency (an assumption if no "
+    "sample is that small), and the rest depends on the bandwidth. To use a formula instead, name an "
+    "algorithm.",
+    "Each worker keeps its batch and its ops, whatever the number of workers (weak scaling).",
+    "Durations of ops are divided by the compute speed-up, and multiplied by the batch relative to the "
+    "profile's. Durations of other collectives depend on the batch only, not on bandwidth, latency, "
+    "speed-up or workers.",
+    "The halves of an all-reduce scale like the all-reduce. If they were not measured, they are those of "
+    "its algorithm, or each is half of the measured cost.",
+    "Communication slows compute by the same factor as profiled, on every network and at every scale. A "
+    "longer transfer slows compute for longer.",
     "Compression divides every gradient's bytes, rounded up to whole elements; compressing takes no time.",
-    "Scaling efficiency is throughput over that of so many single workers, which all-reduce nothing.",
-    "One window at a time with the durations of the profile: no stragglers, no other traffic.",
+    "Scaling efficiency is the throughput, divided by that of the same number of single workers without "
+    "all-reduces.",
+    "Iterations have the durations of the profile: no stragglers, no other traffic.",
 )
 
 

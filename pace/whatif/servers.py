@@ -101,10 +101,13 @@ def what_if_servers(
         if not (grid.colocated and (point[2] > point[0] or point[0] < 2))
     ]
     if not points:
-        raise InvalidOptions("no point is left: colocated servers need as many workers, two at least")
+        raise InvalidOptions(
+            "no setting is left: colocated servers need at least as many workers, and at least 2"
+        )
     if len(points) * len(grid.policies) > MOST_CELLS:
         raise InvalidOptions(
-            f"{len(points) * len(grid.policies):,} cells, at most {MOST_CELLS:,} are allowed"
+            f"{len(points) * len(grid.policies):,} simulations; at most {MOST_CELLS:,} are allowed: "
+            "give fewer values"
         )
     cells: list[ServerCell] = []
     rings: dict[tuple[int, float | None], float] = {}

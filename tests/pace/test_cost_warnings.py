@@ -37,8 +37,8 @@ def test_a_well_measured_cost_is_not_doubted() -> None:
     ("cost", "said"),
     [
         (SampledAllReduce(samples=((1e3, 1e-3), (1e3, 2e-3), (1e5, 4e-3))), "2 sizes were measured"),
-        (_changed(ranks=1), "of one rank's calls"),
-        (_changed(deviations_s=(1e-4, 3e-3, 1e-4)), "up to 150% of the sample"),
+        (_changed(ranks=1), "from one rank's calls"),
+        (_changed(deviations_s=(1e-4, 3e-3, 1e-4)), "up to 150% of the mean"),
     ],
 )
 def test_each_doubt_has_its_sentence(cost: SampledAllReduce, said: str) -> None:

@@ -27,8 +27,8 @@ def describe_graph(graph: CollectiveGraph, schedule: Schedule, console: Console)
         f"optimality  within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of memory "
         f"({predicted.lower_bound_s * 1e3:.3f} ms)"
     )
-    budget = "no limit" if plan.budget_bytes is None else f"of {plan.budget_bytes / 1e9:.2f} GB"
-    print_line(f"memory      {(predicted.peak_bytes or 0) / 1e9:.2f} GB at most, {budget}")
+    budget = "no budget given" if plan.budget_bytes is None else f"budget {plan.budget_bytes / 1e9:.2f} GB"
+    print_line(f"memory      {(predicted.peak_bytes or 0) / 1e9:.2f} GB at the peak; {budget}")
     print_line(f"method      {schedule.solver.method}")
     sent = Counter((transfer.op, schedule.links[transfer.link]) for transfer in schedule.transfers)
     fused = Counter[tuple[str, str]]()

@@ -39,13 +39,13 @@ def report_fsdp2(
         print_line(f"bound     {settings.lower_bound_s * 1e3:.3f} ms: no plan of these passes is faster")
     if settings.kept_units:
         print_line(
-            f"gathered  units {', '.join(map(str, settings.kept_units))} stay so for the backward pass"
+            f"gathered  units {', '.join(map(str, settings.kept_units))} stay gathered for the backward pass"
         )
     elif not settings.reshard_after_forward:
-        print_line("gathered  all units stay so for the backward pass")
+        print_line("gathered  all units stay gathered for the backward pass")
     if settings.separate_reduce_scatter_group:
-        print_line("groups    reduce-scatters have a process group of their own")
-    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at most")
+        print_line("groups    a separate process group for reduce-scatters")
+    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at the peak")
     print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
     print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
     print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")

@@ -8,9 +8,7 @@ from pace.errors import InvalidOptions
 
 MemoryOption = Annotated[
     float | None,
-    typer.Option(
-        help="For a graph: most memory in use at once, in GB (10^9 bytes).", show_default="no limit"
-    ),
+    typer.Option(help="For a graph: largest peak memory, in GB (10^9 bytes).", show_default="no limit"),
 ]
 
 

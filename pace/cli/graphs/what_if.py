@@ -44,10 +44,10 @@ def report_graph(
 
 def _show(result: GraphWhatIf) -> None:
     console = make_console(width=160)
-    console.print(f"{result.graph}: iteration ms (peak GB); * exceeds the memory", highlight=False)
+    console.print(f"{result.graph}: iteration ms (peak GB); * exceeds the memory budget", highlight=False)
     policies = result.grid.policies
     table = make_table(
-        *(["ranks"] if result.grid.ranks else []), "bandwidth", "memory GB", *policies, "bound ms"
+        *(["ranks"] if result.grid.ranks else []), "bandwidth factor", "budget GB", *policies, "bound ms"
     )
     for at in range(0, len(result.cells), len(policies)):
         cells = result.cells[at : at + len(policies)]

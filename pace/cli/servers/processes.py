@@ -45,12 +45,14 @@ def serve(
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
     most_gib: Annotated[
-        float, typer.Option(min=0.001, help="Memory in GiB that the tensors of one job may take.")
+        float, typer.Option(min=0.001, help="Largest memory of one job's tensors, in GiB.")
     ] = 64.0,
     checkpoints: Annotated[
         Path | None,
         typer.Option(
-            help="Folder in which jobs may save embedding tables.", show_default="none", file_okay=False
+            help="Folder in which jobs may save embedding tables.",
+            show_default="jobs save nothing",
+            file_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -76,7 +78,7 @@ def measure(
     servers: Annotated[str, typer.Option(help="HOST:PORT of each parameter server, separated by commas.")],
     token_file: TokenFile = None,
     tls_ca: Authority = None,
-    mebibytes: Annotated[int, typer.Option(min=1, help="Size of one push in MiB.")] = 32,
+    mebibytes: Annotated[int, typer.Option(min=1, help="Size of a measured push in MiB.")] = 32,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -89,7 +91,7 @@ def measure(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the links from this machine to servers: bandwidth, round-trip time, fixed time of a segment."""
+    """Measure the links to parameter servers: bandwidth, round-trip time, and fixed time of a segment."""
     with reported():
         from pace.runtime.entry_point import complete_servers
         from pace.runtime.options import ParameterServers
@@ -113,5 +115,6 @@ def measure(
         else:
             typer.echo(
                 f"{found.servers} servers: {found.bytes_per_s / 1e6:,.1f} MB/s each way, round trip"
-                f" {found.round_trip_s * 1e6:,.0f} us, {found.partition_s * 1e6:,.1f} us lost for each part"
+                f" {found.round_trip_s * 1e6:,.0f} us, fixed time of a segment "
+                f"{found.partition_s * 1e6:,.1f} us"
             )

@@ -18,7 +18,8 @@ from pace.terminal.number_lists import read_numbers
 from pace.terminal.reporting import judged, reported
 
 app = CommandLine(
-    help="Plan streaming DiLoCo: fragments, when each is sent over which link, and the utilization."
+    help="Plan streaming DiLoCo: fragments of the model, when and over which link each is sent, and the "
+    "utilization, which is the share of time that workers compute."
 )
 
 SHOWN_FRAGMENTS = 24
@@ -50,7 +51,8 @@ def plan(
         bool,
         typer.Option(
             "--for-torchft",
-            help="Plan only what torchft's DiLoCo can do: whole layers, equal turns, one link.",
+            help="Make a plan that torchft's DiLoCo can follow: whole layers, equal times between sends, one "
+            "link.",
         ),
     ] = False,
     output: Annotated[
@@ -85,7 +87,7 @@ def _describe(problem: OuterSync, made: OuterPlan, console: Console) -> None:
     print_line(
         f"[bold]{problem.name}[/bold]: {len(problem.layers)} layers, {problem.size_bytes / 1e6:,.1f} MB, "
         f"{problem.workers} workers; every {problem.period_steps} steps of {problem.step_s * 1e3:g} ms, "
-        f"at most {problem.max_delay_steps} late"
+        f"delays of at most {problem.max_delay_steps} steps"
     )
     predicted = made.predicted
     print_line(
@@ -166,11 +168,12 @@ def simulate(
 def bandwidth(
     document: OuterArgument,
     utilization: Annotated[
-        str, typer.Option(help="Utilizations to reach, for example 0.95 or 0.5,0.8,0.95.")
+        str,
+        typer.Option(help="Shares of time that workers should compute, for example 0.95 or 0.5,0.8,0.95."),
     ] = "0.95",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the bandwidth that a utilization needs: with a plan, with torchft, with the paper's fragments."""
+    """Print the bandwidth that a utilization needs: with PACE's plan, torchft, or the paper's fragments."""
     from pace.sync.outer.bandwidth import needed_bandwidth
 
     with reported():

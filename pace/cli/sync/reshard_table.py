@@ -26,9 +26,9 @@ def describe_reshard(problem: Resharding, made: ReshardPlan, console: Console) -
         f"({made.bound.bound_s * 1e3:.3f} ms)"
     )
     proves = {
-        "senders": "the links of senders that hold what nobody else holds:",
+        "senders": "the links of these senders, whose data no other sender holds:",
         "link": "the link of receiver",
-        "work": "the own work of receiver",
+        "work": "the work inside receiver",
     }
     print_line(f"bound       {proves[made.bound.kind]} {', '.join(made.bound.hosts)}")
     table = make_table("sender", "MB", "boxes", "MB/s", "until ms", "receivers", left=("sender", "receivers"))

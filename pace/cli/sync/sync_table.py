@@ -63,12 +63,13 @@ def describe_deltas(problem: DeltaSync, made: DeltaPlan, console: Console) -> No
     }
     print_line(f"[bold]{problem.sync.name}[/bold]: {told[made.rule]}")
     print_line(
-        f"mean pause  {made.mean_pause_s * 1e3:.3f} ms; no way takes less than {made.bound_s * 1e3:.3f} ms"
+        f"mean pause  {made.mean_pause_s * 1e3:.3f} ms; no rule takes less than {made.bound_s * 1e3:.3f} ms"
     )
     print_line(
-        f"pauses      {made.anchor_s * 1e3:.3f} ms whole, {made.delta_s * 1e3:.3f} ms for what changed"
+        f"pauses      {made.anchor_s * 1e3:.3f} ms for whole weights (an anchor), "
+        f"{made.delta_s * 1e3:.3f} ms for what changed"
     )
-    print_line(f"anchor      pays when more than {made.anchor_above_bytes / 1e6:,.1f} MB changed")
+    print_line(f"anchor      is faster when more than {made.anchor_above_bytes / 1e6:,.1f} MB changed")
     table = make_table("rule", "mean pause ms", "mean MB", left=("rule",))
     for choice in made.choices:
         table.add_row(

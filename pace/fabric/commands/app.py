@@ -53,7 +53,9 @@ NetworkArgument = Annotated[
 ]
 BatchArgument = Annotated[
     Path,
-    typer.Argument(help="Batch of updates to transfer (JSON).", exists=True, dir_okay=False, readable=True),
+    typer.Argument(
+        help="Batch document (JSON): the updates to transfer.", exists=True, dir_okay=False, readable=True
+    ),
 ]
 ScenarioArgument = Annotated[
     Path,
@@ -73,15 +75,15 @@ def plan(
     rule: Annotated[
         str,
         typer.Option(
-            help="Planning rule: strict keeps every delay bound; paper follows Algorithm 2 of the MLfabric "
-            "paper, which does not."
+            help="Planning rule: strict keeps every delay bound; paper is Algorithm 2 of the MLfabric paper, "
+            "which may exceed bounds."
         ),
     ] = "strict",
     order: Annotated[
         str,
         typer.Option(
-            help="How the order of updates is found: greedy (milliseconds), search (tries other orders), or "
-            "exact (an integer program, up to 7 updates)."
+            help="How the order of updates is found: greedy (takes milliseconds), search (tries other "
+            "orders), or exact (solves an integer program, for up to 7 updates)."
         ),
     ] = "greedy",
     late: Annotated[str, typer.Option(help=LATE)] = "drop",
@@ -92,13 +94,16 @@ def plan(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Choose random aggregators with this seed.", show_default="the fastest aggregators"
+            help="Choose aggregators at random, with this seed.",
+            show_default="choose the fastest aggregators",
         ),
     ] = None,
     check_bound: Annotated[
         str,
         typer.Option(
-            "--check", help="Where the divergence bound must hold: at every commit, or only at batch-end."
+            "--check",
+            help="When the divergence bound must hold: commit (after every commit) or batch-end (only after "
+            "the last).",
         ),
     ] = "commit",
     output: Annotated[
@@ -152,9 +157,9 @@ def _options(**given: Any) -> TransferOptions:
 def _describe(made: TransferPlan, console: Console) -> None:
     predicted = made.predicted
     console.print(
-        f"{len(made.order)} updates in {len(made.commits)} commits, {len(made.dropped)} dropped; the last at "
-        f"{predicted.last_commit_s:.6g} s, the mean {predicted.mean_commit_s:.6g} s, within "
-        f"{predicted.gap * 100:.1f} % of the bound for those that are kept",
+        f"{len(made.order)} updates in {len(made.commits)} commits, {len(made.dropped)} dropped; last commit "
+        f"at {predicted.last_commit_s:.6g} s, mean {predicted.mean_commit_s:.6g} s, within "
+        f"{predicted.gap * 100:.1f} % of the bound for kept updates",
         highlight=False,
     )
     table = make_table("commit", "at s", "version", "updates", left=("updates",))
@@ -166,8 +171,8 @@ def _describe(made: TransferPlan, console: Console) -> None:
         console.print(f"dropped {drop.id}: {drop.reason}{because}", highlight=False)
     if made.replica.frozen or made.replica.punted:
         console.print(
-            f"replica: {len(made.replica.frozen)} now, {len(made.replica.punted)} later, bound "
-            f"{made.replica.bound:.6g}",
+            f"replica: {len(made.replica.frozen)} updates in this batch, {len(made.replica.punted)} later; "
+            f"divergence at most {made.replica.bound:.6g}",
             highlight=False,
         )
 
@@ -200,7 +205,10 @@ def simulate(
     scenario: ScenarioArgument,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="Policy to simulate; repeat the option for several.", show_default="all policies"),
+        typer.Option(
+            help="Policy to simulate, for example mlfabric-a, async or ring; repeat the option for several.",
+            show_default="all policies",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -227,7 +235,8 @@ def simulate(
         )
     console = make_console()
     console.print(
-        f"{loaded.name}: {loaded.num_workers} workers; an iteration is as many commits", highlight=False
+        f"{loaded.name}: {loaded.num_workers} workers; one iteration is {loaded.num_workers} commits",
+        highlight=False,
     )
     console.print(table)
 

@@ -29,8 +29,8 @@ REPLICA = "Replica"
 # A scheduler that runs answers within this time.
 ANSWERS_WITHIN_S = 10.0
 LATE = (
-    "What happens to late updates: drop them, hold the updates that would overtake them, downweight them "
-    "(apply them late, with a smaller weight), or pace workers so that no update is late."
+    "What happens to late updates: drop (discard them), hold (delay the updates that would overtake them), "
+    "downweight (apply them with a smaller weight), or pace (slow workers down so that no update is late)."
 )
 SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the fabric's scheduler.")]
 TokenFile = Annotated[
@@ -89,7 +89,8 @@ def scheduler(
     ] = None,
     late: Annotated[str, typer.Option(help=LATE)] = "drop",
     merge: Annotated[
-        str, typer.Option(help="What a commit adds to the model: the sum of its updates, or a weighted-mean.")
+        str,
+        typer.Option(help="What a commit adds to the model: sum (of its updates) or weighted-mean."),
     ] = "sum",
     momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Momentum applied at each commit.")] = 0.0,
     exact_momentum: Annotated[
@@ -166,8 +167,8 @@ def scheduler(
         float | None,
         typer.Option(
             min=0,
-            help="For experiments: use the rates of --network this many seconds late instead of measured "
-            "rates.",
+            help="For experiments: instead of measured rates, use the rates that --network had this many "
+            "seconds ago.",
             show_default="measured rates",
         ),
     ] = None,
@@ -299,13 +300,13 @@ def serve(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the model in this file, and begin with it if it exists.",
-            show_default="none",
+            help="Save the model to this file, and start from it if it exists.",
+            show_default="not saved",
             dir_okay=False,
         ),
     ] = None,
     state_s: Annotated[
-        float, typer.Option(min=0, help="Seconds between two saves of --state; 0 saves every commit.")
+        float, typer.Option(min=0, help="Seconds between two saves to --state; 0 saves after every commit.")
     ] = 10.0,
     replica: Annotated[
         bool, typer.Option("--replica", help="Hold the replica of the model instead of the model.")

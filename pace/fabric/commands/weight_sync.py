@@ -36,11 +36,12 @@ def distribute(
     direct: Annotated[
         bool,
         typer.Option(
-            "--direct", help="Send to every host directly instead of from host to host, to compare."
+            "--direct",
+            help="For comparison: send to every host directly, without hosts that forward.",
         ),
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option(min=1, help="Seconds after which hosts without the weights count as failed.")
+        float, typer.Option(min=1, help="Seconds after which a host without the weights counts as failed.")
     ] = 3600.0,
     token_file: TokenFile = None,
     tls_ca: Authority = None,
@@ -90,7 +91,10 @@ def receive(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", callback=writable, help="File to write; replaced whenever weights arrive."
+            "--output",
+            "-o",
+            callback=writable,
+            help="File for the weights; replaced whenever weights arrive.",
         ),
     ],
     bind: Bind = "127.0.0.1:7090",

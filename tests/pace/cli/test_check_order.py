@@ -71,4 +71,4 @@ def test_refusals(tmp_path: Path) -> None:
     for files in ([stray], [tmp_path / "job.json", stray]):
         result = CliRunner().invoke(app, ["check-order", *map(str, files)])
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-        assert "notes.txt: it is no job program" in result.stderr
+        assert "notes.txt: expected a job program" in result.stderr

@@ -150,7 +150,7 @@ def test_a_grid_of_hours_is_not_started_unasked(profile: Path) -> None:
     axis = "1:1000:0.1"
     result = run(profile, "--bandwidth-gbps", axis, "--compute-speedup", axis, "--batch", axis, *FEW)
     assert result.exit_code == 2
-    assert re.search(r"[0-9,]+ cells would take about [0-9.]+ hours: give fewer values", result.stderr)
+    assert re.search(r"[0-9,]+ simulations would take about [0-9.]+ hours: give fewer values", result.stderr)
 
 
 @pytest.mark.parametrize(("typed", "code", "asked"), [("n\n", 2, True), ("y\n", 0, True), (None, 0, False)])

@@ -237,12 +237,12 @@ REFUSED = {
     "other sizes": (
         graph_of([*call("odd", "all-gather", "dp", (64, 128))]),
         8,
-        'all-gather "odd" has 64 bytes in and 128 out, which is not what 4 ranks share',
+        'all-gather "odd" has 64 bytes in and 128 out, which does not fit 4 ranks',
     ),
     "activations": (
         graph_of([*forward(1), *call("late", "all-gather", "dp", (64, 256), "layer 0")]),
         8,
-        'all-gather "late" is not of parameters alone',
+        'all-gather "late" does not gather parameters only',
     ),
     "mixed": (
         with_nodes(hsdp(4), GraphNode(name="mix", deps=("divide 0", "layer 1"), allocates_bytes=8)),

@@ -45,9 +45,9 @@ def test_every_combination_is_a_point() -> None:
 
 def test_impossible_grids_are_refused() -> None:
     """No host for the servers; a word that is no staleness."""
-    with pytest.raises(InvalidOptions, match="no point"):
+    with pytest.raises(InvalidOptions, match="no setting"):
         what_if_servers(PROFILE, ServerGrid(servers=(9,), colocated=True))
     with pytest.raises(InvalidOptions, match="staleness"):
         what_if_servers(PROFILE, ServerGrid(servers=(1,), staleness=("soon",)))
-    with pytest.raises(InvalidOptions, match="cells"):
+    with pytest.raises(InvalidOptions, match="simulations"):
         what_if_servers(PROFILE, ServerGrid(servers=tuple(range(1, 30_000))))

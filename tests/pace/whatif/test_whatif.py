@@ -249,7 +249,7 @@ def test_targets_are_answered_for_every_other_axis() -> None:
         ({"algorithm": ("star",)}, 'no algorithm "star": choose one of ring, tree'),
         ({"workers": (2, 2)}, "workers names a value twice: 2, 2"),
         ({"policies": ("lifo",)}, 'no policy "lifo"'),
-        ({"policies": ()}, "no policy to simulate"),
+        ({"policies": ()}, "policies is empty"),
         ({"policies": ("fifo", "fifo")}, "a policy is named twice"),
         ({"baseline": "tio"}, 'baseline "tio" is not simulated: choose one of fifo'),
         ({"two_level": TwoLevel(workers_per_node=0, intra_gbps=1.0)}, "nodes of 0 workers"),
@@ -268,7 +268,7 @@ def test_a_profile_that_cannot_answer_is_named() -> None:
     without = PLAIN.replace(metadata={})
     with pytest.raises(InvalidOptions, match='"plain" does not say in its metadata with which batch'):
         what_if(without, Grid(batch=(1.0,)))
-    assert what_if(without, Grid(policies=("fifo",))).unit == "windows"
+    assert what_if(without, Grid(policies=("fifo",))).unit == "iterations"
     alone = PLAIN.replace(workers=1, allreduce=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1))
     with pytest.raises(InvalidOptions, match='"plain": a cost measured with one worker says nothing'):
         what_if(alone, Grid(workers=(2,)))
