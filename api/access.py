@@ -158,18 +158,18 @@ class AccessControl:
         if rates is not None:
             count, reset_s = rates.count(tenant), rates.reset_s(tenant)
             if count > rates.most:
-                raise RateLimited(f"more requests than {rates}", reset_s, rates.most)
+                raise RateLimited(f"the tenant sent more requests than {rates}", reset_s, rates.most)
             left = RateLeft(limit=rates.most, remaining=rates.most - count, reset_s=reset_s)
         self._observe(tenant)
         return left
 
     async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
         if token is None:
-            raise Unauthorized("no API key was sent")
+            raise Unauthorized("no API key was sent: send the header Authorization: Bearer KEY")
         failures, origin = self._failures, _origin(address)
         if failures is not None and failures.is_full(origin) and not self._was_valid(token):
             reset_s = failures.reset_s(origin)
-            raise RateLimited("too many keys that are not valid, from your address", reset_s)
+            raise RateLimited("too many invalid keys came from your address; try again later", reset_s)
         try:
             return await self._identify(keys, token)
         except Unauthorized:

@@ -18,7 +18,7 @@ EVENTS = {
         "A request was answered; successful reads are only counted in the metrics",
     ),
     "request-failed": LogEvent(
-        "error", "method path error problem", "A request failed by a defect or for lack of storage"
+        "error", "method path error problem", "A request failed because of a defect or a lack of storage"
     ),
     **{
         kind.done_event: LogEvent(
@@ -27,7 +27,9 @@ EVENTS = {
         for kind in KINDS.values()
     },
     "question-failed": LogEvent("warning", "task tenant problem", "A task ended without a result"),
-    "task-failed": LogEvent("error", "task", "A task failed by a defect of the service; with traceback"),
+    "task-failed": LogEvent(
+        "error", "task", "A task failed because of a defect of the service; with traceback"
+    ),
     "result-not-stored": LogEvent(
         "warning", "error retry_in_s", "A result waits in memory until the database answers"
     ),
@@ -46,9 +48,9 @@ EVENTS = {
     "worker-restarted": LogEvent("error", "reason", "A worker process died and was replaced"),
     "worker-not-started": LogEvent("warning", "purpose error", "A worker process did not start"),
     "worker-not-prepared": LogEvent(
-        "error", "", "A worker process could not load its code ahead; with traceback"
+        "error", "", "A worker process could not load its code before its first task; with traceback"
     ),
-    "worker-failed": LogEvent("error", "", "A worker's task failed by a defect; with traceback"),
+    "worker-failed": LogEvent("error", "", "A worker's task failed because of a defect; with traceback"),
     "dask-connected": LogEvent("info", "scheduler", "The Dask cluster answers"),
     "dask-unreachable": LogEvent("warning", "scheduler error", "The Dask cluster does not answer"),
     "dask-bridge-restarted": LogEvent(
@@ -63,7 +65,7 @@ EVENTS = {
     "prune-failed": LogEvent("error", "", "Hourly clean-up of the database failed; with traceback"),
     "objects-not-ready": LogEvent("warning", "error", "Object storage does not answer"),
     "objects-of-another-database": LogEvent(
-        "error", "place own_id other_id", "Two databases use one `PACE_OBJECTS` prefix; nothing is swept"
+        "error", "place own_id other_id", "Two databases use one `PACE_OBJECTS` prefix; no object is deleted"
     ),
     "swept": LogEvent("info", "objects", "Hourly clean-up of object storage: number of deleted objects"),
     "sweep-failed": LogEvent("error", "", "Hourly clean-up of object storage failed; with traceback"),

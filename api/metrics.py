@@ -54,7 +54,7 @@ class Metrics:
         )
         self._turns = Histogram(
             "pace_turn_wait_seconds",
-            "Seconds that work waited for a process, the database or the event loop, by work",
+            "Seconds that work waited for a process, the database or the event loop, by kind of work",
             ["work"],
             buckets=_LATENCIES_S,
             registry=self.registry,

@@ -121,7 +121,10 @@ _KINDS: dict[type[Exception], _Kind] = {
     errors.Unauthorized: _Kind(name="unauthorized", status=401, meaning="There is no valid API key or token"),
     errors.Forbidden: _Kind(name="forbidden", status=403, meaning="The key lacks the scope"),
     errors.QuotaExceeded: _Kind(
-        name="quota-exceeded", status=403, title="Quota exceeded", meaning="The tenant has stored what it may"
+        name="quota-exceeded",
+        status=403,
+        title="Quota exceeded",
+        meaning="The tenant has no quota left for stored bytes",
     ),
     errors.ForeignHost: _Kind(
         name="foreign-host", status=421, meaning="The request names a host that `PACE_ALLOWED_HOSTS` lacks"
@@ -155,7 +158,7 @@ _KINDS: dict[type[Exception], _Kind] = {
         name="worker-died",
         status=500,
         title="Worker died",
-        meaning="A worker process died over the task: see the log",
+        meaning="A worker process died while it worked on the task: see the log",
     ),
     errors.WorkerNotStarted: _Kind(
         name="worker-not-started", status=503, meaning="A worker process did not start; ask again later"
@@ -194,16 +197,17 @@ _KINDS: dict[type[Exception], _Kind] = {
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem that tells of an error.
+    """Return the problem document of an error.
 
-    What was not foreseen becomes a problem without a word about the inside of the service.
+    The problem of an unexpected error says nothing about the inside of the service.
     """
     match error:
         case errors.TaskFailed():
             return error.problem
         case OperationalError() if _disk_is_full(error):
             detail = (
-                "the database's disk is full; what was accepted is kept, and nothing new until there is room"
+                "the database's disk is full: accepted work is kept, but nothing new is stored; "
+                "try again later"
             )
             return _STORAGE_FULL.problem(detail)
         case OperationalError() | InterfaceError():
@@ -217,7 +221,7 @@ def problem_of(error: BaseException) -> Problem:
     for kind in type(error).__mro__:
         if kind in _KINDS:
             return _KINDS[kind].problem(str(error))
-    return _INTERNAL_ERROR.problem("the service failed; the request id finds the cause in its log")
+    return _INTERNAL_ERROR.problem("the service failed; its log has the cause, under the request id")
 
 
 def kinds_of_problems() -> Iterator[tuple[str, int | None, str]]:

@@ -103,7 +103,9 @@ class StorageSettings(BaseSettings):
         "", pattern=r"^(https?://[^/\s]+/?)?$", description="URL of an S3-compatible server; empty: Amazon's"
     )
     objects_min_bytes: Bytes = Field(
-        MIB // 4, description="Smallest document for object storage in bytes (profiles: compressed)"
+        MIB // 4,
+        description="Size in bytes from which documents go to object storage (profiles: size when "
+        "compressed)",
     )
     objects_timeout_s: Duration = Field(
         5.0,
@@ -153,7 +155,7 @@ class StorageSettings(BaseSettings):
     @classmethod
     def _writable_folder(cls, value: str) -> str:
         if value and not os.access(value, os.W_OK | os.X_OK):
-            raise ValueError("is no folder that can be written to")
+            raise ValueError("expected a folder that the service can write to")
         return value
 
 
@@ -162,8 +164,8 @@ class AccessSettings(BaseSettings):
 
     auth: Literal["auto", "required"] = Field(
         "auto",
-        description="`required`: every request needs an API key; `auto`: not on loopback. Behind a proxy "
-        "on the same host, set `required`",
+        description="`required`: every request needs an API key; `auto`: requests on loopback need none. "
+        "Behind a proxy on the same host, set `required`",
     )
     login_failures: Rate = Field(
         "60/minute",
@@ -212,7 +214,7 @@ class AccessSettings(BaseSettings):
             url = urlsplit(value)
             local = url.hostname in ("localhost", "127.0.0.1", "::1")
             if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and local)):
-                raise ValueError("give an https URL")
+                raise ValueError("expected an https URL")
             if importlib.util.find_spec("jwt") is None:
                 raise ValueError("needs PyJWT: pip install 'pace-scheduler[oidc]'")
         return value
@@ -221,7 +223,9 @@ class AccessSettings(BaseSettings):
     @classmethod
     def _with_audience(cls, value: str, info: ValidationInfo) -> str:
         if info.data.get("oidc_issuer") and not value:
-            raise ValueError("PACE_OIDC_ISSUER needs it: other services' tokens would be valid here")
+            raise ValueError(
+                "PACE_OIDC_ISSUER needs an audience: without it, other services' tokens would be valid"
+            )
         return value
 
     @field_validator("tenants_file")
@@ -248,13 +252,13 @@ class WorkSettings(BaseSettings):
     )
     solver_processes: Count = Field(
         default_factory=lambda: max(2, (os.cpu_count() or 2) - 1),
-        description="Solves at the same time; large ones leave one free",
+        description="Number of solves at the same time; large ones leave one process free",
     )
     what_if_processes: Count = Field(
-        1, description="What-ifs, predictions and other long tasks at the same time"
+        1, description="Number of what-ifs, predictions and other long tasks at the same time"
     )
     reader_processes: Count = Field(
-        2, description="Bodies that are parsed at the same time; large ones leave one free"
+        2, description="Number of bodies that are parsed at the same time; large ones leave one process free"
     )
     wait_s: Duration = Field(
         300.0, description="Seconds that a POST waits for its result before it answers 202"
@@ -264,7 +268,7 @@ class WorkSettings(BaseSettings):
     )
     max_attempts: Count = Field(3, description="Number of worker deaths after which a task is given up")
     drain_s: Duration = Field(
-        20.0, description="Seconds that a stopping service lets requests and solves end"
+        20.0, description="Seconds that a stopping service waits for requests and solves to end"
     )
 
 
@@ -279,10 +283,11 @@ class LimitSettings(BaseSettings):
     )
     rate_limit: Rate = Field(
         "60000/minute",
-        description="Requests of a tenant in this process; beyond: 429 `rate-limited`; empty: no limit",
+        description="Rate of a tenant's requests in this process; beyond: 429 `rate-limited`; empty: no "
+        "limit",
     )
     max_bodies_per_tenant: Count = Field(
-        2000, description="Bodies in flight, of a tenant in this process; beyond: 429 `queue-full`"
+        2000, description="Number of a tenant's bodies in flight in this process; beyond: 429 `queue-full`"
     )
     max_bodies_bytes: Bytes = Field(
         512 * MIB,
@@ -295,7 +300,8 @@ class LimitSettings(BaseSettings):
     )
     max_reading: Count = Field(
         200,
-        description="Bodies that wait to be parsed in this process, half for one tenant; beyond: 429 "
+        description="Number of bodies that wait to be parsed in this process, half for one tenant; beyond: "
+        "429 "
         "`queue-full`",
     )
     read_timeout_s: Duration = Field(
@@ -304,30 +310,38 @@ class LimitSettings(BaseSettings):
     read_memory_bytes: Bytes = Field(
         4096 * MIB, description="Bytes of memory to parse one body; beyond: 422 `limit-exceeded`"
     )
-    max_ops: Count = Field(1_000_000, description="Ops of one profile; beyond: 413 `too-large`")
-    max_gradients: Count = Field(200_000, description="Gradients of one profile; beyond: 413 `too-large`")
+    max_ops: Count = Field(1_000_000, description="Number of ops in one profile; beyond: 413 `too-large`")
+    max_gradients: Count = Field(
+        200_000, description="Number of gradients in one profile; beyond: 413 `too-large`"
+    )
     max_cells: Count = Field(
-        50_000, description="Simulations of one what-if or prediction; beyond: 413 `too-large`"
+        50_000, description="Number of simulations in one what-if or prediction; beyond: 413 `too-large`"
     )
     max_cells_per_tenant: Count = Field(
-        200_000, description="Simulations of a tenant that wait or run; beyond: 429 `queue-full`"
+        200_000, description="Number of a tenant's simulations that wait or run; beyond: 429 `queue-full`"
     )
     max_stored_per_tenant_bytes: int = Field(
         10_240 * MIB, ge=0, description="Stored bytes of a tenant; beyond: 403 `quota-exceeded`; 0: no limit"
     )
-    max_queued: Count = Field(1000, description="Waiting tasks of all tenants; beyond: 429 `queue-full`")
-    max_queued_per_tenant: Count = Field(
-        200, description="Waiting tasks of a tenant; beyond: 429 `queue-full`"
+    max_queued: Count = Field(
+        1000, description="Number of waiting tasks of all tenants; beyond: 429 `queue-full`"
     )
-    max_running_per_tenant: Count = Field(100, description="Running tasks of a tenant; the others wait")
+    max_queued_per_tenant: Count = Field(
+        200, description="Number of waiting tasks of a tenant; beyond: 429 `queue-full`"
+    )
+    max_running_per_tenant: Count = Field(
+        100, description="Number of running tasks of a tenant; further tasks wait"
+    )
     solve_timeout_s: Duration = Field(300.0, description="Seconds of one task; beyond: 422 `limit-exceeded`")
     solve_memory_bytes: Bytes = Field(
         4096 * MIB,
-        description="Bytes of memory that one task may use beside its process; beyond: 422 `limit-exceeded`",
+        description="Bytes of memory that one task may use, in addition to its idle process; beyond: 422 "
+        "`limit-exceeded`",
     )
     max_computing: Count = Field(
         50,
-        description="Timelines, charts and simulations that wait in this process, half for one tenant; "
+        description="Number of timelines, charts and simulations that wait in this process, half for one "
+        "tenant; "
         "beyond: 429 `queue-full`",
     )
 

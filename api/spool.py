@@ -98,7 +98,7 @@ class BodySpool:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            raise SpoolFull("there is no room on the disk for so large a body now") from None
+            raise SpoolFull("the service's disk has no room for this body; try again later") from None
 
     def _put(self, piece: bytes) -> None:
         assert self._file is not None

@@ -3,22 +3,22 @@
 ::
 
     PaceError
-    ├── InvalidProfile        a profile that cannot be what was measured
-    ├── InvalidGraph          a graph of ops and collectives that cannot be
-    ├── InvalidSteps          recorded steps of parameter-server training that cannot be true
-    ├── InvalidCluster        parameter servers that cannot be
-    ├── FormatError           a file of another tool that cannot be read as what it should be
-    ├── InvalidSchedule       a schedule that breaks its own rules or its profile
-    ├── InvalidFabric         a network, batch, transfer plan or scenario that cannot be
-    ├── InvalidJobProgram     ranks, groups and collectives that cannot be what a job enqueues
-    ├── InvalidSync           a weight synchronization, streaming DiLoCo or a plan of either that cannot be
-    ├── InvalidOptions        options that do not exist or do not fit one another
-    ├── ScheduleMismatch      a schedule made for another model or world
-    ├── SolverFailed          the oracle gave no answer
-    ├── ServiceUnavailable    the scheduling service cannot be reached or failed
-    ├── CommunicationFailed   an all-reduce failed or a peer is gone
+    ├── InvalidProfile        a profile that is not valid
+    ├── InvalidGraph          a graph of ops and collectives that is not valid
+    ├── InvalidSteps          a steps document of training with parameter servers that is not valid
+    ├── InvalidCluster        a cluster document of parameter servers that is not valid
+    ├── FormatError           a file of another tool that cannot be read
+    ├── InvalidSchedule       a schedule that is not valid, or does not fit its profile
+    ├── InvalidFabric         a network, batch, transfer plan or scenario that is not valid
+    ├── InvalidJobProgram     a job program that is not valid
+    ├── InvalidSync           a document or plan of weight sync or streaming DiLoCo that is not valid
+    ├── InvalidOptions        options that do not exist, are out of range, or contradict one another
+    ├── ScheduleMismatch      a schedule made for another model or number of workers
+    ├── SolverFailed          the solver of a linear program found no solution
+    ├── ServiceUnavailable    the scheduling service failed or cannot be reached
+    ├── CommunicationFailed   a collective failed, or another process ended
     │   └── RoundMissed       a group went on without this member, which may join again
-    └── InvalidUse            a call that the runtime cannot carry out in its present state
+    └── InvalidUse            a call that is not possible in the present state
 """
 
 
@@ -27,7 +27,7 @@ class PaceError(Exception):
 
 
 class InvalidProfile(PaceError, ValueError):
-    """A profile that cannot be what was measured; the message names the op or gradient."""
+    """A profile that is not valid; the message names the op or gradient."""
 
 
 class InvalidGraph(PaceError, ValueError):
@@ -39,7 +39,7 @@ class InvalidSteps(PaceError, ValueError):
 
 
 class InvalidCluster(PaceError, ValueError):
-    """A cluster document that names servers or rates that cannot be; the message names the field."""
+    """A cluster document that is not valid; the message names the field."""
 
 
 class FormatError(PaceError, ValueError):
@@ -57,7 +57,7 @@ class InvalidSchedule(PaceError, ValueError):
 
 
 class InvalidFabric(PaceError, ValueError):
-    """A network, batch of updates, transfer plan or scenario that cannot be; the message names the place."""
+    """A network, batch of updates, transfer plan or scenario that is not valid; the message says where."""
 
 
 class InvalidJobProgram(PaceError, ValueError):
@@ -65,11 +65,11 @@ class InvalidJobProgram(PaceError, ValueError):
 
 
 class InvalidSync(PaceError, ValueError):
-    """A weight-sync or outer-sync document or plan that cannot be; the message names what is wrong."""
+    """A document or plan of weight sync or streaming DiLoCo that is not valid; the message says why."""
 
 
 class InvalidOptions(PaceError, ValueError):
-    """An option that does not exist or does not fit another; the message says what would."""
+    """An option that does not exist, is out of range or contradicts another; the message says what to do."""
 
 
 class ScheduleMismatch(PaceError):
@@ -77,15 +77,15 @@ class ScheduleMismatch(PaceError):
 
 
 class SolverFailed(PaceError):
-    """The solver of a linear program ended without a solution."""
+    """The solver of a linear program found no solution."""
 
 
 class ServiceUnavailable(PaceError):
-    """The scheduling service cannot be reached, failed, or answered nonsense."""
+    """The scheduling service failed, cannot be reached, or sent a wrong answer."""
 
 
 class CommunicationFailed(PaceError):
-    """An all-reduce failed, timed out, or a peer is gone."""
+    """A collective failed or took longer than the time-out, or another process ended."""
 
 
 class RoundMissed(CommunicationFailed):
@@ -93,4 +93,4 @@ class RoundMissed(CommunicationFailed):
 
 
 class InvalidUse(PaceError, RuntimeError):
-    """A call that the runtime cannot carry out in its present state; the message says what to do instead."""
+    """A call that is not possible in the present state; the message says what to do instead."""

@@ -60,7 +60,7 @@ def attach(
             " for a model without one use pace.runtime.torch.DistributedOptimizer"
         )
     if attached(inner) is not None:
-        raise InvalidUse("PACE is attached to this model already: close() the wrapper before")
+        raise InvalidUse("PACE is already attached to this model: close() that wrapper first")
     if inner is not ddp_model and training.get("mode") != "barrier":
         log.warning(
             "pace.barrier_mode",
@@ -102,6 +102,6 @@ class AttachedOptimizer(WrappedModelOptimizer):
         """As DistributedDataParallel's ``no_sync``: the forward passes inside count."""
         parallel = self._whole()
         if not isinstance(parallel, DistributedDataParallel):
-            raise InvalidUse("the model is gone")
+            raise InvalidUse("the model no longer exists: keep a reference to it")
         with parallel.no_sync():
             yield

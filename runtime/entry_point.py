@@ -158,8 +158,8 @@ def complete_servers(given: ParameterServers, model: nn.Module | None = None) ->
     """
     if model is not None and device_of(model) is not None:
         raise InvalidOptions(
-            f"communication is {type(given).__name__} and the model is on a GPU: parameter servers sum in the"
-            " host's memory"
+            f"communication is {type(given).__name__} and the model is on a GPU, but parameter servers sum in"
+            " the host's memory: use AllReduce()"
         )
     token = given.token or os.environ.get("PACE_SERVERS_TOKEN") or None
     servers = given.servers

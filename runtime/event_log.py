@@ -15,7 +15,9 @@ from pace.log_events import LogEvent
 
 TRAINING_EVENTS = {
     "pace.no_service": LogEvent(
-        "info", "missing service job", "Service or job is not given, so the job follows a plan of its own"
+        "info",
+        "missing service job",
+        "The service or the job's name is missing, so the job makes its own plan",
     ),
     "pace.service_unavailable": LogEvent(
         "warning", "service reason", "The service did not answer at the start; the job trains and asks again"
@@ -27,7 +29,7 @@ TRAINING_EVENTS = {
         "warning", "service job reason", "The service's schedule does not fit this model or number of ranks"
     ),
     "pace.schedule_request_failed": LogEvent(
-        "warning", "reason", "Asking for a schedule failed; it is tried again"
+        "warning", "reason", "The request for a schedule failed; the job tries again"
     ),
     "pace.schedule_adopted": LogEvent("info", "round groups", "Training changes to a new schedule"),
     "pace.graph_planned": LogEvent(
@@ -38,15 +40,17 @@ TRAINING_EVENTS = {
     "pace.tuning": LogEvent(
         "info",
         "method plain_s start_bytes",
-        "A search for the plan begins; `plain_s` is the iteration time before",
+        "A search for the plan begins; `plain_s` is the iteration time before the search",
     ),
     "pace.tuning_trial": LogEvent(
-        "info", "iteration_s number *", "A proposal was timed; other fields are its sizes and order"
+        "info", "iteration_s number *", "A proposed plan was timed; other fields are its sizes and order"
     ),
     "pace.tuning_failed": LogEvent(
-        "warning", "reason", "The search stopped; the best proposals so far are compared"
+        "warning", "reason", "The search stopped early; the best proposals so far are compared"
     ),
-    "pace.mode_chosen": LogEvent("info", "mode measured_s", "The trial ended; seconds of each mode"),
+    "pace.mode_chosen": LogEvent(
+        "info", "mode measured_s", "The trial of modes ended; `measured_s` has each mode's iteration time"
+    ),
     "pace.profiling": LogEvent("info", "reason iterations", "Recording of a profile begins"),
     "pace.measuring_network": LogEvent(
         "info", "expected_s steps", "Ranks measure all-reduces, for `expected_s` spread over `steps`"
@@ -57,7 +61,9 @@ TRAINING_EVENTS = {
         "The service has scheduled the job's profile",
     ),
     "pace.profile_not_submitted": LogEvent(
-        "warning", "service job profile_sha256 reason", "The service could not be asked; it is tried again"
+        "warning",
+        "service job profile_sha256 reason",
+        "The profile could not be sent to the service; the job tries again",
     ),
     "pace.profile_refused": LogEvent("warning", "reason", "The service refused the profile"),
     "pace.profile_failed": LogEvent("warning", "reason", "No profile could be made"),
@@ -69,7 +75,7 @@ TRAINING_EVENTS = {
     "pace.drift": LogEvent(
         "info",
         "ratio against reference_s consequence",
-        "Iterations take another time than at first under this schedule",
+        "Iterations became slower or faster than at first under this schedule",
     ),
     "pace.report_sent": LogEvent(
         "info",
@@ -80,7 +86,7 @@ TRAINING_EVENTS = {
         "info", "service job measured_iteration_s reason", "The measured iteration time could not be sent"
     ),
     "pace.weights_broadcast": LogEvent(
-        "info", "changed total", "Rank 0's weights replaced different ones of other ranks"
+        "info", "changed total", "Weights of other ranks differed, and were replaced by rank 0's"
     ),
     "pace.barrier_mode": LogEvent("warning", "reason", "Training runs with a barrier"),
     "pace.memory_shared": LogEvent(
@@ -99,9 +105,9 @@ TRAINING_EVENTS = {
     "pace.compiled_in_place": LogEvent(
         "warning",
         "module consequence",
-        "`model.compile()` is right but slow; wrap what `torch.compile` returns",
+        "Training after `model.compile()` is correct but slow; wrap what `torch.compile(model)` returns",
     ),
-    "pace.not_sharded": LogEvent("info", "reason", "Updates are not sharded from the start"),
+    "pace.not_sharded": LogEvent("info", "reason", "Updates are not sharded in this job"),
     "pace.whole_updates": LogEvent("info", "reason", "Updates are no longer sharded"),
     "pace.step_skipped": LogEvent(
         "warning", "norm consequence", "A norm was not finite, so a step changed nothing; logged once"
@@ -121,7 +127,7 @@ TRAINING_EVENTS = {
     "pace.stall": LogEvent(
         "warning",
         "waiting_for peers",
-        "Training waits for a group: for how long, and what each rank has not sent",
+        "Training waits long for a group; `peers` has what each rank has not sent",
     ),
     "pace.server_links_changed": LogEvent(
         "warning",
@@ -129,16 +135,16 @@ TRAINING_EVENTS = {
         "Servers were lost or came back; training goes on with those that are left",
     ),
     "pace.server_job_failed": LogEvent("info", "job reason", "A server ended a job"),
-    "pace.caller_refused": LogEvent(
-        "warning", "caller reason", "A process with a listening port refused a caller"
-    ),
+    "pace.caller_refused": LogEvent("warning", "caller reason", "A listening process refused a connection"),
 }
 FABRIC_EVENTS = {
     "pace.fabric_host": LogEvent("info", "host part version", "A host has registered"),
     "pace.fabric_host_lost": LogEvent("warning", "host part reason", "A host's connection ended"),
     "pace.fabric_host_refused": LogEvent("error", "host reason", "The scheduler refused this host"),
     "pace.fabric_link_lost": LogEvent("debug", "other reason", "A connection to another host broke"),
-    "pace.fabric_scheduler_lost": LogEvent("warning", "host reason", "This host waits for a scheduler"),
+    "pace.fabric_scheduler_lost": LogEvent(
+        "warning", "host reason", "The connection to the scheduler ended; this host tries again"
+    ),
     "pace.fabric_failover": LogEvent(
         "warning",
         "server version resubmitted",
@@ -165,10 +171,10 @@ FABRIC_EVENTS = {
         "error", "versions", "Servers that share a model have different versions"
     ),
     "pace.fabric_scheduler_failed": LogEvent(
-        "error", "reason", "The scheduler failed by a defect; with traceback"
+        "error", "reason", "The scheduler failed because of a defect; with traceback"
     ),
     "pace.fabric_daemon_failed": LogEvent(
-        "error", "host reason", "A host's daemon failed by a defect; with traceback"
+        "error", "host reason", "A host's daemon failed because of a defect; with traceback"
     ),
     "pace.fabric_group_begins": LogEvent(
         "info", "group members round", "Enough members have joined a group to begin its rounds"

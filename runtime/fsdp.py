@@ -141,7 +141,7 @@ def attach(
     if not isinstance(inner, nn.Module):
         raise InvalidOptions(f"model is of type {type(inner).__name__}; a torch.nn.Module is needed")
     if wrapper_of(inner) is not None:
-        raise InvalidUse("PACE is attached to this model already: close() the wrapper before")
+        raise InvalidUse("PACE is already attached to this model: close() that wrapper first")
     model_wrapper = FullyShardWrapper(inner)
     if not model_wrapper.units:
         raise InvalidOptions(
@@ -168,7 +168,9 @@ def _replicas(model_wrapper: FullyShardWrapper, given: dist.ProcessGroup | None)
     if known is not None and given is not None:
         members = [dist.get_process_group_ranks(each) for each in (known, given)]
         if members[0] != members[1]:
-            raise InvalidOptions(f"replicas are ranks {members[1]}; the model's mesh says {members[0]}")
+            raise InvalidOptions(
+                f"replicas are ranks {members[1]}, but the model's mesh has {members[0]}: leave replicas out"
+            )
     found = given if known is None else known
     assert found is not None
     return found

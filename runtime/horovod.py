@@ -189,9 +189,11 @@ def _pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
 def _refuse_what_horovod_cannot_sum(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype is torch.bfloat16:
-            raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum")
+            raise InvalidOptions(f"{name} is bfloat16, which Horovod cannot sum: use float32 or float16")
         if parameter.requires_grad and parameter.is_cuda and not hvd.nccl_built():
-            raise InvalidOptions(f"{name} is on a GPU and this Horovod was built without NCCL")
+            raise InvalidOptions(
+                f"{name} is on a GPU, but this Horovod was built without NCCL: build it with NCCL"
+            )
 
 
 def _scale(options: WrapperOptions, size: int) -> float:

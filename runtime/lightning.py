@@ -64,7 +64,7 @@ class PaceStrategy(DDPStrategy):
         if len(self.optimizers) != 1:
             raise InvalidUse(
                 f"the module has {len(self.optimizers)} optimizers: with strategy='pace' one is needed, for"
-                " all parameters that are trained; several can be had with strategy='ddp'"
+                " all parameters that are trained; use strategy='ddp' for several"
             )
         if self._model_averager is not None or self._ddp_comm_hook is not None:
             raise InvalidUse(

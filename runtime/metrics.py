@@ -45,9 +45,9 @@ _GAUGES = {
 class RuntimeCollector(Collector):
     """Shows wrappers to a Prometheus registry: ``REGISTRY.register(RuntimeCollector(model=optimizer))``.
 
-    Metrics carry the labels ``optimizer``, under which the wrapper was given here, and ``rank``. What is not
-    known (a prediction without a schedule, an iteration before the second step) is left out, and so are
-    wrappers that exist no more.
+    Metrics have the labels ``optimizer``, the name that the wrapper was given here, and ``rank``. A metric
+    without a value yet (a prediction without a schedule, an iteration before the second step) is left out,
+    and so is a wrapper that no longer exists.
 
     Parameters
     ----------

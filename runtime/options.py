@@ -247,7 +247,7 @@ class Tune(NamedOptions):
         if self.method == "bayes" and importlib.util.find_spec("bayes_opt") is None:
             raise InvalidOptions(
                 'method is "bayes", and bayesian-optimization is not installed: pip install'
-                ' "pace-scheduler[tune]", or use another method, "random" say'
+                ' "pace-scheduler[tune]", or use another method, such as "random"'
             )
 
     @property
@@ -294,8 +294,8 @@ class ParameterServers(NamedOptions):
         Address under which other ranks reach this rank's colocated server. Default: PACE_SERVERS_HOST, else
         127.0.0.1, or with a token the address that reaches MASTER_ADDR.
     deterministic
-        Whether servers add in the order of ranks, so that repeated runs have equal bits. Needs memory for a
-        copy of each rank.
+        Whether servers add in the order of ranks, so that repeated runs have equal bits. Servers then keep a
+        copy of each rank's gradients.
     pacing_bytes_per_s
         Rate in bytes/s at which each end of a connection sends; `math.inf`: no limit. Default: the
         schedule's.
@@ -334,7 +334,7 @@ class ParameterServers(NamedOptions):
             require_instance("ssl_context", self.ssl_context, ssl.SSLContext, "an ssl.SSLContext")
             if self.servers == "colocated":
                 raise InvalidOptions(
-                    "ssl_context is for servers of their own: colocated ones have no certificate"
+                    "ssl_context needs servers=[HOST:PORT, ...]: colocated servers have no certificate"
                 )
         require_one_of("compression", self.compression, get_args(Compression))
 

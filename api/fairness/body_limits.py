@@ -42,7 +42,7 @@ class BodyLimits:
         if self._bodies[tenant] >= self._tenants.limits(tenant).max_bodies:
             raise QueueFull(
                 f"{self._bodies[tenant]} of your request bodies are being received, as many as a tenant may "
-                "send at once"
+                "send at once; try again when one is done"
             )
         held = HeldBody(self, tenant)
         self._bodies[tenant] += 1

@@ -45,26 +45,27 @@ class TenantEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = Field(
-        None, description="Its share of readers, solvers, database and event loop, relative to 1 of others"
+        None,
+        description="Weight of its share of readers, solvers, database and event loop; 1 by default",
     )
     max_stored_bytes: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Stored bytes, instead of `PACE_MAX_STORED_PER_TENANT_BYTES`; 0: no limit"
+        None, description="Limit on stored bytes, instead of `PACE_MAX_STORED_PER_TENANT_BYTES`; 0: no limit"
     )
     max_bodies: Count | None = Field(
-        None, description="Bodies in flight, instead of `PACE_MAX_BODIES_PER_TENANT`"
+        None, description="Limit on bodies in flight, instead of `PACE_MAX_BODIES_PER_TENANT`"
     )
     max_bodies_bytes: Count | None = Field(
-        None, description="Bytes of bodies in flight, instead of half of `PACE_MAX_BODIES_BYTES`"
+        None, description="Limit on bytes of bodies in flight, instead of half of `PACE_MAX_BODIES_BYTES`"
     )
     max_queued: Count | None = Field(
-        None, description="Waiting tasks, instead of `PACE_MAX_QUEUED_PER_TENANT`"
+        None, description="Limit on waiting tasks, instead of `PACE_MAX_QUEUED_PER_TENANT`"
     )
     max_running: Count | None = Field(
-        None, description="Running tasks, instead of `PACE_MAX_RUNNING_PER_TENANT`"
+        None, description="Limit on running tasks, instead of `PACE_MAX_RUNNING_PER_TENANT`"
     )
     max_cells: Count | None = Field(
         None,
-        description="Simulations that wait or run, instead of `PACE_MAX_CELLS_PER_TENANT`",
+        description="Limit on simulations that wait or run, instead of `PACE_MAX_CELLS_PER_TENANT`",
     )
 
 
@@ -103,9 +104,9 @@ def read_entries(path: Path) -> dict[str, TenantEntry]:
     try:
         return TypeAdapter(dict[str, TenantEntry]).validate_python(json.loads(path.read_bytes()))
     except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
     except ValueError as error:
-        raise ValueError(f"is no JSON: {error}") from None
+        raise ValueError(f"the file is not JSON: {error}") from None

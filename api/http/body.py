@@ -26,7 +26,7 @@ async def receive_small(request: Request, document: type[D]) -> D:
         gzipped = await receive_body(request, MAX_SMALL_BYTES, spool)
         body = spool.take()
     if gzipped:
-        raise UnsupportedMediaType("too small a body to be compressed")
+        raise UnsupportedMediaType("expected a body without compression, as it is small")
     assert isinstance(body.content, bytes)
     try:
         received = document.model_validate_json(body.content, strict=True)

@@ -39,7 +39,9 @@ class HostCheck:
         if scope["type"] == "http" and (self._loopback or self._allowed) and scope["path"] not in _PROBES:
             host = header(scope, b"host") or ""
             if not self.allows(host):
-                raise ForeignHost(f'this service is not called "{host[:200]}": see PACE_ALLOWED_HOSTS')
+                raise ForeignHost(
+                    f'the request is for host "{host[:200]}", which PACE_ALLOWED_HOSTS does not allow'
+                )
             origin = header(scope, b"origin")
             if origin is not None and not self._is_allowed(origin):
                 raise ForeignHost(f'pages of "{origin[:200]}" may not use this service')

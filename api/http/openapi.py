@@ -27,14 +27,20 @@ TAGS: list[dict[str, str]] = [
     {"name": "Profiles", "description": "Store profiles, and convert files of other tools to profiles."},
     {
         "name": "What-ifs",
-        "description": "Predict a job on other networks, at other scales and under policies.",
+        "description": "Predict a job on other networks, at other scales and under other policies.",
     },
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
     {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
     {"name": "Graphs", "description": "Plan graphs of sharded training within a memory budget."},
-    {"name": "Sync plans", "description": "Plan new weights for rollout engines, and streaming DiLoCo."},
+    {
+        "name": "Sync plans",
+        "description": "Plan how new weights reach rollout engines, and plan streaming DiLoCo.",
+    },
     {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
-    {"name": "Simulations", "description": "Simulate one iteration under several policies."},
+    {
+        "name": "Simulations",
+        "description": "Simulate one iteration under several policies; nothing is stored.",
+    },
     {"name": "Transfer plans", "description": "Plan transfers of updates over unequal links."},
     {"name": "Fabric runs", "description": "Simulate asynchronous training over unequal links."},
     {"name": "Tasks", "description": "Follow and cancel work that takes long."},

@@ -50,5 +50,5 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
     seen = set()
     for key, _ in pairs:
         if key in seen:
-            raise InvalidRequest(f'"{key[:200]}" is twice in one object')
+            raise InvalidRequest(f'the key "{key[:200]}" is twice in one object')
         seen.add(key)

@@ -28,7 +28,7 @@ def _read(request: FabricRunRequest, limits: ReadLimits) -> Question:
     if scenario.num_workers > MOST_WORKERS or worker_seconds > MOST_WORKER_SECONDS:
         raise ContentTooLarge(
             f"{scenario.num_workers} workers for {worker_seconds:.0f} worker-seconds; this service takes "
-            f"{MOST_WORKERS} workers and {MOST_WORKER_SECONDS} worker-seconds"
+            f"at most {MOST_WORKERS} workers and {MOST_WORKER_SECONDS} worker-seconds"
         )
     return Question(
         kind=KIND.name,
@@ -56,7 +56,8 @@ KIND = Kind(
     noun="fabric run",
     path="/v1/fabric-runs",
     title="Simulate a fabric run",
-    description="Simulate a scenario under several policies. An equal request gets the stored answer.",
+    description="Simulate asynchronous training in a scenario under several policies. An equal request gets "
+    "the stored answer.",
     example={
         "scenario": {"machines": 4, "duration_s": 5, "delay_bound": 10},
         "policies": ["mlfabric-a", "ring"],

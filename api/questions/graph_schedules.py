@@ -15,7 +15,9 @@ from pace.planning.optimize import optimize
 def refuse_large_graph(graph: CollectiveGraph, limits: ReadLimits) -> None:
     """Raise ContentTooLarge for a graph beyond the limits."""
     if len(graph.nodes) > limits.max_ops:
-        raise ContentTooLarge(f"the graph has {len(graph.nodes)} nodes; this service takes {limits.max_ops}")
+        raise ContentTooLarge(
+            f"the graph has {len(graph.nodes)} nodes; this service takes at most {limits.max_ops}"
+        )
 
 
 def _read(request: GraphScheduleRequest, limits: ReadLimits) -> Question:

@@ -23,7 +23,7 @@ def _read(request: GraphWhatIfRequest, limits: ReadLimits) -> Question:
     refuse_large_graph(graph, limits)
     if grid.num_cells > limits.max_cells:
         raise ContentTooLarge(
-            f"the grid asks for {grid.num_cells} simulations; this service takes {limits.max_cells}"
+            f"the grid asks for {grid.num_cells} simulations; this service takes at most {limits.max_cells}"
         )
     return Question(
         kind=KIND.name,

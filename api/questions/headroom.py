@@ -51,8 +51,8 @@ KIND = Kind(
     noun="headroom report",
     path="/v1/headroom",
     title="Estimate a job's headroom",
-    description="Estimate what better buckets, PACE and any schedule could gain, and where the time of a job "
-    "goes.",
+    description="Estimate what a job gains with better buckets, with PACE and with the best possible "
+    "schedule, and where its time goes.",
     example={"profile": example_profile(), "clip": True},
     request=HeadroomRequest,
     resource=HeadroomResource,

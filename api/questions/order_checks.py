@@ -14,7 +14,9 @@ def _read(request: OrderCheckRequest, limits: ReadLimits) -> Question:
     program = request.program
     size = sum(len(thread.operations) for each in program.programs for thread in each.threads)
     if size > limits.max_ops:
-        raise ContentTooLarge(f"the program has {size} operations; this service takes {limits.max_ops}")
+        raise ContentTooLarge(
+            f"the program has {size} operations; this service takes at most {limits.max_ops}"
+        )
     return Question(
         kind=KIND.name,
         options=json.dumps({"streams": request.streams, "launch_slots": request.launch_slots}),
@@ -45,8 +47,8 @@ KIND = Kind(
     noun="order check",
     path="/v1/order-checks",
     title="Check a job's order of collectives",
-    description="Prove that a job's collectives cannot hang, or show which rank waits in which collective "
-    "for whom.",
+    description="Prove that a job's collectives cannot hang, or show which ranks wait for one another, and "
+    "in which collectives.",
     example={"program": _EXAMPLE},
     request=OrderCheckRequest,
     resource=OrderCheckResource,

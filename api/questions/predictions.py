@@ -15,10 +15,10 @@ from pace.documents.throughput.steps import parse_steps
 def _read(request: PredictionRequest, limits: ReadLimits) -> Question:
     steps, options = request.steps, request.options
     if len(steps.ops) > limits.max_ops:
-        raise ContentTooLarge(f"a step has {len(steps.ops)} ops; this service takes {limits.max_ops}")
+        raise ContentTooLarge(f"a step has {len(steps.ops)} ops; this service takes at most {limits.max_ops}")
     simulations = options.num_points * options.seeds
     if simulations > limits.max_cells:
-        raise ContentTooLarge(f"{simulations} simulations; this service takes {limits.max_cells}")
+        raise ContentTooLarge(f"{simulations} simulations; this service takes at most {limits.max_cells}")
     return Question(
         kind=KIND.name,
         # Without fields that say nothing, the version before can do tasks of this one.

@@ -74,7 +74,7 @@ def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
         ("gradients", len(profile.gradients), limits.max_gradients),
     ):
         if count > limit:
-            raise ContentTooLarge(f"the profile has {count} {what}; this service takes {limit}")
+            raise ContentTooLarge(f"the profile has {count} {what}; this service takes at most {limit}")
     refuse_lookalikes(profile)
     document = compact_profile(profile).encode()
     return ReceivedProfile(

@@ -44,19 +44,19 @@ def _refuse_large(sync: AnySync, limits: ReadLimits) -> None:
         counts = {"tensors": len((sync.sync if isinstance(sync, DeltaSync) else sync).tensors)}
     for what, count in counts.items():
         if count > limits.max_gradients:
-            detail = f"the document has {count} {what}; this service takes {limits.max_gradients}"
+            detail = f"the document has {count} {what}; this service takes at most {limits.max_gradients}"
             raise ContentTooLarge(detail)
     if isinstance(sync, OuterSync) and len(sync.layers) * sync.period_steps > MOST_LAYER_STEPS:
         raise ContentTooLarge(
             f"the document has {len(sync.layers)} layers and period_steps {sync.period_steps}; "
-            f"this service takes a product of {MOST_LAYER_STEPS}"
+            f"their product may be at most {MOST_LAYER_STEPS}"
         )
     if isinstance(sync, Resharding):
         cells, hosts = num_cells(sync), len(sync.senders) + len(sync.receivers)
         if cells * hosts > MOST_BOX_HOSTS:
             raise ContentTooLarge(
                 f"shards of {hosts} senders and receivers cut the tensors into {cells} boxes; "
-                f"this service takes a product of {MOST_BOX_HOSTS}"
+                f"the product of both numbers may be at most {MOST_BOX_HOSTS}"
             )
 
 

@@ -31,7 +31,7 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
         searched = grid.num_cells // max(len(grid.bandwidth_gbps), 1) * BRACKETS
     if grid.num_cells + searched > limits.max_cells:
         counted = f"{grid.num_cells + searched} simulations"
-        raise ContentTooLarge(f"the grid asks for {counted}; this service takes {limits.max_cells}")
+        raise ContentTooLarge(f"the grid asks for {counted}; this service takes at most {limits.max_cells}")
     if request.profile is not None:
         grid.refuse_misfits(request.profile)
     question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)

@@ -187,4 +187,4 @@ def _read_position(cursor: str, asked: JobQuery) -> tuple[Any, str]:
             raise ValueError(cursor)
         return number, job
     except CURSOR_ERRORS:
-        raise InvalidRequest("cursor: not one that this service gave for this order") from None
+        raise InvalidRequest("cursor: expected one that this service gave for the same order") from None

@@ -86,7 +86,7 @@ class ObjectStore:
             answer = self._client.get_object(Bucket=self.location.bucket, Key=self._path(key))
             document = answer["Body"].read()
         if hashlib.sha256(document).hexdigest() != key.partition("-")[2]:
-            raise ObjectLost(f"object {key} is not what was stored")
+            raise ObjectLost(f"object {key} differs from what was stored")
         return document
 
     def whole(self, held: H) -> H:

@@ -60,7 +60,7 @@ def _position(cursor: str) -> tuple[datetime, str]:
             raise ValueError(cursor)
         return read_moment(created_at), row_id
     except CURSOR_ERRORS:
-        raise InvalidRequest("cursor: not one that this service gave") from None
+        raise InvalidRequest("cursor: expected one that this service gave") from None
 
 
 def read_moment(text: str) -> datetime:

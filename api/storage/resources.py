@@ -173,7 +173,7 @@ class ResourceStore:
             row = connection.execute(select(*_REPORT).where(ReportRecord.id == new_id)).one()
         before = ReportResource(**row._mapping)
         if before.model_dump(exclude={"created_at"}) != stored.model_dump(exclude={"created_at"}):
-            raise InvalidRequest("Idempotency-Key: it was sent with another report before")
+            raise InvalidRequest("Idempotency-Key: it came with another report before; use a new one")
         return before
 
     def list_reports(

@@ -75,7 +75,9 @@ class DatabaseThreads:
         if not self._opened:
             raise StorageTimeout(f"{self._name} does not answer; ask again later")
         if self._num_waiting >= _MOST_WAITING:
-            raise StorageTimeout(f"{self._num_waiting} requests wait for {self._name} already")
+            raise StorageTimeout(
+                f"{self._num_waiting} requests wait for {self._name} already; try again later"
+            )
         self._num_waiting += 1
         try:
             call = partial(self._timed, partial(function, *arguments, **named), current_meter())

@@ -30,5 +30,5 @@ def plan_of(body: bytes | Path, gzipped: bool, max_bytes: int) -> bytes:
         ("hosts", len(request.network.hosts), MOST_HOSTS),
     ):
         if count > most:
-            raise ContentTooLarge(f"the request has {count} {what}; this service takes {most}")
+            raise ContentTooLarge(f"the request has {count} {what}; this service takes at most {most}")
     return plan_transfers(request.network, request.batch, request.options).to_json()

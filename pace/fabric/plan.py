@@ -66,7 +66,9 @@ def plan_transfers(
             problem.updates, ordering.commits, problem.capacities, aggregators, size=problem.size
         )
         if made is None:
-            raise InvalidFabric("no transfer of the kept updates ends: links are without any rate")
+            raise InvalidFabric(
+                "no kept update ever arrives, because its links have no rate: raise the rates of the network"
+            )
         server = made
         if chosen.order == "search":
             listed = _as_listed(problem, ordering)
@@ -85,14 +87,14 @@ def plan_transfers(
 def _ordered(problem: FabricProblem, options: TransferOptions) -> Ordering:
     if options.order == "search":
         if options.rule != "strict" or options.late not in ("drop", "pace"):
-            raise InvalidOptions('order "search" goes with rule "strict" and late "drop" or "pace"')
+            raise InvalidOptions('order "search" needs rule "strict" and late "drop" or "pace"')
         return search_order(problem.updates, problem.capacities)
     return order_updates(problem.updates, problem.capacities, rule=options.rule, late=options.late)
 
 
 def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering, Aggregation]:
     if options.rule != "strict" or options.late not in ("drop", "pace"):
-        raise InvalidOptions('order "exact" goes with rule "strict" and late "drop" or "pace"')
+        raise InvalidOptions('order "exact" needs rule "strict" and late "drop" or "pace"')
     from pace.fabric.solver.exact import solve_exactly  # its libraries are large
 
     try:

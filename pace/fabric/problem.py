@@ -80,7 +80,9 @@ def problem_of(network: FabricNetwork, batch: UpdateBatch) -> FabricProblem:
     """Return what the solver needs; raises InvalidFabric if the two do not fit."""
     number = {host.name: place for place, host in enumerate(network.hosts)}
     if batch.divergence is not None and network.replica is None:
-        raise InvalidFabric("the batch bounds the divergence from a replica, and the network has none")
+        raise InvalidFabric(
+            "the batch bounds the divergence of a replica, but the network has none: add a replica to it"
+        )
     limit = batch.sum_size.at_most_bytes
     return FabricProblem(
         network=network,

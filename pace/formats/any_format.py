@@ -46,7 +46,7 @@ def read_any(
     if len(paths) > 1:
         kinds = ", ".join(f"{Path(path).name}: {told}" for told, found in by_format.items() for path in found)
         raise FormatError(
-            paths[0], f"several files are the Kineto traces of one job's ranks; these are {kinds}"
+            paths[0], f"several files must be the Kineto traces of one job's ranks; these are {kinds}"
         )
     ((told, (path,)),) = by_format.items()
     if execution_trace is not None or parameters is not None:
@@ -60,11 +60,12 @@ def _sizes(
     """Return the file that gives the sizes of gradients, among those named and the one of its option."""
     found = [*by_format.pop(told, []), *([] if given is None else [given])]
     if len(found) > 1:
-        raise FormatError(found[1], f"a second {told}: one holds for all ranks")
+        raise FormatError(found[1], f"a second {told}: give only one, which is for all ranks")
     if told == "parameters" and by_format:
         other, paths = next(iter(by_format.items()))
         raise FormatError(
-            paths[0], f"this is a file of another kind ({other}) among the traces of a job's ranks"
+            paths[0],
+            f"this is a file of another kind ({other}) among the traces of a job's ranks: leave it out",
         )
     return found[0] if found else None
 

@@ -52,14 +52,14 @@ def read_cost_csv(path: str | Path) -> CostLog:
     for line, row in rows:
         position = f"line {line}"
         if len(row) != len(header):
-            raise FormatError(path, f"{len(row)} cells under {len(header)} columns", position)
+            raise FormatError(path, f"expected {len(header)} cells, but the row has {len(row)}", position)
         cells = dict(zip(header, row, strict=True))
         size = number(cells[size_column], path, size_column, position) * _SIZES[size_column]
         samples.append((size, number(cells[time_column], path, time_column, position) * _TIMES[time_column]))
         if "workers" in cells:
             workers.add(whole_number(cells["workers"], path, "workers", position))
     if len(workers) > 1:
-        raise FormatError(path, f"measurements of several numbers of workers: {sorted(workers)}")
+        raise FormatError(path, f"several numbers of workers, {sorted(workers)}: make one file for each")
     return cost_log(path, "CSV", samples, workers.pop() if workers else None)
 
 

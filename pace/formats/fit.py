@@ -93,7 +93,9 @@ def fit_cost(
         raise InvalidOptions("the logs do not say how many workers took part: give their number")
     if len(said) > 1:
         shown = ", ".join(f"{log.path}: {log.workers}" for log in logs if log.workers is not None)
-        raise InvalidOptions(f"the logs are of different numbers of workers ({shown})")
+        raise InvalidOptions(
+            f"the logs are of different numbers of workers ({shown}): fit each number separately"
+        )
     samples = sorted(sample for log in logs for sample in log.samples)
     affine, error = _affine(np.array(samples))
     return FittedCost(

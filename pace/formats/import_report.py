@@ -83,7 +83,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if "clock" not in report:
         return
     if report["tied_parameters"]:
-        yield f"tied         {report['tied_parameters']} of them of parameters that several layers share"
+        yield f"tied         gradients of parameters that several layers share: {report['tied_parameters']}"
     wall = report["step_wall_s"]
     yield (
         f"step         {wall * 1e3:.2f} ms, the median of {report['steps']}; on the {report['clock']} clock "

@@ -61,7 +61,7 @@ def read_layer_csv(
     for line, row in rows[1:]:
         position = f"line {line}"
         if len(row) != len(header):
-            raise FormatError(path, f"{len(row)} cells under {len(header)} columns", position)
+            raise FormatError(path, f"expected {len(header)} cells, but the row has {len(row)}", position)
         cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
         previous = (layers[-1].name,) if layers else ()
         layers.append(_layer(path, cells, position, previous))

@@ -189,7 +189,7 @@ def _row(path: str | Path, place: int, row: Any) -> dict[str, Any]:
             path, f'"{row["kind"]}" is no collective; there are {", ".join(COLLECTIVES)}', f"[{place}]"
         )
     if row["kind"] in COLLECTIVES and not row.keys() >= {"group", "in_bytes"}:
-        raise FormatError(path, "a collective has group and in_bytes", f"[{place}]")
+        raise FormatError(path, "a collective must have group and in_bytes", f"[{place}]")
     return row
 
 
@@ -255,8 +255,7 @@ def _communicators(
             if best is not None:
                 warn(
                     path,
-                    f"{best.path.name} has no row of {kind} for group {group}: "
-                    "the list's own times are taken",
+                    f"{best.path.name} has no row of {kind} for group {group}: the list's own times are used",
                 )
         yield Communicator(name=group, ranks=ranks, wire=group, costs=(*costs, *own))
 

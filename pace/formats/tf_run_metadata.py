@@ -105,7 +105,7 @@ def read_tf_run_metadata(
     whole = [step for step in whole if _has_servers_rows(step)]
     if not whole:
         raise FormatError(
-            where, f"none of {len(traced)} steps is complete: rows of transfers or servers lack"
+            where, f"none of {len(traced)} steps is complete: rows of transfers or servers are missing"
         )
     dropped = len(traced) - len(whole)
     if dropped:
@@ -114,7 +114,7 @@ def read_tf_run_metadata(
     rate = bytes_per_s
     if rate is None:
         rate = _busy_rate(where, whole)
-        warn(where, f"no rate of the link was given; {rate:.4g} bytes/s while transfers were under way")
+        warn(where, f"no rate of the link was given; the recorded transfers have {rate:.4g} bytes/s")
     servers = 1 + max((op.server or 0 for op in ops), default=0)
     asked = {key.removeprefix(_ASKING) for key in order if key.startswith(_ASKING)}
     pulls: dict[int, list[str]] = {}

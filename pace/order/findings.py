@@ -109,7 +109,7 @@ class _Words:
             kind="order",
             ranks=(rank,),
             title=f'threads "{first.thread}" and "{second.thread}" of rank {rank} share a group or a stream: '
-            "the order of their operations is up to chance",
+            "the order of their operations depends on chance",
             lines=tuple(lines),
             operations=(_at(rank, first), _at(rank, second)),
         )

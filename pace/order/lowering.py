@@ -75,7 +75,8 @@ class _RankLowering:
             if others:
                 raise InvalidJobProgram(
                     f'rank {self._rank}: thread "{reader}" waits for all that is enqueued so far, also by '
-                    f'thread "{min(others)}", which is up to chance: wait for an operation by its name'
+                    f'thread "{min(others)}", and how much that is depends on chance: '
+                    "wait for an operation by its name"
                 )
 
     def _thread(self, name: str) -> int:

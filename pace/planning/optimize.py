@@ -63,7 +63,9 @@ def optimize(profile: Profile | CollectiveGraph, options: Options | None = None)
     if exchange != "servers" and (
         options.cluster is not None or options.partition_bytes is not None or options.discipline != "overtake"
     ):
-        raise InvalidOptions('cluster, partition_bytes and discipline belong to exchange "servers"')
+        raise InvalidOptions(
+            'cluster, partition_bytes and discipline need exchange "servers": leave them out'
+        )
     return _PLANNERS[exchange](profile, options)
 
 

@@ -244,7 +244,7 @@ def entry_of(name: str, exchange: Exchange | None = None) -> PolicyEntry:
             return entry
     if name in REGISTRY and apart is None:
         needed = REGISTRY[name][0].exchange
-        raise InvalidOptions(f'policy "{name}" simulates exchange "{needed}" only: ask for this exchange')
+        raise InvalidOptions(f'policy "{name}" simulates exchange "{needed}" only: choose this exchange')
     known, where = POLICIES, ""
     if apart is not None:
         known, where = policies_for(apart), f" of {'servers' if apart == 'servers' else 'graphs'}"

@@ -68,7 +68,7 @@ def connect(
             notsent_bytes=notsent_bytes,
         )
     except OSError as error:
-        raise CommunicationFailed(f"{address.name} is not to be trusted: {error}") from error
+        raise CommunicationFailed(f"{address.name} cannot be trusted: {error}") from error
     late = threading.Timer(max(introduced_by - time.monotonic(), 0.0), stream.shutdown)
     late.daemon = True
     if hello_s is not None:  # signs of life must not prolong it

@@ -125,7 +125,8 @@ class Recorder:
             raise InvalidOptions(f"iterations={iterations} and warmup={warmup}: each must be at least 1")
         if any(hasattr(module, "_orig_mod") for module in model.modules()):
             raise InvalidOptions(
-                "the model is compiled: capture it before torch.compile, which hooks take apart"
+                "the model is compiled, and hooks would break its graphs apart: capture it before "
+                "torch.compile"
             )
         if not units and any(hasattr(parameter, "placements") for parameter in model.parameters()):
             raise InvalidOptions("the model's parameters are sharded: capture is for whole models")

@@ -62,7 +62,9 @@ class StepRecorder:
         if isinstance(segments, SupportsIndex):  # NumPy's whole numbers are no int
             segments = [ExchangedSegment(name="model", size_bytes=segments.__index__())]
         if sum(segment.size_bytes for segment in segments) <= 0:
-            raise InvalidOptions("a worker that exchanges no bytes with servers is not theirs: give segments")
+            raise InvalidOptions(
+                "the segments have no bytes: give those that the worker exchanges with servers"
+            )
         self._segments = segments
         self._servers = 1 + max(segment.server for segment in segments) if servers is None else servers
         self._count = count

@@ -90,7 +90,7 @@ class ElasticOuterStep:
             This member's share, for example the tokens that it has seen.
         """
         if not self._member.round:
-            raise InvalidUse("step before join: the worker is no member of a group")
+            raise InvalidUse("step() before join(): the worker is in no group yet")
         change = self._outer.change()
         update = self._feedback.compress(change) if self._form != "float32" else change
         assert not isinstance(update, NarrowUpdate) or update.form == self._form

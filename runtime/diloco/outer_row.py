@@ -64,7 +64,9 @@ class OuterRow:
         """
         row = state["row"]
         if row.shape != self.row.shape:
-            raise InvalidUse(f"a state of {row.numel():,} parameters, the model has {self.row.numel():,}")
+            raise InvalidUse(
+                f"the state has {row.numel():,} parameters, but the model has {self.row.numel():,}"
+            )
         with torch.no_grad():
             self.row.copy_(row)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -95,5 +97,5 @@ def whole_model(model: nn.Module) -> list[ParameterPart]:
     """
     parts = [ParameterPart(each, 0, each.numel()) for each in model.parameters()]
     if not parts:
-        raise InvalidUse("a model without parameters")
+        raise InvalidUse("the model has no parameters")
     return parts

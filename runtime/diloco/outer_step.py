@@ -83,7 +83,9 @@ class OuterStep(Closing):
         name: str = "outer",
     ) -> None:
         if not 0 <= mix <= 1 or members < 1:
-            raise InvalidUse(f"mix {mix:g} and members {members}: from 0 to 1, and at least 1, are needed")
+            raise InvalidUse(
+                f"mix is {mix:g} and members is {members}: a mix from 0 to 1 and at least 1 member are needed"
+            )
         self._members, self._mix, self._name = members, mix, name
         self._agreed = False
         self._steps, self._period = 0, 1 if plan is None else plan.period_steps

@@ -42,9 +42,11 @@ def torchft_arguments(plan: OuterPlan) -> TorchftArguments:
     )  # by when they are applied; boundary 0 is the end of the last turn
     ends = [(fragment.send_step + delay - 1) % steps + 1 for fragment in turns]
     if steps % count or ends != list(range(steps // count, steps + 1, steps // count)):
-        raise ScheduleMismatch(f"fragments are applied after steps {ends}, torchft needs equal turns{hint}")
+        raise ScheduleMismatch(
+            f"fragments are applied after steps {ends}, torchft needs equal intervals{hint}"
+        )
     if delay >= steps // count:
-        raise ScheduleMismatch(f"a delay of {delay} steps is not less than a turn{hint}")
+        raise ScheduleMismatch(f"a delay of {delay} steps is not less than the interval of fragments{hint}")
     seen: set[str] = set()
     for fragment in turns:
         for part in fragment.parts:

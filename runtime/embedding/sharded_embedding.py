@@ -86,7 +86,7 @@ class ShardedEmbedding(nn.Module):
         if name is not None:
             require_text("name", name)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise InvalidOptions(f"padding_idx is {padding_idx}: there are {num_embeddings} rows")
+            raise InvalidOptions(f"padding_idx is {padding_idx}, but there are {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.include_last_offset = include_last_offset
         self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None

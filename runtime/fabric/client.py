@@ -161,7 +161,7 @@ class FabricClient(Closing):
             When the update is not finite, or sparse: the mean of all members rarely is.
         """
         if isinstance(update, SparseUpdate):
-            raise InvalidUse("a sparse update in an all-reduce: give update.dense()")
+            raise InvalidUse("an all-reduce takes no sparse update: give update.dense()")
         held, data = self.hold(update, 0, weight, "pseudo-gradient")
         with self._lock:
             self._rounds[name] = self._rounds.get(name, 0) + 1
@@ -211,7 +211,10 @@ class FabricClient(Closing):
         if not row.size or not np.isfinite(norm):
             raise InvalidUse(f"an update of {row.size} numbers and norm {norm}; finite numbers are needed")
         if not (weight > 0 and np.isfinite(weight)) or version < 0:
-            raise InvalidUse(f"weight {weight!r} and version {version!r}: positive and at least 0 are needed")
+            raise InvalidUse(
+                f"weight is {weight!r} and version is {version!r}: a positive weight and a version of at "
+                "least 0 are needed"
+            )
         with self._lock:
             self._updates += 1
             name = update_id(self.worker, self._start, self._updates)
@@ -284,7 +287,7 @@ class FabricClient(Closing):
         """
         self.wait(answer, number, what, timeout_s)
         if answer.incoming is None:
-            raise CommunicationFailed(f"{what} cannot be had: {answer.reason}")
+            raise CommunicationFailed(f"{what} is not available: {answer.reason}")
         return answer.incoming
 
     def wait(self, answer: DaemonAnswer, number: int, what: str, timeout_s: float | None) -> None:
@@ -292,7 +295,7 @@ class FabricClient(Closing):
         limit = self._timeout_s if timeout_s is None else timeout_s
         try:
             if not answer.event.wait(limit):
-                raise CommunicationFailed(f"{what} did not come within {limit:g} s")
+                raise CommunicationFailed(f"{what} did not arrive within {limit:g} s")
         finally:
             with self._lock:
                 self._answers.pop(number, None)

@@ -194,7 +194,9 @@ class HeldModel:
             When the value does not fit the model.
         """
         if len(value) != (1 + order.exact) * len(self.weights):
-            raise InvalidUse(f"{order.key} has {len(value):,} numbers, the model {len(self.weights):,}")
+            raise InvalidUse(
+                f"{order.key} has {len(value):,} numbers, but the model has {len(self.weights):,}"
+            )
         # A failover can leave the model older than what an update was computed from: that is no delay.
         delays = [max(self.version + place - m.version, 0) for place, m in enumerate(order.members)]
         if order.delay_bound is not None:
@@ -257,7 +259,9 @@ class HeldModel:
         """Replace everything by a whole snapshot."""
         both = np.frombuffer(snapshot, dtype=np.float32, offset=_WHOLE_HEAD)
         if len(both) != 2 * len(self.weights):
-            raise InvalidUse(f"a snapshot of {len(both) // 2:,} numbers, the model has {len(self.weights):,}")
+            raise InvalidUse(
+                f"the snapshot has {len(both) // 2:,} numbers, but the model has {len(self.weights):,}"
+            )
         self.version = int.from_bytes(snapshot[:_WHOLE_HEAD], "big")
         self.weights = both[: len(self.weights)].copy()
         self.history = both[len(self.weights) :].copy()

@@ -141,7 +141,9 @@ class SparseUpdate:
 def add_sparse(parts: Sequence[SparseUpdate], factors: Sequence[float]) -> SparseUpdate:
     """Return the sum of factors times parts, from the first to the last, in float32."""
     if len({part.numbers for part in parts}) > 1:
-        raise InvalidUse(f"parts of models of {sorted({part.numbers for part in parts})} numbers")
+        raise InvalidUse(
+            f"the parts are of models of different sizes: {sorted({part.numbers for part in parts})} numbers"
+        )
     each = [part.places for part in parts]
     places = np.unique(np.concatenate(each))
     total = np.zeros(len(places), dtype=np.float32)

@@ -21,7 +21,7 @@ def row_of(model: nn.Module) -> Vector:
     """
     rows = [parameter.detach().to("cpu", torch.float32).reshape(-1) for parameter in model.parameters()]
     if not rows:
-        raise InvalidUse("a model without parameters")
+        raise InvalidUse("the model has no parameters")
     row: Vector = torch.cat(rows).numpy().copy()
     return row
 
@@ -36,7 +36,7 @@ def load_row(model: nn.Module, row: Vector) -> None:
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     if total != len(row):
-        raise InvalidUse(f"a model of {total:,} parameters, and a row of {len(row):,}")
+        raise InvalidUse(f"the model has {total:,} parameters, but the row has {len(row):,}")
     flat, position = torch.from_numpy(row.copy()), 0
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,7 +89,7 @@ class AsynchronousWorker:
     def push(self, *, weight: float = 1.0) -> UpdateTicket:
         """Push what training has changed since ``pull``."""
         if self._begun is None:
-            raise InvalidUse("push before pull: there is nothing to compare with")
+            raise InvalidUse("push() before pull(): there is no model to compare with yet")
         change = row_of(self._model) - self._begun
         update: Vector | SparseUpdate | NarrowUpdate = change
         if self._feedback is not None:

@@ -293,5 +293,5 @@ def _refuse_other_passes() -> None:
     ):
         if is_on:
             raise InvalidUse(
-                f"torch._inductor.config.{name} moves collectives that PACE plans: turn it off, or PACE"
+                f"torch._inductor.config.{name} moves collectives that PACE plans: turn one of the two off"
             )

@@ -56,7 +56,7 @@ class CompilingRanks:
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             raise CommunicationFailed(
-                f"the ranks did not all come to {what} within {self._timeout.total_seconds():g} s: {first}"
+                f"the ranks did not all reach {what} within {self._timeout.total_seconds():g} s: {first}"
             ) from error
         return found
 

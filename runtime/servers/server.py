@@ -102,7 +102,7 @@ class Server(Closing):
                 raise WireFault("the server is closing")
             if job not in self.sessions:
                 if len(self.sessions) >= _MOST_SESSIONS:
-                    raise WireFault(f"{_MOST_SESSIONS} jobs are here already")
+                    raise WireFault(f"this server already has {_MOST_SESSIONS} jobs, as many as it takes")
                 self.sessions[job] = self.session_type(
                     job,
                     size,

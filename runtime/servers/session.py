@@ -110,9 +110,12 @@ class Session:
             if self.ended or self.failure is not None:
                 raise WireFault(f"the job has ended: {self.failure or 'all workers have left'}")
             if greeting.size != self.size:
-                raise WireFault(f"rank {greeting.rank} counts {greeting.size} workers, others {self.size}")
+                raise WireFault(
+                    f"rank {greeting.rank} says that there are {greeting.size} workers, "
+                    f"the others say {self.size}"
+                )
             if greeting.rank in self._joined:
-                raise WireFault(f"rank {greeting.rank} is here already")
+                raise WireFault(f"rank {greeting.rank} is already connected")
             self._joined.add(greeting.rank)
             member = self.members[greeting.rank] = Member(greeting, stream, self)
             first = Frame(kind=FrameKind.WELCOME)

@@ -66,12 +66,16 @@ class StateAssembly:
             if shard is None:
                 raise ScheduleMismatch(f'the sender has tensor "{box.name}", which is not expected here')
             if box.whole_shape != shard.whole:
-                raise ScheduleMismatch(f'tensor "{box.name}" has shape {box.whole_shape}, here {shard.whole}')
+                raise ScheduleMismatch(
+                    f'tensor "{box.name}" has shape {box.whole_shape} at the sender, but {shard.whole} here'
+                )
             part = self._wanted(box, shard)
             if part is not None:
                 claimed.append((box.name, part, sender))
             elif self.plan_sha256 is not None:
-                raise ScheduleMismatch(f'a box of tensor "{box.name}" is not wanted here')
+                raise ScheduleMismatch(
+                    f'the sender sends a box of tensor "{box.name}" that is not wanted here'
+                )
         with self._lock:
             taken: dict[str, list[tuple[Spans, str]]] = {}
             for claims in self._claims.values():

@@ -82,7 +82,7 @@ class StateReceiver(Closing):
     def _take(self, order: RelayOrder) -> BucketTaker:
         layout = read_layout(order.layout)
         if layout.sizes != order.sizes:
-            raise ScheduleMismatch("the sender's layout and its buckets have other sizes")
+            raise ScheduleMismatch("the sender's layout and its buckets have different sizes")
         if layout.base is not None:
             if self._expected is not None and any(each.mesh is not None for each in self._expected.values()):
                 raise WholeWanted("shards are received here, and deltas are of whole tensors")

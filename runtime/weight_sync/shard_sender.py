@@ -105,7 +105,7 @@ class ShardSender(Closing):
             dtype, whole = dtypes[box.tensor]
             shard = held.get(box.tensor)
             if shard is None:
-                raise ScheduleMismatch(f'the plan sends tensor "{box.tensor}", which is not here')
+                raise ScheduleMismatch(f'the plan sends tensor "{box.tensor}", which this rank does not have')
             if shard.whole != whole or shard.dtype is not getattr(torch, dtype):
                 raise ScheduleMismatch(
                     f'tensor "{box.tensor}" is {shard.dtype} of shape {shard.whole} here; the plan is for '

@@ -149,7 +149,7 @@ def read_layout(text: str) -> StateLayout:
     try:
         return StateLayout.model_validate_json(text)
     except ValidationError as error:
-        raise InvalidUse(f"the sender's layout cannot be: {explain(error)}") from None
+        raise InvalidUse(f"the sender's layout is not valid: {explain(error)}") from None
 
 
 def described(state: Mapping[str, Any]) -> tuple[StateTensor, ...]:

@@ -148,8 +148,8 @@ def test_archives_that_are_no_job_are_refused_by_name(service: Caller, tmp_path:
     for at in (whole.index(b"PK\x03\x04") + 6, whole.index(b"PK\x01\x02") + 8):
         encrypted[at] |= 1
     for content, words in (
-        (tar_of({**files, "a/vgg16.json": vgg16}), "a/vgg16.json: several files are the Kineto traces"),
-        (tar_of({"one.json": vgg16, "two.json": vgg16}), "one.json: several files are the Kineto traces"),
+        (tar_of({**files, "a/vgg16.json": vgg16}), "a/vgg16.json: several files must be the Kineto traces"),
+        (tar_of({"one.json": vgg16, "two.json": vgg16}), "one.json: several files must be the Kineto traces"),
         (tar_of({**files, "bad.json": b'{"traceEvents": [1]}'}), "bad.json, traceEvents[0]: "),
         (tar_of({"a.json": shapes, "b.json": shapes, **files}), "a.json, b.json: each is a"),
         (tar_of({"a.json": shapes, "p.json": b'[["w", [3], "torch.float32"]]'}), "run: no Kineto trace"),
@@ -163,7 +163,7 @@ def test_archives_that_are_no_job_are_refused_by_name(service: Caller, tmp_path:
         assert "pace-import" not in detail
     assert refused(send(service, whole, format="layers", filename="run"))[1:] == (
         "invalid-options",
-        "format: layers is read from one file, and 2 were sent",
+        "format: layers is read from one file, but 2 were sent",
     )
     for name in ("../../etc/rank0.json", "/tmp/rank0.json", "\udcff\n"):
         taken = tar_of({name: files["rank0.json"], "rank1.json": files["rank1.json"]})

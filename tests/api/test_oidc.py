@@ -150,7 +150,7 @@ def test_settings_of_an_issuer_are_checked() -> None:
     """No audience and no https are refused."""
     with pytest.raises(InvalidOptions, match="PACE_OIDC_AUDIENCE: PACE_OIDC_ISSUER needs it"):
         load_settings(oidc_issuer="https://issuer.example")
-    with pytest.raises(InvalidOptions, match="PACE_OIDC_ISSUER: give an https URL"):
+    with pytest.raises(InvalidOptions, match="PACE_OIDC_ISSUER: expected an https URL"):
         load_settings(oidc_issuer="http://issuer.example", oidc_audience="x")
     load_settings(oidc_issuer="http://127.0.0.1:1", oidc_audience="x")
 

@@ -178,7 +178,7 @@ def test_the_file_of_tenants_is_read_and_checked(tmp_path: Path) -> None:
     for text, message in (
         ('{"vision": {"wieght": 4}}', "vision.wieght"),
         ('{"vision": {"weight": 0}}', "vision.weight"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ):
         path.write_text(text)
         with pytest.raises(InvalidOptions, match=message):

@@ -132,7 +132,7 @@ def test_the_client_returns_what_the_library_would(service: Caller) -> None:
             client.plan_sync(lost)
         with pytest.raises(InvalidSync, match="two layers are named"):
             client.plan_sync(outer_sync().model_copy(update={"layers": outer_sync().layers[:1] * 2}))
-        with pytest.raises(InvalidSync, match="3 fragments divide; period_steps is 20"):
+        with pytest.raises(InvalidSync, match="a multiple of its 3 fragments; it is 20"):
             client.plan_sync(outer_sync(cutting="none"), torchft=True)
 
 

@@ -21,14 +21,15 @@ Order = Annotated[
         " `schedules`, `predicted`, `measured` or `drift`. Jobs without a report come last in the last three."
     ),
 ]
-Reverse = Annotated[bool, Query(description="The smallest first; names from Z to A")]
+Reverse = Annotated[bool, Query(description="Reverse the order: smallest first, names from Z to A")]
 MinDrift = Annotated[
     float | None,
     Query(
         ge=0,
         le=1000,
         allow_inf_nan=False,
-        description="Only jobs whose newest report is off its prediction by this share or more, such as 0.1",
+        description="Only jobs whose newest report differs from its prediction by this share or more, "
+        "for example 0.1",
     ),
 ]
 

@@ -59,7 +59,7 @@ async def create_windows(request: Request, service: RunningService, principal: S
         if found is None:
             raise NotFound(f'there is no schedule "{asked.schedule_id}"')
         if found.input_sha256 != asked.profile_id:
-            raise InvalidRequest(f"schedule_id: this schedule is for the profile {found.input_sha256}")
+            raise InvalidRequest(f"schedule_id: this schedule is for another profile, {found.input_sha256}")
         schedule = found.document
     return PreparedAnswer.of(
         await service.compute(windows, profile.document, schedule, asked, tenant=tenant)

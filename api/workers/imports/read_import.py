@@ -121,14 +121,16 @@ def _job(files: list[UnpackedFile], asked: ImportQuestion) -> Profile:
     from pace.formats.kineto import read_kineto
 
     if asked.format not in ("auto", "kineto"):
-        raise InvalidOptions(f"format: {asked.format} is read from one file, and {len(files)} were sent")
+        raise InvalidOptions(f"format: {asked.format} is read from one file, but {len(files)} were sent")
     parts: defaultdict[FileRole, list[UnpackedFile]] = defaultdict(list)
     for file in files:
         parts[_role(file)].append(file)
     for role in _SIZES:
         if len(parts[role]) > 1:
             named = ", ".join(each.name for each in parts[role])
-            raise InvalidFile(f"{named}: each is a {role} file, and one holds for all ranks")
+            raise InvalidFile(
+                f"{named}: each is a {role} file, but one is for all ranks: send only one of them"
+            )
     if not parts["rank"]:
         raise InvalidFile(f"{asked.filename}: no Kineto trace is among the files")
     execution_trace, parameters = (parts[role][0].path if parts[role] else None for role in _SIZES)
@@ -150,8 +152,8 @@ def _role(file: UnpackedFile) -> FileRole:
             return role
         case other:
             raise InvalidFile(
-                f"{file.name}: several files are the Kineto traces of one job's ranks, with an execution "
-                f"trace or a list of parameters where they lack sizes; this one is a {other}"
+                f"{file.name}: several files must be the Kineto traces of one job's ranks, with an execution "
+                f"trace or a list of parameters if they lack sizes; this one is a {other}"
             )
 
 

@@ -18,8 +18,8 @@ from pace.terminal.number_lists import read_numbers
 from pace.terminal.reporting import judged, reported
 
 app = CommandLine(
-    help="Plan streaming DiLoCo: fragments of the model, when and over which link each is sent, and the "
-    "utilization, which is the share of time that workers compute."
+    help="Plan streaming DiLoCo: fragments, when each is sent over which link, and the utilization.\n\n"
+    "The utilization is the share of time in which workers compute."
 )
 
 SHOWN_FRAGMENTS = 24

@@ -93,7 +93,9 @@ def read_flight_recorder(paths: Sequence[str | Path], *, groups: GivenGroups | N
     for path in map(Path, paths):
         rank = _rank_of(path)
         if rank in dumps:
-            raise FormatError(path, f"rank {rank} is also that of {dumps[rank].path}")
+            raise FormatError(
+                path, f"rank {rank} is also the rank of {dumps[rank].path}: give one dump for each rank"
+            )
         dumps[rank] = _read_dump(path)
     members = _members(dumps, groups or {})
     calls: dict[int, list[_Recorded]] = {rank: [] for rank in dumps}
@@ -132,7 +134,7 @@ def _rank_of(path: Path) -> int:
     stem = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pickle").removesuffix(".pkl")
     digits = re.search(r"(\d+)$", stem)
     if digits is None:
-        raise FormatError(path, "the name of a dump ends with its rank, for example trace_rank_3")
+        raise FormatError(path, "expected a name that ends with the rank, for example trace_rank_3")
     return int(digits[1])
 
 

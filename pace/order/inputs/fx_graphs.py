@@ -198,7 +198,7 @@ def _call(reader: _Reader, name: str, op: str, call: ast.Call, stack: tuple[str,
         if isinstance(each, ast.Constant) and isinstance(each.value, str)
     ]
     if not texts:
-        raise FormatError(reader.path, f'"{name}" calls {op} of no group', f"line {call.lineno}")
+        raise FormatError(reader.path, f'"{name}" calls {op} without a process group', f"line {call.lineno}")
     group, place = str(texts[-1][0]), texts[-1][1]  # a reduction such as "sum" comes before it
     size: int | None = None
     before = call.args[place - 1] if place else None

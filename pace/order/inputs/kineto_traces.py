@@ -48,7 +48,11 @@ def read_kineto_order(paths: Sequence[str | Path], *, groups: GivenGroups | None
                 path, "the trace does not say its rank: record it with torch.distributed set up"
             )
         if trace.rank in traces:
-            raise FormatError(path, f"rank {trace.rank} is also that of {traces[trace.rank].path}")
+            raise FormatError(
+                path,
+                f"rank {trace.rank} is also the rank of {traces[trace.rank].path}: give one trace for each "
+                "rank",
+            )
         traces[trace.rank] = trace
     issued = issued_collectives(traces)
     if not any(issued.values()):

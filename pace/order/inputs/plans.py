@@ -136,7 +136,9 @@ def _of_wrappers(wrappers: Sequence[Schedule]) -> JobProgram:
 def _with_replicas(job: JobProgram, wrappers: Sequence[Schedule]) -> JobProgram:
     """Return two replicas of a job, joined by the wrappers' all-reduces."""
     if any(each.exchange == "servers" for each in wrappers):
-        raise InvalidJobProgram("a schedule with servers does not join the replicas of a graph")
+        raise InvalidJobProgram(
+            "a schedule with servers does not fit the replicas of a graph: give one with all-reduces"
+        )
     size = 1 + max(rank for program in job.programs for rank in program.ranks)
     names = _names(wrappers)
     threads = tuple(thread_of_schedule(name, each) for name, each in zip(names, wrappers, strict=True))

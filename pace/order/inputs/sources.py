@@ -57,7 +57,7 @@ def read_job_program(paths: Sequence[str | Path], *, groups: GivenGroups | None 
         case ("job program",):
             raise InvalidJobProgram(f"one job program is needed (got {len(paths)} files)")
     told = ", ".join(f"{Path(path).name}: {kind}" for path, kind in zip(paths, kinds, strict=True))
-    raise InvalidJobProgram(f"files of one job are of one kind; these are {told}")
+    raise InvalidJobProgram(f"files of one job must be of one kind; these are {told}")
 
 
 def kind_of_input(path: str | Path) -> InputKind:
@@ -83,6 +83,6 @@ def kind_of_input(path: str | Path) -> InputKind:
     if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         raise FormatError(
             path,
-            "it is no job program, schedule, graph, FX graph, Kineto trace or dump of the flight recorder",
+            "expected a job program, schedule, graph, FX graph, Kineto trace or dump of the flight recorder",
         )
     return "job program"

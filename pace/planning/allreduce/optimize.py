@@ -84,7 +84,7 @@ def _refuse_misfits(options: Options) -> None:
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
         )
     if options.oracle != "lp" and options.lp_solver != "scipy":
-        raise InvalidOptions(f'lp_solver "{options.lp_solver}" goes with oracle "lp"')
+        raise InvalidOptions(f'lp_solver "{options.lp_solver}" needs oracle "lp"')
     if options.framework is not None:
         if options.slot_s is not None:
             raise InvalidOptions(f'framework "{options.framework}" does not cut groups: leave slot_s out')
@@ -99,7 +99,7 @@ def _refuse_misfits(options: Options) -> None:
             )
     if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
         raise InvalidOptions(
-            "max_segment_bytes and scenarios do not go with slot_s: leave them out, or leave slot_s out"
+            "max_segment_bytes and scenarios cannot be combined with slot_s: leave them or slot_s out"
         )
     if options.scenarios == 0 and options.jitter > 0:
         raise InvalidOptions("jitter needs scenarios: give their number, for example 50")

@@ -56,8 +56,8 @@ def plan_fsdp2(
     blocks, passes, choice = best
     if choice.cost[0]:
         raise InvalidOptions(
-            f"a memory budget of {memory_bytes:,} bytes is too small for FSDP2: the least settings need "
-            f"{choice.peak_bytes:,} bytes; allow at least that"
+            f"a memory budget of {memory_bytes:,} bytes is too small for FSDP2: the "
+            f"most economical settings need {choice.peak_bytes:,} bytes; allow at least that"
         )
     ahead = 1 if choice.forward is None else choice.forward.values[0]
     behind, buffers, apart = (1, 1, False) if choice.backward is None else choice.backward.values

@@ -120,13 +120,17 @@ def run_server_policy(
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     if staleness is not None and (staleness < 0 or consistency != "sync"):
         raise InvalidOptions(
-            f"staleness is {staleness} in {consistency} mode: expected at least 0, and sync mode"
+            f"staleness is {staleness} with consistency {consistency}: expected at least 0, and "
+            "consistency sync"
         )
     traffic = policy.traffic(profile, cluster)
     rules = traffic.rules
     behind = UNBOUNDED if consistency == "async" else staleness or 0
     if rules.step_barrier and behind:
-        raise InvalidOptions("a policy with a barrier at every step has no stale pulls: use sync mode")
+        raise InvalidOptions(
+            "a policy with a barrier at every step has no stale pulls: "
+            "use consistency sync, without staleness"
+        )
     workers = profile.workers
     parts = ServerParts.of(ServersProblem.of(profile, cluster), traffic, cluster.exchange.servers)
     window_ends = np.zeros((iterations, workers))

@@ -63,7 +63,7 @@ def plan_outer(problem: OuterSync, *, torchft: bool = False) -> OuterPlan:
         count, steps = len(problem.layers), problem.period_steps
         if steps % count:
             raise InvalidSync(
-                f"torchft needs a period that {count} fragments divide; period_steps is {steps}"
+                f"torchft needs a period_steps that is a multiple of its {count} fragments; it is {steps}"
             )
         delay = min(problem.max_delay_steps, steps // count - 1)
         best, method = torchft_fragments(problem, count, delay), "torchft's turns"

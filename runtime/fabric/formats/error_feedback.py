@@ -31,7 +31,7 @@ class NarrowUpdate:
         """Return a row in a format; raises InvalidUse when a number is not finite, or beyond the format."""
         flat = np.ascontiguousarray(row, dtype=np.float32).reshape(-1)
         if not np.isfinite(flat).all():
-            raise InvalidUse(f"an update of {flat.size:,} numbers of which some are not finite")
+            raise InvalidUse(f"the update of {flat.size:,} numbers has some that are not finite")
         return cls(flat.size, form, encode(flat, form))
 
     def dense(self) -> Vector:
@@ -63,7 +63,7 @@ class ErrorFeedback:
             raise InvalidOptions(f"form is {form!r}: float32, float16, bfloat16 or int8 is needed")
         if share is not None and (form != "float32" or not 0 < share <= 1):
             raise InvalidOptions(
-                f"share is {share} and form {form}: a share from 0 to 1 is needed, of float32 numbers"
+                f"share is {share} and form is {form}: a share from 0 to 1 is needed, and form float32"
             )
         self._form, self._share = form, share
         self._left: Vector | None = None
@@ -84,7 +84,9 @@ class ErrorFeedback:
         """
         row = np.ascontiguousarray(update, dtype=np.float32).reshape(-1)
         if self._left is not None and len(row) != len(self._left):
-            raise InvalidUse(f"an update of {len(row):,} numbers after one of {len(self._left):,}")
+            raise InvalidUse(
+                f"the update has {len(row):,} numbers, but the one before had {len(self._left):,}"
+            )
         if not len(row) or not np.isfinite(row).all():
             raise InvalidUse(f"an update of {len(row):,} numbers; finite numbers are needed")
         whole = row.copy() if self._left is None else row + self._left

@@ -134,7 +134,7 @@ class GroupMember:
             When the update is not finite, or this worker has not joined.
         """
         if not self._round:
-            raise InvalidUse(f"a round of group {self._group} before join()")
+            raise InvalidUse(f"a round of group {self._group} before join(): call join() first")
         held, data = None, None
         if update is not None:
             held, data = self._fabric.hold(update, 0, weight, "pseudo-gradient")
@@ -186,4 +186,4 @@ class GroupMember:
             self._round = 0
             raise RoundMissed(answer.group.reason)
         if answer.reason:
-            raise CommunicationFailed(f"{what} cannot be had: {answer.reason}")
+            raise CommunicationFailed(f"{what} is not available: {answer.reason}")

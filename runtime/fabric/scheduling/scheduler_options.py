@@ -66,12 +66,13 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         if self.exact_momentum and self.merge == "weighted-mean":
             raise InvalidOptions(
-                "exact momentum makes a step of every update, a weighted mean one of all: choose one"
+                "exact momentum takes a step for each update, a weighted mean one for all: choose one of them"
             )
 
         if self.servers > 1 and self.divergence is not None:
             raise InvalidOptions(
-                f"a model that is split over {self.servers} servers keeps no replica: give no divergence"
+                f"a model that is split over {self.servers} servers cannot have a replica: "
+                "leave divergence out"
             )
 
     @property

@@ -105,7 +105,9 @@ class UpdateTickets:
     def fail_misfits(self, numbers: int) -> None:
         """End the tickets of updates that are for a model of another size."""
         for update in [each for each in self.pending.values() if each.held.numbers != numbers]:
-            self._fail(update, f"the update has {update.held.numbers:,} numbers, the model {numbers:,}")
+            self._fail(
+                update, f"the update has {update.held.numbers:,} numbers, but the model has {numbers:,}"
+            )
 
     def fail_all(self, reason: str) -> None:
         """End the tickets of all that wait."""

@@ -109,7 +109,7 @@ class BlockFile:
         try:
             layout = BlockLayout.model_validate_json(order.layout)
         except ValidationError as error:
-            raise InvalidUse(f"weights that do not come as blocks of a file: {explain(error)}") from None
+            raise InvalidUse(f"the sender's weights are not blocks of a file: {explain(error)}") from None
         spans = [layout.span(block) for block in layout.sent]
         blocks = -(-layout.size_bytes // layout.block_bytes)
         if (
@@ -117,7 +117,7 @@ class BlockFile:
             or any(block >= blocks for block in layout.sent)
             or tuple(end - begin for begin, end in spans) != tuple(order.sizes)
         ):
-            raise InvalidUse("weights whose blocks do not fit their sizes")
+            raise InvalidUse("the weights' blocks do not fit their sizes")
         try:
             self.part.open("ab").close()
         except OSError as error:

@@ -130,7 +130,7 @@ class WeightSender(Closing):
         """
         largest = max(source.sizes, default=0)
         if source.credit_bytes is not None and largest > source.credit_bytes:
-            raise InvalidUse(f"a bucket has {largest:,} bytes, and credit_bytes is {source.credit_bytes:,}")
+            raise InvalidUse(f"a bucket has {largest:,} bytes, but credit_bytes is {source.credit_bytes:,}")
         if not 0 <= version < 2**53:
             raise InvalidUse(f"version {version}: give a number from 0 to 2^53 - 1")
         sent, received = dict.fromkeys([self.SENDER, *self._places], 0), dict.fromkeys(self._places, 0)

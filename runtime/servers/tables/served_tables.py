@@ -216,7 +216,7 @@ class ServedTables:
                 )
             if known is None:
                 if len(self._tables) >= _MOST_TABLES:
-                    raise InvalidOptions(f"a job has at most {_MOST_TABLES} tables")
+                    raise InvalidOptions(f"a job may have at most {_MOST_TABLES} tables")
                 taken = sum(each.table.size_bytes for each in self._tables.values())
                 table = RowTable(spec, server, num_servers, most_bytes=self._most_bytes - taken)
                 if spec.restore is not None:

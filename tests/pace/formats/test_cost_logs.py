@@ -173,11 +173,11 @@ def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
     [
         ("bytes,watts\n1,2\n", "line 1: expected one time column"),
         ("bytes,seconds,ms\n1,2,3\n", "line 1: expected one time column"),
-        ("bytes,seconds\n1,2\n3\n", "line 3: 1 cells under 2 columns"),
+        ("bytes,seconds\n1,2\n3\n", "line 3: expected 2 cells, but the row has 1"),
         ("bytes,seconds\n1,nan\n", "line 2: seconds is 'nan'"),
         ("bytes,seconds\n1,0\n2,0\n", "every measured time is 0"),
         ("bytes,seconds\n", "no all-reduce measurements"),
-        ("bytes,seconds,workers\n1,1,2\n1,1,4\n", r"several numbers of workers: \[2, 4\]"),
+        ("bytes,seconds,workers\n1,1,2\n1,1,4\n", r"several numbers of workers, \[2, 4\]"),
         ("hello world\n", "not a log of a known tool"),
     ],
 )

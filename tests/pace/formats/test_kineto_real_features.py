@@ -209,7 +209,7 @@ def test_a_tied_parameter_is_told_by_what_the_engine_adds(tmp_path: Path) -> Non
     profile = _read(tmp_path, events)
     assert profile.metadata["tied_parameters"] == 1
     lines = "\n".join(report_lines(import_report(profile)))
-    assert "1 of them of parameters that several layers share" in lines
+    assert "gradients of parameters that several layers share: 1" in lines
     plain = _read(tmp_path, kineto_events())
     assert plain.metadata["tied_parameters"] == 0
     assert "tied" not in "\n".join(report_lines(import_report(plain)))

@@ -87,7 +87,7 @@ def test_without_inputs_layers_follow_one_another(tmp_path: Path) -> None:
         (CSV.replace("400,", "4.5,"), "line 2: parameter_bytes is '4.5': expected a whole number"),
         (CSV.replace("left,3", "left,nan"), "line 3: forward_ms is 'nan'"),
         (CSV.replace("left,3", "left,-3"), "line 3: forward_ms is '-3'"),
-        (CSV + "x,1\n", "line 6: 2 cells under 5 columns"),
+        (CSV + "x,1\n", "line 6: expected 5 cells, but the row has 2"),
         (CSV + ",1,2,4,\n", "line 6: a layer has no name"),
         (CSV + '"x,1,2,4,\n', "not a CSV table"),
         ("name,forward_s,backward_s,parameters,dtype\na,1,2,3,float7\n", "line 2: unknown dtype 'float7'"),

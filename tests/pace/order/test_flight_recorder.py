@@ -109,7 +109,7 @@ def test_refusals(tmp_path: Path) -> None:
         check_order([first, gap])
     nameless = tmp_path / "dump"
     nameless.write_bytes(first.read_bytes())
-    with pytest.raises(FormatError, match="ends with its rank"):
+    with pytest.raises(FormatError, match="ends with the rank"):
         check_order([nameless])
 
 

@@ -122,7 +122,7 @@ def test_what_is_no_graph(tmp_path: Path) -> None:
         ("import torch\nclass A:\n    'def forward(self'", "it has no forward"),
         (
             "import torch\ndef forward(self, x):\n    a = torch.ops._c10d_functional.all_reduce.default(x)",
-            "of no group",
+            "without a process group",
         ),
         (
             "import torch\nclass A:\n    def forward(self, x):\n        return x",

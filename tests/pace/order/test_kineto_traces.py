@@ -121,7 +121,7 @@ def test_what_traces_must_say(tmp_path: Path) -> None:
     first = trace(tmp_path, 0, [one])
     for files, error, words in (
         ([first, trace(tmp_path, None, [one])], FormatError, "does not say its rank"),
-        ([first, first], FormatError, "rank 0 is also that of"),
+        ([first, first], FormatError, "rank 0 is also the rank of"),
         ([first], FormatError, "rank 0 alone"),
         (
             [trace(tmp_path, 0, [op("aten::mm")]), trace(tmp_path, 1, [op("aten::mm")])],

@@ -90,7 +90,7 @@ def test_memory_is_kept_or_refused() -> None:
     bounded = plan_fsdp2([slow], free.peak_bytes - FULL, unit_collectives=1)
     assert bounded.peak_bytes is not None
     assert bounded.peak_bytes <= free.peak_bytes - FULL
-    with pytest.raises(InvalidOptions, match="too small for FSDP2: the least settings need"):
+    with pytest.raises(InvalidOptions, match="too small for FSDP2: the most economical settings need"):
         plan_fsdp2([slow], 1, unit_collectives=1)
 
 

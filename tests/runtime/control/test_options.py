@@ -119,7 +119,7 @@ def _any(kind: Any) -> Any:
         ),
         (
             lambda: _any(ParameterServers)(servers="colocated", ssl_context=ssl.create_default_context()),
-            "ssl_context is for servers of their own: colocated ones have no certificate",
+            "ssl_context needs servers=[HOST:PORT, ...]: colocated servers have no certificate",
         ),
         (
             lambda: _any(WrapperOptions)(plan="s.json"),

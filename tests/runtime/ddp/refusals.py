@@ -105,7 +105,7 @@ def nested(rank: int) -> None:
 
 REFUSALS: Refusals = (
     (without_ddp, "a torch DistributedDataParallel is needed"),
-    (twice, "attached to this model already"),
+    (twice, "already attached to this model"),
     (ignored, "are ignored"),
     (mixed_precision, "torch.autocast"),
     (other_hook, "compression="),

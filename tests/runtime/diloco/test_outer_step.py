@@ -279,9 +279,9 @@ def test_other_models_and_exchanges_are_refused() -> None:
         step(nn.Sequential(*list(build_model())[:4]))
     with pytest.raises(InvalidUse, match='link "wan" of the plan has no exchange'):
         step(build_model(), exchange={"lan": mean})
-    with pytest.raises(InvalidUse, match="mix 2"):
+    with pytest.raises(InvalidUse, match="mix is 2"):
         step(build_model(), mix=2.0)
-    with pytest.raises(InvalidUse, match="without parameters"):
+    with pytest.raises(InvalidUse, match="the model has no parameters"):
         OuterStep(nn.Tanh(), outer_optimizer, mean, members=1)
 
 

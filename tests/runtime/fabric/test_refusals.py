@@ -28,8 +28,8 @@ def test_an_update_of_another_size_fails_with_both_sizes(tmp_path: Path) -> None
         assert right.wait().outcome == "committed"
         ends = [short.wait(), sparse.wait()]
         assert [end.outcome for end in ends] == ["failed", "failed"]
-        assert ends[0].reason == "the update has 999 numbers, the model 1,000"
-        assert ends[1].reason == "the update has 1,004 numbers, the model 1,000"
+        assert ends[0].reason == "the update has 999 numbers, but the model has 1,000"
+        assert ends[1].reason == "the update has 1,004 numbers, but the model has 1,000"
 
 
 def test_late_updates_are_committed_with_less_weight(tmp_path: Path) -> None:

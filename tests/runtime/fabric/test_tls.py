@@ -23,7 +23,7 @@ def test_updates_are_added_and_committed_through_tls(tmp_path: Path) -> None:
     with Fabric(
         tmp_path, 4, options, without_server=True, numbers=50_000, tls=tls_contexts(tmp_path)
     ) as fabric:
-        with pytest.raises(CommunicationFailed, match="is not to be trusted"):
+        with pytest.raises(CommunicationFailed, match="cannot be trusted"):
             FabricClient(fabric.place("h0"), token=TOKEN, ssl_context=ssl.create_default_context())
         tickets = [fabric.push(fabric.client(number)) for number in range(4)]
         fabric.wait(lambda status: status["pending"] == 4)
@@ -48,7 +48,7 @@ def test_weights_are_handed_on_through_tls(tmp_path: Path) -> None:
         places = [place(first.address, "first"), place(second.address, "second")]
         with WeightSender(places, token=TOKEN, ssl_context=ssl.create_default_context()) as stranger:
             failed = stranger.distribute(DATA, 1, timeout_s=WITHIN_S).failed
-            assert all("is not to be trusted" in failed[name] for name in ("first", "second"))
+            assert all("cannot be trusted" in failed[name] for name in ("first", "second"))
         with WeightSender(places, token=TOKEN, ssl_context=trusting) as sender:
             report = sender.distribute(DATA, 2, timeout_s=WITHIN_S)
             assert report.failed == {}

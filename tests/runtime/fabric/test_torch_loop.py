@@ -76,7 +76,7 @@ def test_an_asynchronous_worker_moves_the_server(tmp_path: Path) -> None:
     with Fabric(tmp_path, 1, SchedulerOptions(tick_s=0.02), numbers=10) as fabric:
         model = build()
         worker = AsynchronousWorker(model, fabric.client(0), most_under_way=0)
-        with pytest.raises(InvalidUse, match="push before pull"):
+        with pytest.raises(InvalidUse, match=r"push\(\) before pull"):
             worker.push()
         for version in range(3):
             assert worker.pull() == version

@@ -127,7 +127,7 @@ def test_a_bucket_larger_than_the_credit_is_refused_at_once() -> None:
             credit_bytes=2000,
         )
         with WeightSender([place(receiver.address, "host")], token=TOKEN) as sender:
-            with pytest.raises(InvalidUse, match="a bucket has 3,000 bytes, and credit_bytes is 2,000"):
+            with pytest.raises(InvalidUse, match="a bucket has 3,000 bytes, but credit_bytes is 2,000"):
                 sender.distribute_buckets(source, 1, timeout_s=WITHIN_S)
             assert sender.distribute(b"next", 2, timeout_s=WITHIN_S).failed == {}
         assert receiver.receive(WITHIN_S).version == 2

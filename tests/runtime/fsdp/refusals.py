@@ -160,10 +160,10 @@ def plain_wrapper(_rank: int) -> None:
 REFUSALS: Refusals = (
     (not_sharded, "pace.runtime.torch.DistributedOptimizer"),
     (no_model, "a torch.nn.Module is needed"),
-    (twice, "attached to this model already"),
+    (twice, "already attached to this model"),
     (several_groups, "2 groups of parameters"),
     (no_replicas, "give replicas="),
-    (other_replicas, "the model's mesh says"),
+    (other_replicas, "the model's mesh has"),
     (different_meshes, "all units need the same replicas"),
     (own_hook, "a hook for all-reduces is set"),
     (later_hook, "set_all_reduce_hook() after"),

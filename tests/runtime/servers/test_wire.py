@@ -266,9 +266,9 @@ def test_a_worker_that_lies_is_named(server: Server, frame: Frame) -> None:
 def test_a_rank_cannot_come_twice(server: Server) -> None:
     """The second caller of a rank is refused; the first goes on."""
     first = Worker(server, 0, 2, token="secret")
-    with pytest.raises(CommunicationFailed, match="rank 0 is here already"):
+    with pytest.raises(CommunicationFailed, match="rank 0 is already connected"):
         Worker(server, 0, 2, token="secret")
-    with pytest.raises(CommunicationFailed, match="counts 3 workers"):
+    with pytest.raises(CommunicationFailed, match="says that there are 3 workers"):
         Worker(server, 1, 3, token="secret")
     second = Worker(server, 1, 2, token="secret")
     for worker in (first, second):

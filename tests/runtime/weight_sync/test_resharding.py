@@ -142,7 +142,7 @@ def test_other_plans_and_unknown_parts_are_refused(engine: StateReceiver) -> Non
         assert "a part of version 1 was refused" in waiting.result().failed["engine"]
         with pytest.raises(ScheduleMismatch, match=r'"w" is torch\.float32'):
             first.send({"w": weights().float()}, 2)
-        with pytest.raises(ScheduleMismatch, match='sends tensor "w", which is not here'):
+        with pytest.raises(ScheduleMismatch, match='sends tensor "w", which this rank does not have'):
             first.send({"v": weights()}, 2)
     with pytest.raises(InvalidUse, match='sends to receiver "engine": give its address'):
         ShardSender("a", plan, {})

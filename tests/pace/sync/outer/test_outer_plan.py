@@ -148,7 +148,7 @@ def test_torchft_plans_have_its_form() -> None:
     assert delay == min(5, turn - 1)
     assert sorted((each.send_step + delay) % 60 for each in plan.fragments) == list(range(0, 60, turn))
     assert {fragment.link for fragment in plan.fragments} == {"fast"}
-    with pytest.raises(InvalidSync, match="a period that 13 fragments divide"):
+    with pytest.raises(InvalidSync, match="a multiple of its 13 fragments"):
         plan_outer(small_outer(cutting="none"), torchft=True)
     assert plan.predicted.utilization <= plan_outer(problem).predicted.utilization
 
