@@ -226,6 +226,8 @@ def _share(address: str, owner: int) -> Connection:
                 os.kill(owner, 0)
             except ProcessLookupError:
                 sys.exit(0)
+            if not Path(address).exists():  # the owner has ended, and may not be waited for by anybody
+                sys.exit(0)
             if not readable:
                 continue
             connection, _ = listener.accept()
