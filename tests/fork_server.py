@@ -29,11 +29,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 # The folder of the servers that processes with tests share, and the process whose end is theirs.
 _SHARED = "PACE_TEST_SERVERS"
 _LOOK_EVERY_S = 1.0
+# Where tests and those who start servers find modules.
+_ROOT = Path(__file__).resolve().parents[1]
+# Less than a test may take, so that its failure has the log.
+_START_S = 250.0
+_LOG_CHARACTERS = 4000
 
 
 @contextlib.contextmanager
@@ -62,6 +67,8 @@ class ForkServer:
         self.module = module
         self.hash_seed = hash_seed
         self._connection: Connection | None = None
+        self._num_lost = 0
+        self._log: Path | None = None
         self._shared: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._asked = 0
@@ -80,36 +87,49 @@ class ForkServer:
         """
         output.touch()  # whoever reads it finds it
         pid = self.ask("fork", list(arguments), str(output), dict(environment))
-        return ForkedProcess(self, pid)
+        return ForkedProcess(self, pid, self._num_lost)
 
     def load(self, module: str) -> None:
         """Load one more module, which processes find from now on."""
         self.ask("load", module)
 
     def ask(self, kind: str, *arguments: Any) -> Any:
-        """Send the server a request and return its answer."""
+        """Send the server a request and return its answer.
+
+        Raises
+        ------
+        RuntimeError
+            If the server ends meanwhile, or has ended, with the end of its log. The next request starts
+            another.
+        """
         with self._lock:
             if self._connection is None:
                 self._connection = self._start()
             self._asked += 1
-            self._connection.send((self._asked, kind, *arguments))
-            while True:
-                number, answer = self._connection.recv()
-                # An earlier one is that of a request that a test's time-out interrupted.
-                if number == self._asked:
-                    return answer
+            try:
+                self._connection.send((self._asked, kind, *arguments))
+                while True:
+                    number, answer = self._connection.recv()
+                    # An earlier one is that of a request that a test's time-out interrupted.
+                    if number == self._asked:
+                        return answer
+            except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+                self._connection.close()
+                self._connection = None
+                self._num_lost += 1
+                said = "standard error" if self._log is None else _tail(self._log)
+                raise RuntimeError(f"what forks {self.module} has ended; its log:\n{said}") from error
+
+    def has_lost(self, num_lost: int) -> bool:
+        """Whether the server has ended since as many as these had."""
+        return self._num_lost != num_lost
 
     def _start(self) -> Connection:
         if _SHARED in os.environ:
             return self._connect(*os.environ[_SHARED].split(" ", 1))
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, __file__, self.module, str(theirs.fileno())],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(self.hash_seed)},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            process = self._popen(str(theirs.fileno()), pass_fds=[theirs.fileno()])
         connection = Connection(ours.detach())
         atexit.register(_end, process, connection)
         return connection
@@ -118,24 +138,59 @@ class ForkServer:
         address, lock, log = (
             Path(folder, f"{self.module}-{self.hash_seed}{kind}") for kind in ("", ".lock", ".log")
         )
+        self._log = log
+        deadline = time.monotonic() + _START_S
         with lock.open("w") as locked, log.open("a") as output:
-            fcntl.flock(locked, fcntl.LOCK_EX)
-            if not address.exists():
+            while not _is_locked(locked):
+                assert time.monotonic() < deadline, f"another process starts it for long:\n{_tail(log)}"
+                time.sleep(0.02)
+            if (connection := _connected(address)) is None:
+                # Those of one that has ended.
+                for left in (address, Path(f"{address}.new")):
+                    left.unlink(missing_ok=True)
                 # It outlives this process, if others are still at work.
-                self._shared = subprocess.Popen(
-                    [sys.executable, __file__, self.module, str(address), owner],
-                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(self.hash_seed)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
+                self._shared = self._popen(
+                    str(address), owner, stdout=output, stderr=output, start_new_session=True
                 )
-                while not address.exists():
-                    assert self._shared.poll() is None, log.read_text()
+                deadline = time.monotonic() + _START_S
+                while (connection := _connected(address)) is None:
+                    assert self._shared.poll() is None, _tail(log)
+                    assert time.monotonic() < deadline, f"it does not listen yet:\n{_tail(log)}"
                     time.sleep(0.02)
-        connection = socket.socket(socket.AF_UNIX)
+        return connection
+
+    def _popen(self, *place: str, **options: Any) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, __file__, self.module, *place],
+            cwd=_ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(self.hash_seed)},
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Lock a file, unless another process has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _connected(address: Path) -> Connection | None:
+    """Return a connection, or None if nobody listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
         connection.connect(str(address))
-        return Connection(connection.detach())
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return Connection(connection.detach())
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-_LOG_CHARACTERS:]
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
@@ -146,14 +201,23 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
 class ForkedProcess:
     """A process that a fork server started."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
+    def __init__(self, server: ForkServer, pid: int, num_lost: int) -> None:
         self.pid = pid
         self._server = server
+        self._num_lost = num_lost
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal; None while it runs.
+
+        Raises
+        ------
+        RuntimeError
+            If the server that forked it has ended, which alone could know.
+        """
         if self._exit_code is None:
+            if self._server.has_lost(self._num_lost):
+                raise RuntimeError(f"what forked process {self.pid} has ended; its exit code is unknown")
             self._exit_code = self._server.ask("poll", self.pid)
         return self._exit_code
 
@@ -174,6 +238,10 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End it if it runs, as a crash would (kill -9), and wait until it has ended."""
+        if self._exit_code is None and self._server.has_lost(self._num_lost):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            return
         while self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -198,7 +266,7 @@ def _serve(connection: Connection) -> list[str]:
             connection.send((number, os.waitstatus_to_exitcode(status) if found else None))
             continue
         if kind == "load":
-            with contextlib.suppress(ImportError):  # an error of the process that needs it
+            with contextlib.suppress(Exception):  # an error of the process that needs it
                 importlib.import_module(arguments[0])
             gc.freeze()
             connection.send((number, None))
@@ -268,7 +336,7 @@ def _main(module: str, place: str, *owner: str) -> CodeType:
     The place is a descriptor that is connected, or the address at which processes with tests connect.
     """
     # Modules are loaded from the root of the repository, as tests are.
-    sys.path[0] = str(Path(__file__).parents[1])
+    sys.path[0] = str(_ROOT)
     program = importlib.import_module(module)
     program.load()
     connection = _share(place, int(owner[0])) if owner else Connection(int(place))

@@ -34,6 +34,7 @@ _FUNCTIONS = {
 COMMANDS = ("python", *_FUNCTIONS)
 _SOCKET = "PACE_TEST_PROGRAMS"
 _END_S = 20.0
+_START_S = 250.0  # less than a test may take, so that its failure has the log
 
 _ASK = f"""#!{sys.executable} -IS
 import json, os, signal, socket, struct, sys
@@ -94,9 +95,11 @@ class Programs:
         for module in self._modules:
             _SERVER.load(module)
         self._process = _SERVER.fork([str(self._address)], output=self._log, environment=os.environ)
+        deadline = time.monotonic() + _START_S
         try:
             while not self._address.exists():
                 assert self._process.poll() is None, self._log.read_text()
+                assert time.monotonic() < deadline, f"no socket yet:\n{self._log.read_text()}"
                 time.sleep(0.01)
         except BaseException:  # as a test's time-out
             self.__exit__()
