@@ -41,12 +41,19 @@ FAILURES_IN_AN_HOUR = 20
 
 
 class Counted(NamedTuple):
-    """Outer rounds and local rounds that ended in some time, and workers that were killed meanwhile."""
+    """Outer rounds and local rounds that ended in some time, and workers that were killed meanwhile.
+
+    Attributes
+    ----------
+    local_after_kill
+        Local rounds of killed workers that ended after the worker was killed.
+    """
 
     seconds: float
     outer: int
     local: int
     killed: int
+    local_after_kill: int
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
@@ -145,9 +152,13 @@ class Job:
     def run(self, seconds: float, every_s: float | None, chance: random.Random) -> Counted:
         """Count rounds, while workers are killed every `every_s` seconds."""
         before, began, killed = len(self._lines()), time.monotonic(), 0
+        first_after: dict[str, int] = {}  # by worker: where its lines after its first kill begin
         while (now := time.monotonic() - began) < seconds:
             if every_s and now >= (killed + 1) * every_s:
-                self._workers[chance.randrange(len(self._workers))].kill()
+                number = chance.randrange(len(self._workers))
+                self._workers[number].kill()
+                self._workers[number].join()
+                first_after.setdefault(str(number), len(self._lines()) - before)
                 killed += 1
             for number, worker in enumerate(self._workers):
                 if not worker.is_alive():  # killed, or ended by an error of its own
@@ -156,7 +167,10 @@ class Job:
             time.sleep(0.05)
         lines = self._lines()[before:]
         outer = len({outer for _, outer in lines})
-        return Counted(time.monotonic() - began, outer, len(lines), killed)
+        after_kill = sum(
+            place >= first_after.get(number, len(lines)) for place, (number, _) in enumerate(lines)
+        )
+        return Counted(time.monotonic() - began, outer, len(lines), killed, after_kill)
 
 
 def measured(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
