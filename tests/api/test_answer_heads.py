@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from asyncio import Protocol
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -79,3 +79,30 @@ def test_an_invalid_header_is_never_sent() -> None:
     with _served(make_protocol(60.0, 100)) as listener:
         for _ in range(2):
             assert _said(listener, b"GET /invalid HTTP/1.1\r\nHost: here\r\n\r\n") == b""
+
+
+def test_what_is_answered_at_once_does_not_reach_the_application() -> None:
+    """The application gets the other requests of the connection, before such an answer and after it."""
+    marker = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\nat once"
+
+    def at_once(
+        received: bytes, _general: Iterable[tuple[bytes, bytes]], write: Callable[[bytes], object]
+    ) -> bool:
+        if received.startswith(b"GET /marked "):
+            write(marker)
+            return True
+        return False
+
+    with (
+        _served(make_protocol(60.0, 100, at_once)) as listener,
+        socket.create_connection(listener.getsockname(), timeout=60) as connection,
+        connection.makefile("rb") as answers,
+    ):
+        for path in ("whole", "marked", "marked", "whole"):
+            connection.sendall(f"GET /{path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+            if path == "marked":
+                assert answers.read(len(marker)) == marker
+                continue
+            head = b"".join(iter(answers.readline, b"\r\n"))
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert answers.read(len(_BODY)) == _BODY
