@@ -44,6 +44,9 @@ FAULT_S = 2.0
 SHORTEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 READY_TIMEOUT_S = 120.0
+SAMPLE_S = 0.1
+# Of a service's memory: 15 s, of which the first five are its warm-up.
+LEAST_SAMPLES = 150
 
 
 def kill_workers(service: ServiceProcess) -> None:
@@ -130,6 +133,12 @@ def growth(sizes: list[int]) -> float:
     return statistics.median(sizes[2 * third :]) / statistics.median(sizes[third : 2 * third]) - 1
 
 
+def sample(services: Sequence[ServiceProcess], sizes: Sequence[list[int]]) -> None:
+    """Add what each service's memory is now, in bytes."""
+    for held, service in zip(sizes, services, strict=True):
+        held.append(psutil.Process(service.pid).memory_info().rss)
+
+
 def await_ready(services: Sequence[ServiceProcess], load: Load) -> None:
     """Wait until every service says that it is ready, by itself and without a request that does work."""
     deadline = time.monotonic() + READY_TIMEOUT_S
@@ -202,21 +211,24 @@ def soak(
                     pause_until = min(until, time.monotonic() + pause_s)
                     while time.monotonic() < pause_until:
                         if faults is gentle:
-                            for held, service in zip(sizes, services, strict=True):
-                                held.append(psutil.Process(service.pid).memory_info().rss)
-                        time.sleep(0.1)
+                            sample(services, sizes)
+                        time.sleep(SAMPLE_S)
                     if time.monotonic() >= until or load.faults:
                         break
                     # Killed again before it has done anything, the service would show nothing.
                     load.wait_for_work()
                     inject()
                     num_faults += 1
+            while len(sizes[0]) < LEAST_SAMPLES and not load.faults:
+                sample(services, sizes)
+                time.sleep(SAMPLE_S)
         finally:
             load.stop()
         await_ready(services, load)
         load.check()
-        grown = max(growth(held) if len(held) >= 30 else 0.0 for held in sizes)
-        if grown > MOST_GROWTH:
+        # With fewer samples there is a fault already.
+        grown = max(map(growth, sizes)) if len(sizes[0]) >= LEAST_SAMPLES else None
+        if grown is not None and grown > MOST_GROWTH:
             load.faults.append(f"memory grew by {grown:.1%}")
         return {
             "database": database,
@@ -230,6 +242,7 @@ def soak(
             "deleted": load.num_deleted,
             "statuses": dict(sorted(load.statuses.items())),
             "memory_bytes": [held[-1] for held in sizes if held],
+            "memory_samples": len(sizes[0]),
             "memory_growth": grown,
             "faults": load.faults,
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.postgresql import find_postgresql
-from tests.load.soak import soak
+from tests.load.soak import LEAST_SAMPLES, MOST_GROWTH, soak
 
 pytestmark = pytest.mark.races_with_machine(reason="faults are injected on a clock while the service works")
 
@@ -19,6 +19,8 @@ def test_nothing_accepted_is_lost_whatever_happens(tmp_path: Path, database: str
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     result = soak(tmp_path, database, None)
     assert result["faults"] == []
+    assert result["memory_samples"] >= LEAST_SAMPLES
+    assert result["memory_growth"] <= MOST_GROWTH
     assert result["statuses"][201] + result["statuses"].get(202, 0) >= 3
     assert result["faults_injected"] == result["kinds_of_faults"] >= 4
     if result["disk_was_filled"]:
