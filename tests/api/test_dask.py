@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,9 +87,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
-def _busy_worker(cluster: Cluster) -> psutil.Process:
-    """Wait until a worker has a process at work, and return the worker."""
+def _busy_worker(cluster: Cluster, is_answered: Callable[[], bool]) -> psutil.Process:
+    """Wait until a worker has a process at work, and return the worker; none is once there is an answer."""
     while True:
+        assert not is_answered(), "the task had ended before a worker was seen at work"
         for started in cluster.processes[1:]:
             family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
             for process in family:
@@ -147,7 +148,7 @@ def _killed_worker(caller: Caller, cluster: Cluster) -> None:
     document = layered_profile(3000)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(caller.post_schedule, document, options={"fusion": "paper"})
-        _busy_worker(cluster).kill()
+        _busy_worker(cluster, answer.done).kill()
         assert answer.result().status_code == 201, answer.result().text
     expected = optimize(parse_profile(json.dumps(document)), Options(fusion="paper"))
     assert answer.result().json()["schedule"] == json.loads(expected.to_json())
@@ -225,7 +226,7 @@ def test_a_lost_scheduler_loses_no_task(cluster: Cluster, tmp_path: Path) -> Non
         document = layered_profile(3000)
         question = {"profile": document, "options": {"fusion": "paper"}}
         path = caller.http.post("/v1/schedules", json=question, headers=ASYNC).headers["location"]
-        _busy_worker(cluster)
+        _busy_worker(cluster, lambda: caller.http.get(path).json()["state"] not in ("queued", "running"))
         cluster.lose_scheduler()
         while service.http.get("/readyz").status_code == 200:
             time.sleep(0.05)

@@ -121,7 +121,9 @@ def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool)
     """The first ones find what schedules need; the rest is loaded, and before that compiled, meanwhile."""
     if not is_compiled:
         # A package of its own, with what the tests have compiled, but for two loops of simulations.
-        shutil.copytree(PACKAGE, tmp_path / "pace")
+        # Other processes may be writing bytecode, and files that they then rename.
+        ignore = shutil.ignore_patterns("*.pyc*", "*.tmp*")
+        shutil.copytree(PACKAGE, tmp_path / "pace", ignore=ignore)
         missing = tmp_path / "pace" / "simulation" / "kernels" / "__pycache__"
         shutil.rmtree(missing, ignore_errors=True)
     # The folder in which Python starts comes first where it looks for packages.
