@@ -278,7 +278,8 @@ def print_times(console: Console, profile: Profile, schedule: Schedule, backend:
     """
     trial = json.loads((out / "pace.trial.json").read_text())
     plain = make_policy("horovod" if backend == "horovod" else "ddp")
-    policies = {"plain": plain, "pace": Following(schedule=schedule, barrier=trial["mode"] == "barrier")}
+    following = Following(schedule=schedule, barrier=trial["mode"] == "barrier")
+    policies = {"plain": plain, "pace": plain if trial["source"] == "plain" else following}
     title = "Iteration time"
     table = Table("", "compute alone ms", "predicted ms", "measured ms", "error", title=title)
     for column in table.columns[1:]:

@@ -112,7 +112,7 @@ class TouchedRowsWatch:
             if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
                 self._others.add(name)
                 return
-            rows = gradient._indices()[0]
+            rows = gradient._indices()[0].clone()  # it may be a view of the batch, which loops fill anew
             self._batches[name][-1].append(rows)
             self._kept_bytes += rows.numel() * rows.element_size()
 

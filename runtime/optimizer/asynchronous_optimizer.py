@@ -288,9 +288,10 @@ class AsynchronousOptimizer(StandIn):
             raise self._failure
         while any(said := self._transport.gather(b"")):  # until all changes are on the servers
             self._go_on_without_lost_servers(CommunicationFailed("another rank has lost a server"), said)
+        self._started_s = None  # no step of training is recorded
         with torch.no_grad():
             self._push_changes()
-        self._started_s = None  # no step of training
+        self._started_s = None
 
     def finish_updates(self) -> None:
         """Do nothing: ``step()`` leaves no update pending."""

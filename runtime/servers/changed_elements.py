@@ -26,6 +26,7 @@ class ChangedElements:
         self._chunk_elements = chunk_elements
         self._whole = np.zeros((size, -(-num_elements // chunk_elements)), dtype=bool)
         self._parts: list[list[Runs]] = [[] for _ in range(size)]
+        self._gone: set[int] = set()
 
     def note_chunks(self, chunks: range) -> None:
         """Record that all elements of chunks may have changed."""
@@ -33,10 +34,17 @@ class ChangedElements:
 
     def note_runs(self, runs: Runs) -> None:
         """Record that runs of the segment may have changed."""
-        for parts in self._parts:
+        for worker, parts in enumerate(self._parts):
+            if worker in self._gone:
+                continue
             parts.append(runs)
             if len(parts) >= _MOST_PARTS:
                 parts[:] = [Runs.merged(parts)]
+
+    def forget(self, worker: int) -> None:
+        """Keep nothing for a worker that has left: it receives no more."""
+        self._gone.add(worker)
+        self._parts[worker].clear()
 
     def take(self, worker: int, chunks: range) -> Runs | None:
         """Return what has changed in chunks for a worker that now receives it.
@@ -50,7 +58,8 @@ class ChangedElements:
         last = min(last, self._num_elements)
         found = Runs.none()
         if self._parts[worker]:
-            known = Runs.merged(self._parts[worker])
+            parts = self._parts[worker]
+            known = parts[0] if len(parts) == 1 else Runs.merged(parts)
             found, rest = known.cut(first, last), known.without(first, last)
             self._parts[worker] = [rest] if len(rest.starts) else []
         flags = self._whole[worker, chunks.start : chunks.stop]

@@ -108,6 +108,8 @@ class SharedWeights:
 
     def leave(self, worker: int) -> Iterable[Reply]:
         """Stop waiting for a worker; return the replies that other workers get now."""
+        for changed in self._changed:
+            changed.forget(worker)
         return self._answer(self.clocks.leave(worker))
 
     def _answer(self, workers: Iterable[int]) -> list[Reply]:

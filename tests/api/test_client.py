@@ -210,11 +210,11 @@ def _resource(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("body", "headers", "complaint"),
     [
-        (b"<html>", {}, "nonsense"),
-        (_resource()[:-200], {}, "nonsense"),
+        (b"<html>", {}, "sent a wrong answer"),
+        (_resource()[:-200], {}, "sent a wrong answer"),
         (_resource(), {"Content_Digest": "sha-256=:AAAA:"}, "digest"),
         (_resource(fingerprint="0" * 64), {}, "fingerprint"),
-        (_resource(segments=[]), {}, "nonsense"),
+        (_resource(segments=[]), {}, "sent a wrong answer"),
     ],
     ids=["no JSON", "truncated", "wrong digest", "another model", "broken schedule"],
 )

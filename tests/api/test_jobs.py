@@ -115,7 +115,7 @@ def test_jobs_are_sorted_and_filtered_by_what_they_report(service: Caller) -> No
     assert names(service, limit=2, reverse=True) == ["near", "slow", "odd", "silent", "fast"]
     cursor = service.http.get("/v1/jobs", params={"limit": 1, "order": "drift"}).json()["next"]
     wrong = service.http.get("/v1/jobs", params={"order": "measured", "cursor": cursor})
-    assert (wrong.status_code, "for this order" in wrong.json()["detail"]) == (422, True)
+    assert (wrong.status_code, "for the same order" in wrong.json()["detail"]) == (422, True)
     for asked in ({"min_drift": -1}, {"min_drift": "nan"}, {"order": "luck"}):
         assert service.http.get("/v1/jobs", params=asked).status_code == 422
 

@@ -122,6 +122,7 @@ def test_layouts_are_read() -> None:
     assert parse_layout("4") == Layout(4)
     assert parse_layout("2x2") == Layout(4, shards=2)
     assert str(parse_layout("2x2")) == "2 replicas of 2 shards"
-    for wrong in ("1+1", "4+0", "four", "1", "1x2", "2x4"):
+    assert parse_layout("2x4") == Layout(8, shards=4)
+    for wrong in ("1+1", "4+0", "four", "1", "1x2"):
         with pytest.raises(ValueError):  # noqa: PT011  # int()'s own, or ours: the command says which text it was
             parse_layout(wrong)

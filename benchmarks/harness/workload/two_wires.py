@@ -57,9 +57,9 @@ class TwoWireBounds:
 
 
 def bounds(profile: Profile, inner: InnerTimes, shards: int) -> TwoWireBounds:
-    """Return what no schedule of all-reduces beats, whatever it fuses and cuts.
+    """Return what no schedule of all-reduces beats if inner collectives take these times.
 
-    `profile` holds one shard of each gradient. What inner collectives take is given.
+    Whatever it fuses and cuts. `profile` holds one shard of each gradient.
     """
     outer_s = lower_bound_s(by_units(profile))
     # What holds for a window with more freedom holds for one with less.

@@ -45,7 +45,11 @@ class TouchedBytes(Document):
 
     def of(self, workers: int) -> int:
         """Return the bytes with so many workers; beyond those that are known, an upper estimate."""
-        return min(round(of_batches(self.by_workers, workers)), self.whole_bytes)
+        found = min(round(of_batches(self.by_workers, workers)), self.whole_bytes)
+        if workers <= len(self.by_workers):
+            return found
+        # As a server answers: rows while they are less than half, else everything.
+        return found if 2 * found < self.whole_bytes else self.whole_bytes
 
 
 class StepsOp(Document):

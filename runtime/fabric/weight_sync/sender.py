@@ -254,8 +254,9 @@ class WeightSender(Closing):
         for name, told in chain.answered.items():
             if told != source.layout_sha256:
                 chain.gone[name] = "it takes the buckets to be others: its layout has another hash"
-        if chain.gone:
-            return {}, chain.gone, chain.wanting  # nothing was sent yet: the others begin again, without it
+        if chain.gone:  # nothing was sent yet: the others begin again, without it
+            self._tell_untold(chain)
+            return {}, chain.gone, chain.wanting
         under_way: list[int] = []
         for bucket, size in enumerate(source.sizes):
             while chain.served and source.credit_bytes is not None:
@@ -274,9 +275,13 @@ class WeightSender(Closing):
                 raise
         while chain.waits and self._hear_or_give_up(chain, deadline):
             pass
+        self._tell_untold(chain)
+        return chain.had, chain.gone, chain.wanting
+
+    def _tell_untold(self, chain: DeliveryChain) -> None:
+        """Tell those that were given up, so that they give the transfer up too."""
         for name in chain.untold:
             self._controls[name].send(RelayNotice(key=chain.key, reason=chain.gone[name]))
-        return chain.had, chain.gone, chain.wanting
 
     def _take_transfers(self, count: int) -> int:
         """Return the first of as many numbers of transfers, which no order that may be under way has."""

@@ -80,7 +80,7 @@ def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> 
     clipped = run_policy(profile.replace(update="global-norm"), make_policy("ddp")).iteration_s
     expect(row).to_contain_text(milliseconds(clipped))
     # Another schedule, whose windows are laid out anew.
-    expect(page.get_by_text("This schedule is sharded")).to_be_visible()
+    expect(page.get_by_text("With this sharded schedule")).to_be_visible()
     expect(page.get_by_text("Simulating…")).to_have_count(0)
     page.get_by_role("button", name="Zoom in").click()
     expect(page).to_have_url(re.compile("clip=1.*from="))

@@ -14,7 +14,7 @@ from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.documents.push_pull import PushPull, TouchedRows
 from pace.documents.throughput.prediction import PredictionOptions
-from pace.documents.throughput.steps import parse_steps
+from pace.documents.throughput.steps import TouchedBytes, parse_steps
 from pace.errors import InvalidProfile, InvalidSteps
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.servers.problem import ServersProblem
@@ -144,12 +144,21 @@ def test_a_prediction_is_of_the_rows_of_its_workers() -> None:
     assert [note for note in beyond.notes if "more than 3 workers touch" in note]
 
 
+def test_more_workers_than_are_known_receive_rows_or_everything() -> None:
+    """As servers answer: rows while they are less than half of the table."""
+    touched = TouchedBytes(by_workers=(30.0, 40.0), whole_bytes=100)
+    assert [touched.of(workers) for workers in (1, 2, 3, 9)] == [30, 40, 100, 100]
+    assert TouchedBytes(by_workers=(10.0, 15.0), whole_bytes=100).of(3) == 20
+    # What was measured stays, whatever it is.
+    assert TouchedBytes(by_workers=(30.0, 60.0), whole_bytes=100).of(2) == 60
+
+
 def test_touched_bytes_of_compute_are_refused() -> None:
     """Only transfers have a size."""
     document = json.loads(steps_from_profile(profile(), bytes_per_s=1e8).to_json())
     compute = next(op for op in document["ops"] if op["resource"] == "worker")
     compute["touched"] = {"by_workers": [1.0], "whole_bytes": 2}
-    with pytest.raises(InvalidSteps, match="has no size_bytes"):
+    with pytest.raises(InvalidSteps, match="must not have size_bytes"):
         parse_steps(json.dumps(document))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pace.runtime.servers.arithmetic import Flat
+from pace.runtime.servers.changed_elements import ChangedElements
 from pace.runtime.servers.layout import Layout, ServedSegment, memory_of
 from pace.runtime.servers.shared_weights import SharedWeights
 from pace.runtime.servers.sparse_frames import is_worth_it, parcel_of, read_runs
@@ -114,6 +115,21 @@ def test_a_worker_has_the_servers_weights_after_each_answer(staleness: int | Non
                     assert np.array_equal(mine, expected)
     assert job.sparse_replies
     assert job.whole_replies
+
+
+def test_nothing_is_kept_for_a_worker_that_has_left() -> None:
+    """The others still receive all that changed since they last did; the one that left would get nothing."""
+    changed = ChangedElements(3, 1000, 100)
+    changed.note_runs(Runs.of_rows(np.array([1, 5]), 10))
+    changed.forget(1)
+    changed.note_runs(Runs.of_rows(np.array([5, 7]), 10))
+    left = changed.take(1, range(10))
+    assert left is not None
+    assert left.num_elements == 0
+    for worker in (0, 2):
+        found = changed.take(worker, range(10))
+        assert found is not None
+        assert found.places.tolist() == [*range(10, 20), *range(50, 60), *range(70, 80)]
 
 
 class _Bags(nn.Module):
