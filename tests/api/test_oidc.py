@@ -148,7 +148,7 @@ def test_keys_are_fetched_seldom() -> None:
 
 def test_settings_of_an_issuer_are_checked() -> None:
     """No audience and no https are refused."""
-    with pytest.raises(InvalidOptions, match="PACE_OIDC_AUDIENCE: PACE_OIDC_ISSUER needs it"):
+    with pytest.raises(InvalidOptions, match="PACE_OIDC_AUDIENCE: PACE_OIDC_ISSUER needs an audience"):
         load_settings(oidc_issuer="https://issuer.example")
     with pytest.raises(InvalidOptions, match="PACE_OIDC_ISSUER: expected an https URL"):
         load_settings(oidc_issuer="http://issuer.example", oidc_audience="x")

@@ -48,7 +48,7 @@ def test_graphs_have_ranks(tmp_path: Path) -> None:
     graph.write_bytes(graph_of(forward(2)).to_json())
     table = run(graph, "--ranks", "2,8", "--policy", "pace")
     assert table.exit_code == 0, table.output
-    assert re.search(r"ranks\s+bandwidth\s+memory GB\s+pace", table.stdout)
+    assert re.search(r"ranks\s+bandwidth factor\s+budget GB\s+pace", table.stdout)
     asked = run(graph, "--ranks", "2,8", "--policy", "pace", "--json")
     assert [cell["ranks"] for cell in json.loads(asked.stdout)["cells"]] == [2, 8]
     refused = run(graph, "--ranks", "3")

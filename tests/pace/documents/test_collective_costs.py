@@ -234,7 +234,7 @@ def test_an_affine_cost_is_changed_as_the_ring_that_it_would_be() -> None:
 def test_an_affine_cost_without_volume_has_no_bandwidth_to_keep() -> None:
     """One must be given."""
     document = AffineAllReduce(latency_s=3, seconds_per_byte=0)
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="give a bandwidth"):
         document.with_changes(NetworkChange(measured_workers=4, workers=8))
     assert (
         document.with_changes(

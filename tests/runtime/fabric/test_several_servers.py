@@ -88,5 +88,5 @@ def test_a_server_of_another_split_is_refused(tmp_path: Path) -> None:
         while member.refused is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert "on 2 servers" in (member.refused or "")
-    with pytest.raises(InvalidOptions, match="no replica"):
+    with pytest.raises(InvalidOptions, match="cannot have a replica"):
         SchedulerOptions(servers=2, divergence=DivergenceLimit(kind="updates", max=1))

@@ -46,7 +46,7 @@ def test_people_see_commits_and_drops() -> None:
     made = pace("plan", NETWORK, BATCH)
     assert "u4 + u2" in made.stdout
     assert "dropped u3: overtaken" in made.stdout
-    assert "% of the bound for those that are kept" in " ".join(made.stdout.split())
+    assert "% of the bound for kept updates" in " ".join(made.stdout.split())
 
 
 def test_a_wrong_plan_is_refused(tmp_path: Path) -> None:
