@@ -116,7 +116,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--service", help="address of the scheduling service (default: train without PACE)")
     parser.add_argument("--job", help="with --service: name of the job whose schedule to fetch")
     parser.add_argument(
-        "--steps", type=int, default=50, help="training steps, more than 26 (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=50,
+        help="number of steps; the first 26 are not timed (default: %(default)s)",
     )
     parser.add_argument(
         "--batch-size",
@@ -131,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
         "--turns",
         type=Path,
         metavar="FILE",
-        help="train in turns with the other job that has this file",
+        help="lock file; jobs with the same file train alternately (default: train alone)",
     )
     arguments = parser.parse_args()
     if arguments.steps <= WARMUP_STEPS + 1:

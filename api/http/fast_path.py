@@ -1,8 +1,8 @@
 """Fast paths for the most frequent requests: GET /v1/schedules/{question_id} and POST /v1/schedules.
 
-With thousands of workers, the framework's layers, routing and parameters cost more than everything else
-together. The same functions answer here and in ``routes.questions``, whose routes describe them in OpenAPI,
-refuse invalid identifiers, and answer if requests are traced.
+With thousands of workers, FastAPI's middleware, routing and parsing of parameters cost more than all other
+work together. The same functions answer here and in ``routes.questions``, whose routes describe them in
+OpenAPI, refuse invalid identifiers, and answer if requests are traced.
 
 A schedule that is in memory is answered as soon as its request has arrived, without a coroutine.
 """
@@ -130,8 +130,9 @@ async def answer_frequent(scope: Scope, receive: Receive, send: Send) -> None:
 class ReadsFromMemory:
     """Answers a GET of a schedule that is in memory, with the limits, metrics and headers of any request.
 
-    Left to the application, and counted there, is what is not in memory, must wait, or is to be refused. So
-    is every request that is not in the plainest form: only the server's parser knows the others.
+    Other requests go to the application, which counts them, too: for a schedule that is not in memory, those
+    that must wait, and those to refuse. So do requests that are not in the plainest form, which only the
+    server's parser can read.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ReadsFromMemory:
 
 
 def _plain_headers(lines: bytes) -> dict[str, str] | None:
-    """Return headers by their names in lower case; None if one is decisive, or twice there, or no host is."""
+    """Return headers by names in lower case; None if one is decisive or repeated, or there is no host."""
     found: dict[str, str] = {}
     for line in lines.decode("ascii").split("\r\n")[:-1]:
         name, _, value = line.partition(":")

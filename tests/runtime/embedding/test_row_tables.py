@@ -24,7 +24,6 @@ from pace.runtime.embedding import (
     ShardedEmbedding,
 )
 from pace.runtime.options import ParameterServers
-from pace.runtime.profiler import Capture
 from pace.runtime.servers.server import Server
 from pace.runtime.servers.tables.initial_rows import initial_rows
 from pace.runtime.servers.tables.row_optimizers import RowOptimizer
@@ -32,8 +31,6 @@ from pace.runtime.servers.tables.row_table import RowTable, TableSpec
 from pace.runtime.servers.tables.served_tables import ServedTables
 from pace.runtime.servers.tables.table_messages import TableWord, pack_look_up, pack_push
 from pace.wire.frames import Frame, FrameKind, WireFault
-from tests.runtime.capture.captures import ALLREDUCE
-from tests.runtime.logs import captured_events
 
 ROWS, WIDTH = 50, 4
 
@@ -381,21 +378,3 @@ def test_tables_are_neither_copied_nor_used_in_a_forked_process(alone: Embedding
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     table.look_up(torch.tensor([1]))
-
-
-def test_a_captured_profile_says_what_it_leaves_out(alone: EmbeddingTables) -> None:
-    """Rows on servers are no gradients of a profile. Its metadata has the bytes of a step; a log says so."""
-    table = ShardedEmbedding(ROWS, WIDTH, tables=alone, optimizer=RowSGD(lr=1.0), mode="sum")
-    model, bags = torch.nn.Sequential(table, torch.nn.Linear(WIDTH, 1)), torch.tensor([[1, 2], [2, 3]])
-    with captured_events() as events, Capture(model, iterations=2, warmup=2) as capture:
-        while not capture.finished:
-            model(bags).sum().backward()
-            alone.step()
-            capture.step()
-        profile = capture.profile("test", workers=2, allreduce=ALLREDUCE)
-    sent, received = table.step_bytes(bags)
-    assert profile.metadata["tables_left_out"] == {
-        "0": {"sent_bytes": sent, "received_bytes": received, "sent_std_bytes": 0.0}
-    }
-    assert {gradient.name for gradient in profile.gradients} == {"1.weight", "1.bias"}
-    assert [each["modules"] for each in events if each["event"] == "pace.tables_left_out"] == [["0"]]
