@@ -175,7 +175,7 @@ KIND = Kind(
         (_EXAMPLE, "{}"),
         (_SEARCHED, "{}"),
         (_HELD_ONCE, "{}"),
-        # Deltas use the same compiled code as buckets, and their example takes two seconds.
+        # Deltas use the same compiled code as buckets, and their example takes ten times as long.
         (EXAMPLE_OUTER, "{}"),
     ),
     simulates=False,

@@ -37,10 +37,11 @@ def plan_deltas(problem: DeltaSync) -> DeltaPlan:
     hashed_s = total * problem.hash_s_per_byte
     whole = plan_sync(problem.sync)
     anchor_s = hashed_s + whole.predicted.pause_s
-    delta_s = _delta_s(problem, problem.changed)
+    part = part_of(problem, problem.changed)
+    planned = plan_sync(part)
+    delta_s = _delta_s(problem, planned.predicted.pause_s)
     somebody = 1 - (1 - problem.missed) ** len(problem.sync.receivers)
     every = problem.most_versions
-    part = part_of(problem, problem.changed)
     sent = sum(tensor.size_bytes for tensor in part.tensors)
     choices = (
         DeltaChoice(rule="anchors", mean_pause_s=whole.predicted.pause_s, mean_bytes=total),
@@ -60,11 +61,11 @@ def plan_deltas(problem: DeltaSync) -> DeltaPlan:
         block_bytes=problem.block_bytes,
         rule=best.rule,
         anchor_every={"anchors": 1, "ask": None, "wait": every}[best.rule],
-        anchor_above_bytes=_turning_point(problem, anchor_s, total),
+        anchor_above_bytes=_turning_point(problem, whole.predicted.pause_s),
         anchor_s=anchor_s,
         delta_s=delta_s,
         mean_pause_s=best.mean_pause_s,
-        bound_s=plan_sync(part).bound.bound_s,
+        bound_s=planned.bound.bound_s,
         choices=choices,
     )
 
@@ -82,22 +83,23 @@ def part_of(problem: DeltaSync, share: float) -> WeightSync:
     return WeightSync(**fields | {"tensors": tuple(tensors)})
 
 
-def _delta_s(problem: DeltaSync, share: float) -> float:
+def _delta_s(problem: DeltaSync, sent_s: float) -> float:
+    """Return the pause of a delta whose blocks take this time to arrive."""
     total = sum(tensor.size_bytes for tensor in problem.sync.tensors)
-    sent_s = plan_sync(part_of(problem, share)).predicted.pause_s
     return total * problem.hash_s_per_byte + max(sent_s, total * problem.base_s_per_byte)
 
 
-def _turning_point(problem: DeltaSync, anchor_s: float, total: int) -> int:
-    """Return the most bytes of a delta that is faster than an anchor."""
-    if _delta_s(problem, 1.0) < anchor_s:
-        return total
-    low, high = 0.0, 1.0
+def _turning_point(problem: DeltaSync, whole_s: float) -> int:
+    """Return the most bytes of a delta that is faster than an anchor, sent in `whole_s`."""
+    total = sum(tensor.size_bytes for tensor in problem.sync.tensors)
+    anchor_s = total * problem.hash_s_per_byte + whole_s
     if _delta_s(problem, 0.0) >= anchor_s:
         return 0
+    # A delta of all bytes is never faster.
+    low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _delta_s(problem, middle) < anchor_s:
+        if _delta_s(problem, plan_sync(part_of(problem, middle)).predicted.pause_s) < anchor_s:
             low = middle
         else:
             high = middle

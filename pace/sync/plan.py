@@ -41,7 +41,9 @@ def plan_sync(problem: WeightSync) -> SyncPlan:
     refuse_other(problem, WeightSync, InvalidSync)
     rivals, candidates = _rivals(problem)
     orders = _orders(problem)
-    rough_s = every_buckets_bound(to_send(problem), known_s=np.inf).bound_s if orders else 0.0
+    # Some plan's pause: fewer numbers of buckets have to be looked at, by far.
+    known_s = min((rival.pause_s for rival in rivals if rival.pause_s is not None), default=np.inf)
+    rough_s = every_buckets_bound(to_send(problem), known_s=known_s).bound_s if orders else 0.0
     for order in orders:
         line = line_of(problem, order)
         cuts = best_cuts(line, at_least_s=rough_s)
