@@ -15,7 +15,11 @@ _REDUCING = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 def trained_parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, allowed: Set[str] = frozenset()
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    allowed: Set[str] = frozenset(),
+    sums_gradients: bool = True,
 ) -> dict[str, nn.Parameter]:
     """Return the parameters that the optimizer updates and that require a gradient, in definition order.
 
@@ -23,6 +27,8 @@ def trained_parameters(
     ----------
     allowed
         Names of torch's wrapper classes that the model may contain, as they leave all-reduces to the runtime.
+    sums_gradients
+        Whether the optimizer gets the dense sums of all ranks' gradients, not the rank's own ones.
 
     Raises
     ------
@@ -37,8 +43,11 @@ def trained_parameters(
                 f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
                 " that it wraps, and call that one in the loop"
             )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise InvalidOptions("SparseAdam needs sparse gradients, but gradients are sent dense: use Adam")
+    if sums_gradients and isinstance(optimizer, torch.optim.SparseAdam):
+        raise InvalidOptions(
+            "SparseAdam needs sparse gradients, but the sums of all ranks' gradients are dense: use Adam, or"
+            " pace.runtime.torch.asynchronous"
+        )
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     named = {
         name.replace("_orig_mod.", ""): parameter

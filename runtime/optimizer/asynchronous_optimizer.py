@@ -73,7 +73,7 @@ class AsynchronousOptimizer(StandIn):
                 )
             return options, source
 
-        start = start_together(transport, optimizer, model, checked)
+        start = start_together(transport, optimizer, model, checked, sums_gradients=False)
         self.optimizer = optimizer
         self.model = model
         warn_of_whole_gradients(model, transport)

@@ -62,6 +62,7 @@ def start_together(
     prepare: Prepare,
     *,
     model_wrapper: ModelWrapper | None = None,
+    sums_gradients: bool = True,
 ) -> Start:
     """Check the arguments, compare them between ranks, and agree on a plan. Every rank must call it.
 
@@ -70,6 +71,8 @@ def start_together(
     model_wrapper
         The framework's wrapper that would sum gradients, for example DistributedDataParallel; None without
         one. It makes weights equal on all ranks and sends buffers.
+    sums_gradients
+        Whether the optimizer gets the sums of all ranks' gradients, not the rank's own ones.
 
     Raises
     ------
@@ -85,7 +88,10 @@ def start_together(
     ) -> tuple[WrapperOptions, PlanSource, dict[str, nn.Parameter], list[GradientSize]]:
         check_trained(optimizer, model)
         parameters = trained_parameters(
-            model, optimizer, allowed=model_wrapper.kinds if model_wrapper else frozenset()
+            model,
+            optimizer,
+            allowed=model_wrapper.kinds if model_wrapper else frozenset(),
+            sums_gradients=sums_gradients,
         )
         sizes = gradient_sizes(parameters)
         mine.forms = forms_of(model, parameters)

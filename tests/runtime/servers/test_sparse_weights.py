@@ -216,6 +216,72 @@ def test_asynchronous_training_of_a_table_loses_no_change() -> None:
         assert difference(trained[0], total) < 1e-12
 
 
+def _train_with_sparse_adam(
+    rank: int, _size: int, servers: list[str], staleness: int | None
+) -> tuple[Weights, Weights, int]:
+    """Train the table by SparseAdam and the layer by Adam; return weights, changes, and the table's bytes."""
+    from pace.runtime.torch import ParameterServers, asynchronous
+
+    torch.manual_seed(2)
+    model = _Bags(20_000, 16).double()
+    table, layer = (
+        asynchronous(
+            own,
+            model,
+            communication=ParameterServers(servers=servers),
+            staleness=staleness,
+            op="sum",
+            timeout_s=60.0,
+        )
+        for own in (
+            torch.optim.SparseAdam([model.table.weight], lr=0.01),
+            torch.optim.Adam(model.head.parameters(), lr=0.01),
+        )
+    )
+    changes: dict[str, Any] = dict.fromkeys(weights(model), 0)
+    for optimizer in (table, layer):
+        inner: Any = optimizer.optimizer
+
+        def counted(inner_step: Any = inner.step) -> None:
+            before = weights(model)
+            inner_step()
+            for name, after in weights(model).items():
+                changes[name] = changes[name] + after - before[name]
+
+        inner.step = counted  # to see the changes that it makes
+    links = table._transport._links
+    begun = sum(link._stream.carried_bytes[0] for link in links)
+    for step in range(STEPS):
+        for optimizer in (table, layer):
+            optimizer.zero_grad()
+        backward(model(_bags(rank, step, 20_000, 0 if step == 1 and rank == 1 else 8)))
+        for optimizer in (table, layer):
+            optimizer.step()
+    sent = sum(link._stream.carried_bytes[0] for link in links) - begun
+    for optimizer in (table, layer):
+        optimizer.synchronize()
+    trained = weights(model)
+    for optimizer in (table, layer):
+        optimizer.close()
+    return trained, changes, sent
+
+
+@pytest.mark.parametrize("staleness", [0, None])
+def test_sparse_adam_trains_a_table_asynchronously(staleness: int | None) -> None:
+    """The first weights plus all changes of all ranks, and no more than the changed rows is sent."""
+    with served(2) as (servers, _):
+        ranks = run_ranks(_train_with_sparse_adam, 2, servers, staleness)
+    torch.manual_seed(2)
+    first = weights(_Bags(20_000, 16).double())
+    assert equal_bits(ranks[0][0], ranks[1][0])
+    total = {name: first[name] + sum(changes[name] for _, changes, _ in ranks) for name in first}
+    assert difference(ranks[0][0], total) < 1e-12
+    assert difference(first, total) > 0.01
+    rows = STEPS * 8 * 5
+    for _, _, sent in ranks:
+        assert sent < 1.5 * rows * (16 * 8 + 8)  # the whole table has 2.56 MB
+
+
 # A table of 102 MB.
 _BIG_ROWS, _BIG_WIDTH, _BIG_BAGS = 400_000, 64, 600
 
