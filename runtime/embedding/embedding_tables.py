@@ -52,12 +52,12 @@ class Lookup(NamedTuple):
     clock
         How many steps the rows contain.
     parts
-        For each server that has some of them: which, and its answer.
+        For each server that has some of them: which, or None for all, and its answer.
     """
 
     keys: IntArray
     clock: int
-    parts: list[tuple[IntArray, "Future[bytearray]"]]
+    parts: list[tuple[IntArray | None, "Future[bytearray]"]]
 
 
 class EmbeddingTables(Closing):
@@ -237,10 +237,17 @@ class EmbeddingTables(Closing):
                 f' for table "{table}" than the others, so a save has not reached all: restore an earlier one'
             )
 
-    def _by_server(self, keys: IntArray) -> list[IntArray]:
-        """Return where in `keys` those of each server are."""
-        server = keys % len(self._links)
-        return [np.flatnonzero(server == number) for number in range(len(self._links))]
+    def _by_server(self, keys: IntArray) -> list[tuple[TableLink, IntArray | None, IntArray]]:
+        """Return for each server where in `keys` those are that it has, and its own numbers for them.
+
+        None stands for all places.
+        """
+        count = len(self._links)
+        if count == 1:
+            return [(self._links[0], None, keys)]
+        server = keys % count
+        places = [np.flatnonzero(server == number) for number in range(count)]
+        return [(link, mine, keys[mine] // count) for link, mine in zip(self._links, places, strict=True)]
 
     def ask(self, table: int, keys: IntArray, clock: int) -> Lookup:
         """Ask for rows as they are once updates up to `clock` are in; returns at once.
@@ -252,24 +259,30 @@ class EmbeddingTables(Closing):
         """
         self._require_open()
         parts = []
-        for link, places in zip(self._links, self._by_server(keys), strict=True):
-            if len(places):
-                message = pack_look_up(clock - self._opened[table], keys[places] // len(self._links))
+        for link, places, numbers in self._by_server(keys):
+            if len(numbers):
+                message = pack_look_up(clock - self._opened[table], numbers)
                 parts.append((places, link.ask(TableWord.LOOK_UP, table, message)))
         return Lookup(keys, clock, parts)
 
     def step_bytes(self, table: int, keys: IntArray) -> tuple[int, int]:
         """Return what a step with these sorted and distinct keys sends and receives."""
         width = self._widths[table]
-        of_servers = [step_bytes(len(places), width) for places in self._by_server(keys)]
+        of_servers = [step_bytes(len(numbers), width) for _, _, numbers in self._by_server(keys)]
         return sum(sent for sent, _ in of_servers), sum(received for _, received in of_servers)
 
     def rows(self, table: int, lookup: Lookup) -> RowArray:
         """Wait for the rows of a lookup, and return them in the order of its keys."""
         width = self._widths[table]
+        answers = [
+            (places, np.frombuffer(self._answer(answer), dtype="<f4").reshape(-1, width))
+            for places, answer in lookup.parts
+        ]
+        if len(answers) == 1 and len(answers[0][1]) == len(lookup.keys):
+            return answers[0][1]
         found = np.empty((len(lookup.keys), width), dtype=np.float32)
-        for places, answer in lookup.parts:
-            found[places] = np.frombuffer(self._answer(answer), dtype="<f4").reshape(-1, width)
+        for places, rows in answers:
+            found[places] = rows
         return found
 
     def gradient_norm(self) -> float:
@@ -313,9 +326,8 @@ class EmbeddingTables(Closing):
         for table, (keys, gradients) in enumerate(updates):
             # Servers need every rank's word of every step, also that there is nothing.
             clock = self.clock - self._opened[table]
-            for link, places in zip(self._links, self._by_server(keys), strict=True):
-                message = pack_push(clock, keys[places] // len(self._links), gradients[places], finite=finite)
-                link.tell(TableWord.PUSH, table, message)
+            for link, places, numbers in self._by_server(keys):
+                link.tell(TableWord.PUSH, table, pack_push(clock, numbers, gradients, places, finite=finite))
         for used in self._used:
             used.forget()
         self.clock += 1
@@ -325,10 +337,12 @@ class EmbeddingTables(Closing):
         """Return keys, with repetitions, and gradients of each table."""
         joined = []
         for used, width in zip(self._used, self._widths, strict=True):
-            parts = [(np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.float32)), *used.gradients()]
-            joined.append(
-                (np.concatenate([keys for keys, _ in parts]), np.concatenate([rows for _, rows in parts]))
-            )
+            parts = used.gradients()
+            if len(parts) != 1:
+                none = np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.float32)
+                keys, rows = zip(none, *parts, strict=True)
+                parts = [(np.concatenate(keys), np.concatenate(rows))]
+            joined += parts
         return joined
 
     def save(self, name: str) -> None:

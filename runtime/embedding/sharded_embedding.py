@@ -1,7 +1,7 @@
 """``nn.EmbeddingBag`` without a weight: rows come from servers before the forward pass."""
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,22 @@ from pace.runtime.servers.tables.row_table import KeptRows, TableSpec
 from pace.solver.arrays import IntArray
 
 Pooling = Literal["sum", "mean", "max"]
+
+
+class _Ahead(NamedTuple):
+    """Rows that were asked for ahead.
+
+    Attributes
+    ----------
+    input
+        A copy of the batch.
+    places
+        Where each of its keys is among the distinct ones.
+    """
+
+    input: torch.Tensor
+    places: torch.Tensor
+    lookup: Lookup
 
 
 class ShardedEmbedding(nn.Module):
@@ -92,7 +108,7 @@ class ShardedEmbedding(nn.Module):
         self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
         self._tables = tables
         self._used = UsedRows()
-        self._ahead: Lookup | None = None
+        self._ahead: _Ahead | None = None
         self.spec = TableSpec(
             name=name or f"table{tables.num_tables}",
             num_rows=num_embeddings,
@@ -136,26 +152,28 @@ class ShardedEmbedding(nn.Module):
         After a forward pass with gradients, these are the rows after the coming ``step()``. If another
         number of steps comes first, the rows are asked for again.
         """
-        distinct, _ = self._distinct(input)
+        distinct, places = self._distinct(input)
         coming = self._tables.clock + self._used.forwarded
-        self._ahead = self._tables.ask(self._number, distinct, coming)
+        self._ahead = _Ahead(input.detach().clone(), places, self._tables.ask(self._number, distinct, coming))
 
     def _distinct(self, keys: torch.Tensor) -> tuple[IntArray, torch.Tensor]:
         """Return the sorted distinct keys, and where each of `keys` is among them."""
         distinct, places = torch.unique(keys, return_inverse=True)
-        found: IntArray = distinct.cpu().numpy().astype(np.int64)
+        found: IntArray = distinct.cpu().numpy().astype(np.int64, copy=False)
         if len(found) and not 0 <= found[0] <= found[-1] < self.num_embeddings:
             wrong = found[0] if found[0] < 0 else found[-1]
             raise IndexError(f'table "{self.spec.name}": index {wrong} of {self.num_embeddings} rows')
         return found, places
 
-    def _rows(self, keys: IntArray) -> RowArray:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.clock == self._tables.clock and len(ahead.keys):
-            places = np.minimum(np.searchsorted(ahead.keys, keys), len(ahead.keys) - 1)
-            if (ahead.keys[places] == keys).all():
-                rows = self._tables.rows(self._number, ahead)
-                return rows if len(ahead.keys) == len(keys) else rows[places]
+    def _rows(self, keys: IntArray, ahead: Lookup | None) -> RowArray:
+        if ahead is not None and ahead.clock == self._tables.clock:
+            if ahead.keys is keys:
+                return self._tables.rows(self._number, ahead)
+            if len(ahead.keys):
+                places = np.minimum(np.searchsorted(ahead.keys, keys), len(ahead.keys) - 1)
+                if (ahead.keys[places] == keys).all():
+                    rows = self._tables.rows(self._number, ahead)
+                    return rows if len(ahead.keys) == len(keys) else rows[places]
         return self._tables.rows(self._number, self._tables.ask(self._number, keys, self._tables.clock))
 
     def forward(
@@ -171,8 +189,12 @@ class ShardedEmbedding(nn.Module):
         CommunicationFailed
             When a server or a rank is gone.
         """
-        keys, places = self._distinct(input)
-        rows = torch.from_numpy(self._rows(keys)).to(input.device)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and _is_same(ahead.input, input):
+            keys, places = ahead.lookup.keys, ahead.places
+        else:
+            keys, places = self._distinct(input)
+        rows = torch.from_numpy(self._rows(keys, ahead and ahead.lookup)).to(input.device)
         if not len(keys):
             rows = rows.new_zeros(1, self.embedding_dim)
         if torch.is_grad_enabled():
@@ -195,3 +217,9 @@ class ShardedEmbedding(nn.Module):
     def extra_repr(self) -> str:
         """Return what ``print`` shows."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, {self.spec.optimizer}"
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two batches have the same keys in the same places."""
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one, other)

@@ -70,6 +70,9 @@ def _train(
 
         def step(batch: Batch, following: Batch | None) -> None:
             optimizer.zero_grad()
+            if not options.prefetch and len(bags) > 1:  # ask for the rows of all tables at once
+                for bag, keys in zip(bags, batch.keys, strict=True):
+                    bag.prefetch(keys)
             pooled = torch.stack([bag(keys) for bag, keys in zip(bags, batch.keys, strict=True)])
             loss = loss_of(head(batch.dense, pooled), batch.clicks)
             if options.prefetch and following is not None:

@@ -4,6 +4,7 @@ Which keys get a row, and which rows are given up, is decided by counts and by a
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +13,19 @@ import numpy as np
 
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import require_whole
+from pace.runtime.servers.tables.first_rows import FirstRows
 from pace.runtime.servers.tables.initial_rows import Initialization, RowArray, initial_rows
 from pace.runtime.servers.tables.row_optimizers import RowOptimizer, read_row_optimizer
 from pace.solver.arrays import BoolArray, IntArray
 
 # Rows are given up in bulk: to rank all of them for each new one would take too long.
 _GIVEN_UP_SHARE = 16
+
+# First values that are kept from a lookup until the update that follows.
+_MOST_FIRST_BYTES = 16 << 20
+
+# The optimizer takes rows in blocks of so many numbers, whose temporary arrays stay in the processor's cache.
+_BLOCK = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +129,9 @@ class RowTable:
         self.num_keys = len(range(server, spec.num_rows, num_servers))
         self.capacity = min(self.num_keys, spec.kept.most_rows or self.num_keys, np.iinfo(np.int32).max)
         state_width = spec.optimizer.state_width(spec.width)
-        needed = 4 * self.capacity * (spec.width + state_width + 3) + 12 * self.num_keys
+        drawn_bytes = 0 if spec.initialization == "zeros" else 4 * self.num_keys * spec.width
+        first_bytes = min(drawn_bytes, _MOST_FIRST_BYTES)
+        needed = 4 * self.capacity * (spec.width + state_width + 3) + 12 * self.num_keys + first_bytes
         if needed > most_bytes:
             raise InvalidOptions(
                 f'table "{spec.name}" may take {needed:,} bytes on this server, and {most_bytes:,} are left'
@@ -137,6 +147,7 @@ class RowTable:
         self._touched = np.zeros(self.num_keys, dtype=np.int32)
         self._free = np.zeros(0, dtype=np.int64)
         self._used = 0
+        self._first = FirstRows(self._initial, most_bytes=first_bytes)
         self.restored_id = ""
         self.num_updates = 0
 
@@ -150,14 +161,15 @@ class RowTable:
         """How many rows are stored."""
         return self._used - len(self._free)
 
-    def look_up(self, keys: IntArray) -> RowArray:
+    def look_up(self, keys: IntArray, rank: int = 0) -> RowArray:
         """Return rows of shape (num_keys, width) for keys of this server."""
         slots = self._slot_of[keys]
-        stored = slots >= 0
         found = np.empty((len(keys), self.spec.width), dtype=np.float32)
-        found[stored] = self._rows[slots[stored]]
-        if not stored.all():
-            found[~stored] = self._initial(keys[~stored])
+        # A slot of -1 takes the first row for the moment.
+        np.take(self._rows, slots, axis=0, out=found, mode="clip")
+        missing = np.flatnonzero(slots < 0)
+        if len(missing):
+            found[missing] = self._first.looked_up(keys[missing], rank)
         return found
 
     def _initial(self, keys: IntArray) -> RowArray:
@@ -170,29 +182,48 @@ class RowTable:
             seed=spec.seed,
         )
 
-    def update(self, keys: IntArray, gradients: RowArray) -> None:
-        """Apply a step of the optimizer to the rows of distinct keys."""
+    def update(self, keys: IntArray, gradients: RowArray, ranks: Iterable[int] = (0,)) -> None:
+        """Apply a step of the optimizer to the rows of distinct keys.
+
+        Parameters
+        ----------
+        ranks
+            Whose gradients these are.
+        """
         self.num_updates += 1
         kept = self.spec.kept
-        self._counts[keys] += np.uint32(1)
+        counts = self._counts[keys] + np.uint32(1)
+        self._counts[keys] = counts
         self._touched[keys] = self.num_updates
-        admitted = (self._slot_of[keys] >= 0) | (self._counts[keys] >= kept.min_count)
-        keys, gradients = keys[admitted], gradients[admitted]
+        if kept.min_count > 1:
+            admitted = (self._slot_of[keys] >= 0) | (counts >= kept.min_count)
+            keys, gradients = keys[admitted], gradients[admitted]
         if kept.most_age_steps is not None and self.num_updates % max(kept.most_age_steps // 4, 1) == 0:
             stored = self._stored_slots()
             old = self._touched[self._key_of[stored]] < self.num_updates - kept.most_age_steps
             self._give_up(stored[old])
-        keys, gradients = self._make_room(keys, gradients)
-        slots = self._slot_of[keys]
+        keys, gradients = self._make_room(keys, gradients, ranks)
+        slots = self._slot_of[keys].astype(np.int64)
+        num_rows = max(_BLOCK // self.spec.width, 1)
+        for begin in range(0, len(slots), num_rows):
+            block = slice(begin, begin + num_rows)
+            self._update_block(slots[block], gradients[block])
+
+    def _update_block(self, slots: IntArray, gradients: RowArray) -> None:
         rows, state = self.spec.optimizer.updated(
-            self._rows[slots], self._state[slots], gradients, self.num_updates
+            self._rows.take(slots, axis=0), self._state.take(slots, axis=0), gradients, self.num_updates
         )
         self._rows[slots] = rows
-        self._state[slots] = state
+        if state.shape[1]:
+            self._state[slots] = state
 
-    def _make_room(self, keys: IntArray, gradients: RowArray) -> tuple[IntArray, RowArray]:
+    def _make_room(
+        self, keys: IntArray, gradients: RowArray, ranks: Iterable[int]
+    ) -> tuple[IntArray, RowArray]:
         """Give every key a row, or as many as there may be; return those that have one."""
         new = np.flatnonzero(self._slot_of[keys] < 0)
+        if not len(new):
+            return keys, gradients
         room = self.capacity - self.num_stored
         if len(new) > room:
             stored = self._stored_slots()
@@ -214,7 +245,7 @@ class RowTable:
         slots: IntArray = np.concatenate([reused, fresh])
         self._slot_of[added] = slots
         self._key_of[slots] = added
-        self._rows[slots] = self._initial(added)
+        self._rows[slots] = self._first.updated(added, ranks)
         self._state[slots] = 0.0
         return keys, gradients
 

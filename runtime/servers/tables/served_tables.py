@@ -4,7 +4,8 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import BadZipFile
@@ -12,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from pace.errors import InvalidOptions
+from pace.runtime.servers.tables.first_rows import is_ascending
 from pace.runtime.servers.tables.initial_rows import RowArray
 from pace.runtime.servers.tables.row_table import RowTable, TableSpec
 from pace.runtime.servers.tables.table_messages import TableWord, read_look_up, read_push, read_save
@@ -36,6 +38,30 @@ class WorkerLeft(Exception):
     """Others wait for the updates of a worker that has left."""
 
 
+Update = tuple[IntArray, RowArray]
+"""Keys and their gradients."""
+
+
+def added(parts: Sequence[Update]) -> Update:
+    """Return distinct keys with the sums of their gradients, added in the order of the parts.
+
+    A part may have a key several times: once for each forward pass, whose keys are sorted.
+    """
+    if len(parts) == 1 and is_ascending(parts[0][0]):
+        return parts[0]
+    keys, places = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
+    # What every number is added to without a change, -0.0 included.
+    total = np.full((len(keys), parts[0][1].shape[1]), -0.0, dtype=np.float32)
+    begin = 0
+    for theirs, gradients in parts:
+        mine = places[begin : begin + len(theirs)]
+        begin += len(theirs)
+        passes = np.flatnonzero(theirs[1:] <= theirs[:-1]) + 1
+        for first, last in pairwise([0, *passes.tolist(), len(theirs)]):
+            total[mine[first:last]] += gradients[first:last]
+    return keys, total
+
+
 class _Waiting(NamedTuple):
     clock: int
     rank: int
@@ -54,7 +80,7 @@ class _ServedTable:
         self._size = size
         self._pushed = [0] * size
         self._left: set[int] = set()
-        self._parts: dict[int, tuple[IntArray, RowArray] | None] = {}
+        self._parts: dict[int, Update | None] = {}
         self._waiting: list[_Waiting] = []
 
     @property
@@ -72,7 +98,7 @@ class _ServedTable:
         self._check(keys)
 
         def answer() -> TableAnswer:
-            rows = self.table.look_up(keys)
+            rows = self.table.look_up(keys, rank)
             return TableAnswer(
                 rank, TableWord.ROWS, self.number, request, rows.reshape(-1).view(np.uint8).data
             )
@@ -125,33 +151,26 @@ class _ServedTable:
         if clock != self._pushed[rank]:
             raise WireFault(f"update {clock} where {self._pushed[rank]} is due")
         self._pushed[rank] += 1
-        if self.spec.staleness == 0:
-            self._parts[rank] = part
-            if len(self._parts) < self._size:
-                self._refuse_to_wait_for_nobody()
-                return ()
-            part = self._added_parts()
-            self._parts = {}
-        if part is not None:
-            self._apply(*part)
+        if self.spec.staleness != 0:
+            if part is not None:
+                self._apply({rank: part})
+            return self._due()
+        self._parts[rank] = part
+        if len(self._parts) < self._size:
+            self._refuse_to_wait_for_nobody()
+            return ()
+        parts = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
+        self._parts = {}
+        if len(parts) == self._size:  # otherwise one is not finite
+            self._apply(parts)
         return self._due()
 
-    def _added_parts(self) -> tuple[IntArray, RowArray] | None:
-        """Return the updates of all workers in the order of ranks; None if one is not finite."""
-        parts = [part for _, part in sorted(self._parts.items()) if part is not None]
-        if len(parts) < self._size:
-            return None
-        return np.concatenate([keys for keys, _ in parts]), np.concatenate([rows for _, rows in parts])
-
-    def _apply(self, keys: IntArray, gradients: RowArray) -> None:
-        order = np.argsort(keys, kind="stable")
-        keys, gradients = keys[order], gradients[order]
-        first = np.flatnonzero(np.diff(keys, prepend=-1))
-        if len(first) < len(keys):
-            keys, gradients = keys[first], np.add.reduceat(gradients, first, axis=0)
-        if self.spec.average:
-            gradients = gradients * np.float32(1 / self._size)
-        self.table.update(keys, gradients)
+    def _apply(self, parts: dict[int, Update]) -> None:
+        """Apply the updates of these ranks as one."""
+        keys, gradients = added(list(parts.values()))
+        if self.spec.average and self._size > 1:
+            gradients *= np.float32(1 / self._size)
+        self.table.update(keys, gradients, parts)
 
     def _check(self, keys: IntArray) -> None:
         if len(keys) and keys.max() >= self.table.num_keys:

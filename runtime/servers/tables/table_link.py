@@ -19,7 +19,7 @@ class TableLink(ServerLink):
         self._reader = TableReader()
         super().__init__(*arguments, **named)
 
-    def tell(self, word: TableWord, table: int, message: bytes) -> None:
+    def tell(self, word: TableWord, table: int, message: bytes | memoryview) -> None:
         """Send what has no answer; returns at once.
 
         Raises

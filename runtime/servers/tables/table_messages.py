@@ -11,7 +11,7 @@ import numpy as np
 
 from pace.runtime.servers.tables.initial_rows import RowArray
 from pace.solver.arrays import IntArray
-from pace.wire.frames import CHUNK_BYTES, HEADER_BYTES, Frame, FrameKind, WireFault
+from pace.wire.frames import HEADER_BYTES, LARGEST_PAYLOAD_BYTES, Frame, FrameKind, WireFault
 from pace.wire.outbox import Parcel
 from pace.wire.streams import Stream
 
@@ -22,6 +22,9 @@ _NOT_FINITE = -1
 _SAVE_ID_BYTES = 32
 _KEY = np.dtype("<u4")
 _NUMBER = np.dtype("<f4")
+
+# Frames of a message follow one another, so they are as long as they may be.
+_FRAME_BYTES = LARGEST_PAYLOAD_BYTES[FrameKind.TABLE]
 
 
 class TableWord(IntEnum):
@@ -45,7 +48,7 @@ def table_parcel(word: TableWord, table: int, request: int, message: bytes | mem
     first = Frame(
         FrameKind.TABLE, layout=table, round=request % (1 << 32), segment=int(word), turn=len(message)
     )
-    return Parcel(first, memoryview(message), CHUNK_BYTES)
+    return Parcel(first, memoryview(message), _FRAME_BYTES)
 
 
 class TableReader:
@@ -93,14 +96,31 @@ def read_look_up(message: bytearray) -> tuple[int, IntArray]:
     return _CLOCK.unpack_from(message)[0], keys
 
 
-def pack_push(clock: int, keys: IntArray, gradients: RowArray, *, finite: bool = True) -> bytes:
+def pack_push(
+    clock: int, keys: IntArray, gradients: RowArray, places: IntArray | None = None, *, finite: bool = True
+) -> memoryview:
     """Return the message with a worker's update of number `clock`, from 0.
 
-    Without `finite`, the worker has gradients that are not, and the step is skipped for all workers.
+    Parameters
+    ----------
+    places
+        Where in `gradients` those of `keys` are; None if they are all.
+    finite
+        Whether all of the worker's gradients are; if not, the step is skipped for all workers.
     """
     if not finite:
-        return _PUSH.pack(clock, _NOT_FINITE)
-    return _PUSH.pack(clock, len(keys)) + keys.astype(_KEY).tobytes() + gradients.astype(_NUMBER).tobytes()
+        return memoryview(_PUSH.pack(clock, _NOT_FINITE))
+    count, width = len(keys), gradients.shape[1]
+    numbers_at = _PUSH.size + count * _KEY.itemsize
+    message = np.empty(numbers_at + count * width * _NUMBER.itemsize, dtype=np.uint8)
+    _PUSH.pack_into(message.data, 0, clock, count)
+    message[_PUSH.size : numbers_at].view(_KEY)[:] = keys
+    rows = message[numbers_at:].view(_NUMBER).reshape(count, width)
+    if places is None:
+        rows[:] = gradients
+    else:
+        np.take(gradients, places, axis=0, out=rows, mode="clip")
+    return message.data
 
 
 def step_bytes(num_rows: int, width: int) -> tuple[int, int]:

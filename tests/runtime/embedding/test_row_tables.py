@@ -160,7 +160,7 @@ def test_a_rank_waits_for_the_slowest_as_far_as_its_staleness_allows() -> None:
     served = ServedTables(2, most_bytes=1 << 20, folder=None)
     none, no_rows = np.zeros(0, dtype=np.int64), np.zeros((0, WIDTH), dtype=np.float32)
 
-    def say(rank: int, word: TableWord, message: bytes) -> list[int]:
+    def say(rank: int, word: TableWord, message: bytes | memoryview) -> list[int]:
         frame = Frame(FrameKind.TABLE, segment=int(word), round=7)
         return [answer.rank for answer in served.take(rank, frame, bytearray(message))]
 
