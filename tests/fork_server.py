@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -206,6 +207,10 @@ class ForkedProcess:
         self._server = server
         self._num_lost = num_lost
         self._exit_code: int | None = None
+        # Can be read once it has ended: asking the server again and again would take both of them time.
+        self._watched = os.pidfd_open(pid)
+        self._unwatch = weakref.finalize(self, os.close, self._watched)
+        self._unwatch.atexit = False
 
     def poll(self) -> int | None:
         """Return its exit code, negative for a signal; None while it runs.
@@ -218,16 +223,26 @@ class ForkedProcess:
         if self._exit_code is None:
             if self._server.has_lost(self._num_lost):
                 raise RuntimeError(f"what forked process {self.pid} has ended; its exit code is unknown")
-            self._exit_code = self._server.ask("poll", self.pid)
+            if self._has_ended():
+                self._exit_code = self._server.ask("poll", self.pid)
+                assert self._exit_code is not None
+                self._unwatch()
         return self._exit_code
+
+    def _has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether the process ends within so many seconds."""
+        poller = select.poll()
+        poller.register(self._watched, select.POLLIN)
+        return bool(poller.poll(1000 * within_s))
 
     def wait(self, timeout_s: float = math.inf) -> int:
         """Wait until it has ended and return its exit code."""
         deadline = time.monotonic() + timeout_s
         while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise TimeoutError(f"process {self.pid} did not end within {timeout_s:g} s")
-            time.sleep(0.01)
+            self._has_ended(within_s=min(left_s, _LOOK_EVERY_S))
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -244,7 +259,7 @@ class ForkedProcess:
             return
         while self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-            time.sleep(0.001)
+            self._has_ended(within_s=_LOOK_EVERY_S)
 
 
 def _serve(connection: Connection) -> list[str]:
@@ -255,29 +270,36 @@ def _serve(connection: Connection) -> list[str]:
     running: set[int] = set()
     while True:
         try:
-            number, kind, *arguments = connection.recv()
-        except (EOFError, ConnectionResetError):
+            forked = _answer(connection, running)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
             sys.exit(0)
-        if kind == "poll":
-            found, status = os.waitpid(arguments[0], os.WNOHANG)
-            running.discard(found)
-            connection.send((number, os.waitstatus_to_exitcode(status) if found else None))
-            continue
-        if kind == "load":
-            with contextlib.suppress(Exception):  # an error of the process that needs it
-                importlib.import_module(arguments[0])
-            gc.freeze()
-            connection.send((number, None))
-            continue
-        pid = os.fork()
-        if pid:
-            running.add(pid)
-            connection.send((number, pid))
-            continue
-        connection.close()
-        return _become(*arguments)
+        if forked is not None:
+            connection.close()
+            return _become(*forked)
+
+
+def _answer(connection: Connection, running: set[int]) -> list[Any] | None:
+    """Do what is asked for next; return None, but in a forked process what it is to become."""
+    number, kind, *arguments = connection.recv()
+    answer: int | None = None
+    become: list[Any] = arguments
+    if kind == "poll":
+        found, status = os.waitpid(arguments[0], os.WNOHANG)
+        running.discard(found)
+        answer = os.waitstatus_to_exitcode(status) if found else None
+    elif kind == "load":
+        with contextlib.suppress(Exception):  # an error of the process that needs it
+            importlib.import_module(arguments[0])
+        gc.freeze()
+    else:
+        answer = os.fork()
+        if not answer:
+            return become
+        running.add(answer)
+    connection.send((number, answer))
+    return None
 
 
 def _share(address: str, owner: int) -> Connection:
