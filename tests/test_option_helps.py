@@ -1,14 +1,20 @@
 """Options of the benchmarks' and examples' commands say what they are."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def options() -> Iterator[tuple[str, str | None, bool]]:
-    """Yield every option with its place, its help if that is a plain text, and whether it has a default."""
+@functools.cache
+def options() -> list[tuple[str, str | None, bool]]:
+    """Return every option with its place, its help if that is a plain text, and whether it has a default."""
+    return list(_read_options())
+
+
+def _read_options() -> Iterator[tuple[str, str | None, bool]]:
     for path in (
         path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))
     ):

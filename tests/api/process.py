@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from types import TracebackType
@@ -260,13 +260,39 @@ def load() -> None:
 
 def serve_in_vain(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
     """Start the service, which will not run; return its exit status and what it wrote."""
-    output = folder / f"in-vain-{time.monotonic_ns()}.log"
-    environment = _environment(settings)
-    ended = _SERVER.fork(["", "--port", "0", *arguments], output=output, environment=environment)
+    return _run_to_its_end(["", "--port", "0", *arguments], folder, _environment(settings))
+
+
+def run_program(program: str, folder: Path) -> tuple[int, str]:
+    """Run a program whose workers find everything loaded; return its exit status and what it wrote."""
+    return _run_to_its_end(["-c", program], folder, _environment({}))
+
+
+def _run_to_its_end(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    output = folder / f"output-{time.monotonic_ns()}.log"
+    ended = _SERVER.fork(arguments, output=output, environment=environment)
     try:
         return ended.wait(START_TIMEOUT_S), output.read_text()
     finally:
         ended.kill()
+
+
+@contextlib.contextmanager
+def serving_on(terminal: str, folder: Path) -> Iterator[ForkedProcess]:
+    """Start the service on a terminal, with a database in a folder; it has ended when the context ends."""
+    environment = _environment({"database_url": new_sqlite(folder)})
+    process = _SERVER.fork(["", "--port", "0"], output=Path(terminal), environment=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def compile_all() -> None:
+    """Have all that workers need compiled, beside the modules."""
+    _SERVER.load("pace.api.workers.kernels")  # the server has loaded the kernels before it can be asked
 
 
 def _environment(settings: Mapping[str, object]) -> dict[str, str]:
@@ -275,8 +301,15 @@ def _environment(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def run(arguments: list[str]) -> int:
-    """Be the service, as ``python -m pace.api.serve`` is; the first argument may limit its open files."""
+    """Be the service, as ``python -m pace.api.serve`` is, or the program that follows ``-c``.
+
+    The service's first argument may limit its open files.
+    """
     max_descriptors, *arguments = arguments
+    if max_descriptors == "-c":
+        start_worker_server()
+        exec(arguments[0], {"__name__": "__main__"})
+        return 0
     if max_descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(max_descriptors), int(max_descriptors)))
     start_worker_server()

@@ -17,6 +17,7 @@ from tests.sharded_graphs import backward, forward, graph_of
 from tests.solver.graph.exhaustive import fastest
 
 GRAPH = graph_of(backward(4))
+SMALL = graph_of(backward(2))
 TINY = graph_of(forward(3, compute_s=1.0))
 PROFILE = Path(__file__).parents[2] / "examples" / "profiles" / "vgg16.json"
 
@@ -74,8 +75,8 @@ def test_what_if_takes_graphs(service: Caller, tmp_path: Path) -> None:
     """The service's answer is printed as the local one, and written as a chart; refusals are one line."""
     pytest.importorskip("matplotlib")
     graph, chart = tmp_path / "graph.json", tmp_path / "chart.svg"
-    graph.write_bytes(GRAPH.to_json())
-    asked = ("what-if", graph, "--bandwidth-factor", "0.5,2", "--ranks", "2,8", "--memory-gb", "1e-7,1")
+    graph.write_bytes(SMALL.to_json())
+    asked = ("what-if", graph, "--bandwidth-factor", "0.5,2", "--ranks", "2", "--memory-gb", "1e-7,1")
     there = ("--service", service.url, "--api-key", service.token)
     for form in ((), ("--json",), ("--csv",), ("--policy", "pace", "--json")):
         done = pace(*asked, *there, *form)

@@ -5,9 +5,8 @@ import json
 import os
 import platform
 import re
+import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -18,15 +17,12 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 
-from pace.api.errors import WorkerFailed
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
-from pace.api.workers.pool import WorkerPool
-from pace.api.workers.worker_call import WorkerCall
 from pace.version import __version__
 from tests.api.postgresql import ALONE_ON_SQLITE, ON_SQLITE
-from tests.api.process import Caller, ServiceProcess
+from tests.api.process import Caller, ServiceProcess, run_program, serving_on
 from tests.api.profiles import layered_profile
 
 
@@ -139,13 +135,12 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
 def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
     """Whoever starts the service by hand reads no JSON."""
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "pace.api.serve", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=theirs) as process:
-        os.close(theirs)
+    with serving_on(os.ttyname(theirs), tmp_path) as process:
         said = b""
         while b"http://127.0.0.1:" not in said:
             said += os.read(ours, 4096)
-        process.terminate()
+        os.close(theirs)
+        process.send_signal(signal.SIGTERM)
         with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
             while True:
                 os.read(ours, 4096)
@@ -214,7 +209,7 @@ def test_lines_of_a_task_have_the_id_of_its_request(tmp_path: Path) -> None:
 def test_the_id_of_its_request_outlives_a_restart(tmp_path: Path) -> None:
     """Who asked is stored with the task: another process that does it logs the same id."""
     with ServiceProcess(tmp_path, lease_s=1) as service:
-        for number, layers in enumerate((3000, 100, 100)):
+        for number, layers in enumerate((1500, 100, 100)):
             service.http.post(
                 "/v1/schedules",
                 json={"profile": layered_profile(layers, name=f"{number}"), "options": {"fusion": "paper"}},
@@ -247,25 +242,26 @@ def _begun_since(moment: datetime, database_url: str) -> set[str]:
         time.sleep(0.05)
 
 
-def fail() -> None:
-    """Raise what no function of a worker's raises."""
-    raise RuntimeError("nobody foresaw this")
+# In a process of its own: workers write where the first of the process did.
+LET_A_WORKER_FAIL = """
+import contextlib
+from pace.api.errors import WorkerFailed
+from pace.api.workers.pool import WorkerPool
+from pace.api.workers.worker_call import WorkerCall
+
+pool = WorkerPool("the test", 1, 2**32)
+with contextlib.suppress(WorkerFailed):
+    pool.call(WorkerCall(eval, ("int('nobody foresaw this')",), 60, None))
+pool.close()
+"""
 
 
-def let_a_worker_fail() -> None:
-    """Call it in a worker process."""
-    pool = WorkerPool("the test", 1, 2**32)
-    with contextlib.suppress(WorkerFailed):
-        pool.call(WorkerCall(fail, (), 60, None))
-    pool.close()
-
-
-def test_errors_of_workers_are_one_line_of_json() -> None:
+def test_errors_of_workers_are_one_line_of_json(tmp_path: Path) -> None:
     """With their tracebacks inside."""
-    # In a process of its own: workers write where the first of the process did.
-    program = "from tests.api.test_observability import let_a_worker_fail; let_a_worker_fail()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    # Other lines are of modules that this file imports.
-    entries = [json.loads(line) for line in ended.stderr.splitlines()]
-    (entry,) = (entry for entry in entries if entry["event"] == "worker-failed")
+    code, said = run_program(LET_A_WORKER_FAIL, tmp_path)
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if "nobody foresaw this" in line)
+    entry = json.loads(line)
+    assert entry["event"] == "worker-failed"
+    assert "Traceback" in entry["exception"]
     assert "nobody foresaw this" in entry["exception"]

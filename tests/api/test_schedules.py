@@ -136,7 +136,8 @@ def test_the_service_answers_others_while_it_solves(service: Caller) -> None:
     thread = threading.Thread(target=solve)
     thread.start()
     answered_before = 0
-    while not solved.is_set():
+    # More would take the processor from the solve, which gives way to them.
+    while not solved.is_set() and answered_before < 20:
         assert service.http.get("/healthz").status_code == 200
         answered_before += not solved.is_set()
     thread.join()

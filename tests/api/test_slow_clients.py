@@ -64,7 +64,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(impatient: ServiceProcess) 
 
 def test_requests_that_take_long_are_not_cut(impatient: ServiceProcess) -> None:
     """What has arrived has all the time it needs."""
-    answer = impatient.post_schedule(layered_profile(3000), options={"fusion": "paper"})
+    answer = impatient.post_schedule(layered_profile(1500), options={"fusion": "paper"})
     assert answer.status_code == 201
 
 

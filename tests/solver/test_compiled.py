@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -27,23 +28,24 @@ for streams in (0, 1):
             Options(framework="ddp"),
         ):
             found.setdefault((streams, cost), []).append(optimize(profile, options).to_json())
-sys.stdout.buffer.write(pickle.dumps(found))
 """
+WRITE = "sys.stdout.buffer.write(pickle.dumps(found))"
 Schedules = dict[tuple[int, str], list[bytes]]
 
 
 @pytest.fixture(scope="module")
 def schedules() -> tuple[Schedules, Schedules]:
-    """What two fresh interpreters compute, with and without compilation."""
+    """What is computed here, compiled, and in a fresh interpreter without compilation."""
+    assert "NUMBA_DISABLE_JIT" not in os.environ
     # Interpreted, the generator's 64-bit wrap-around is worth a warning to NumPy.
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", PROGRAM]
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"NUMBA_DISABLE_JIT": disabled})
-        for disabled in ("0", "1")
-    ]
-    compiled, interpreted = (pickle.loads(each.communicate()[0]) for each in running)
-    assert [each.returncode for each in running] == [0, 0]
-    return compiled, interpreted
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", PROGRAM + WRITE]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as running:
+        here: dict[str, Any] = {}
+        exec(PROGRAM, here)
+        interpreted = pickle.loads(running.communicate()[0])
+    assert running.returncode == 0
+    return here["found"], interpreted
 
 
 @pytest.mark.slow
