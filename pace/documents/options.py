@@ -53,8 +53,8 @@ class Options(Document):
         The parameter servers of exchange "servers"; None for those of the profile's cost. A gradient with
         transfer ratios, or with the rows touched, is a group of its own.
     partition_bytes
-        With servers: size of the segments; if left out, a number of sent bytes is searched for around delta0.
-        The cluster's ``min_partition_bytes`` is taken if that is more.
+        With servers: size of the segments; if left out, the best size is searched for. The cluster's
+        ``min_partition_bytes`` is taken if that is more.
     memory_bytes
         With a graph: largest peak memory in bytes; None for no limit.
     discipline

@@ -50,7 +50,8 @@ class SolverRecord(Document):
         goes with the segment before it. Where this size was searched for, most bytes that are sent of a
         segment.
     suggested_partition_bytes
-        With servers: sqrt(M theta B / (2 S)), from which the search for `partition_bytes` started.
+        With servers: sqrt(M theta B / (2 S)), from which the search for `partition_bytes` started. M are the
+        sent bytes, theta the fixed time of a segment, B the rate at which all S servers serve all workers.
     """
 
     refused_as = InvalidSchedule

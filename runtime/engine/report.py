@@ -61,7 +61,8 @@ class Report:
         The current mode: "barrier", "overlap" or "plain" (buckets in order of readiness, then a barrier; only
         if ``mode="auto"`` tries or chose it).
     order
-        Order of segments: "static" (the plan's), "adaptive" or "priority" (rank 0 chooses during training).
+        Order of segments: "static" (the plan's), "overtake" (the plan's first ready one), or "adaptive" and
+        "priority" (rank 0 chooses during training).
     source
         Source of the plan: "schedule", "local" (the job's own groups) or "plain" (plain operation).
     rounds

@@ -220,7 +220,7 @@ def test_ties_go_to_batch_order() -> None:
 
 
 def test_the_paper_breaks_bounds_where_the_strict_rule_does_not() -> None:
-    """On 300 random batches the paper's rule commits late in about half of them, the strict one never."""
+    """On 300 random batches the paper's rule commits late in 130 of them, the strict one never."""
     random = np.random.default_rng(0)
     broken = {"paper": 0, "strict": 0}
     for _ in range(300):
@@ -235,5 +235,4 @@ def test_the_paper_breaks_bounds_where_the_strict_rule_does_not() -> None:
         for rule in ("paper", "strict"):
             ordering = order_updates(updates, capacities, rule=rule)
             broken[rule] += bool(late_ones(ordering, updates))
-    assert broken["strict"] == 0
-    assert broken["paper"] > 60
+    assert broken == {"paper": 130, "strict": 0}
