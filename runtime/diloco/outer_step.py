@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -168,7 +168,13 @@ class OuterStep(Closing):
                 fragment.mean.set_result(saved["mean"].numpy())
 
     def close(self) -> None:
-        """Wait for what is under way, and apply it no more. Idempotent."""
+        """Wait for what was sent, for other members need it, and apply it no more. Idempotent.
+
+        After the first error only what is under way is waited for.
+        """
+        if self._threads:
+            sent = [fragment.mean for fragment in self._fragments if fragment.mean is not None]
+            wait(sent, return_when=FIRST_EXCEPTION)
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
         self._threads.clear()

@@ -38,6 +38,7 @@ class MeanOfThreads:
         self._members = members
         self._lock = threading.Condition()
         self._rounds: dict[tuple[str, int], dict[int, tuple[Vector, float]]] = {}
+        self.failed = False
 
     def of(self, member: int) -> "Member":
         """Return a member's end."""
@@ -50,6 +51,7 @@ class MeanOfThreads:
             given[member] = update, weight
             self._lock.notify_all()
             if not self._lock.wait_for(lambda: len(given) == self._members, timeout=60):
+                self.failed = True
                 raise CommunicationFailed(f"members of {key} are missing")
         total = torch.zeros(len(update))
         for each in range(self._members):
@@ -139,14 +141,16 @@ def train(
 
 
 def trained(members: int, plan: OuterPlan | None, weights: list[float], **options: Any) -> list[torch.Tensor]:
-    """Train all members in threads."""
+    """Train all members in threads, of which none closes while another needs what it has sent."""
     mean = MeanOfThreads(members)
     with ThreadPoolExecutor(members) as threads:
         calls = [
             threads.submit(train, mean, member, plan, weight=weights[member], **options)
             for member in range(members)
         ]
-        return [call.result() for call in calls]
+        found = [call.result() for call in calls]
+    assert not mean.failed
+    return found
 
 
 PLANS: list[dict[str, Any]] = [
