@@ -15,7 +15,7 @@ from pace.device_rates import DeviceRates
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.graph.nodes import CollectiveOp
 
-WIDTH, LAYERS, STEPS = 16, 5, 3
+WIDTH, LAYERS, STEPS = 16, 3, 3
 RATES = DeviceRates(tflops=1e-5, memory_gbytes_per_s=1.0)
 KINDS: tuple[CollectiveOp, ...] = ("all-gather", "reduce-scatter", "all-reduce")
 LATE = dict.fromkeys(KINDS, AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9))
@@ -132,6 +132,7 @@ def compare(
                 for transfer in each.schedule.transfers
             ],
             "order in code": issued_in_code(code),
+            "is generated": any("cpp_fused" in text for text in code),
             "collectives": sum(
                 len(group.tensors) for each in planner.planned for group in each.schedule.groups
             ),

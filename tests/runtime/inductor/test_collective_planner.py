@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaded() -> None:
-    """Load Inductor once for all ranks."""
-    load_for_all("torch._inductor.compile_fx", "pace.runtime.inductor")
+    """Load Inductor, and what it makes for the first graph, once for all ranks."""
+    load_for_all("tests.runtime.inductor.compiled_once", "pace.runtime.inductor")
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def test_jobs_that_cannot_be_planned_end_on_all_ranks(pair: RankPool, case: str,
 
 
 def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
-    """In one group, with given and with measured times, and on a mesh, where ranks have other groups."""
+    """In one group, and on a mesh, where ranks have other groups."""
     with RankPool(4, timeout_s=400.0) as ranks:
-        check(ranks.run(compare, str(tmp_path), ("late", "measured")), 4)
+        check(ranks.run(compare, str(tmp_path), ("late",)), 4)
         on_mesh = ranks.run(train_on_mesh)
     for of_rank in on_mesh:
         assert of_rank["is equal"]
@@ -89,4 +89,7 @@ def _generate(rank: int, _size: int, folder: str) -> dict[str, Any]:
 
 def test_generated_code_trains_to_the_same_bits(tmp_path: Path) -> None:
     """With the C++ code that Inductor writes and compiles."""
-    check(run_ranks(_generate, 2, str(tmp_path), timeout_s=800.0), 2)
+    # In new processes: what Inductor once left to torch, it leaves to torch for as long as a process lives.
+    found = run_ranks(_generate, 2, str(tmp_path), timeout_s=800.0)
+    check(found, 2)
+    assert all(of_rank["late"]["is generated"] for of_rank in found)
