@@ -24,7 +24,7 @@ def test_a_service_that_dies_is_waited_for(browser: Browser, tmp_path: Path) -> 
 
         connect()
         caller = process.tenant()
-        profile = caller.http.post("/v1/profiles", json=layered_profile(2500)).json()
+        profile = caller.http.post("/v1/profiles", json=layered_profile(700)).json()
         with Visitor(browser, forwarder.url, caller.token) as visitor:
             visitor.tolerated = lambda fault: "Failed to load resource: net::" in fault
             page = visitor.go(f"what-if?profile={profile['id']}&policies=pace,ddp,fifo")

@@ -76,8 +76,8 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
 @pytest.mark.races_with_machine(reason="a question is superseded while its task runs")
 def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> None:
     """At once after it was asked, while its progress is shown, and when its view is left; none goes on."""
-    # Questions of half a minute at the least.
-    large = service.http.post("/v1/profiles", json=layered_profile(8000)).json()
+    # Questions of a quarter of a minute at the least.
+    large = service.http.post("/v1/profiles", json=layered_profile(4000)).json()
     page = visitor.page
     answers: list[int] = []
     page.on("response", lambda answer: answers.append(answer.status) if is_asked(answer.request) else None)
@@ -99,7 +99,7 @@ def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> N
 
 def test_what_is_being_typed_stays_while_progress_is_shown(visitor: Visitor, service: Caller) -> None:
     """The view is drawn anew with each step of an answer; the field keeps what is in it until it is left."""
-    large = service.http.post("/v1/profiles", json=layered_profile(3000)).json()
+    large = service.http.post("/v1/profiles", json=layered_profile(1000)).json()
     page = visitor.go(f"what-if?profile={large['id']}&policies=pace,ddp&compute=2")
     field = page.get_by_label("Compute speed, times", exact=True)
     field.fill("3")
@@ -116,7 +116,7 @@ def test_what_is_being_typed_stays_while_progress_is_shown(visitor: Visitor, ser
 def test_a_question_asked_again_while_it_is_cancelled_is_answered(visitor: Visitor, service: Caller) -> None:
     """Going back and forth between two values shows the answer of the last, not that it was cancelled."""
     visitor.tolerated = lambda fault: "status of 409" in fault
-    made = service.http.post("/v1/profiles", json=layered_profile(1500)).json()
+    made = service.http.post("/v1/profiles", json=layered_profile(600)).json()
     page = visitor.page
     field = page.get_by_label("Compute speed, times", exact=True)
     with page.expect_request(is_asked):
