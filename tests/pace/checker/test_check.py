@@ -19,7 +19,7 @@ from tests.strategies import affine, layered, options, profiles, properties, tim
 
 
 @given(profiles(), options())
-@properties(100)
+@properties(60)
 def test_every_schedule_of_the_solver_is_accepted(profile: Profile, chosen: Options) -> None:
     """Any profile, any options: nothing to object to."""
     assert check(profile, optimize(profile, chosen)) == []

@@ -82,7 +82,7 @@ def test_colocated_plans_on_more_hosts_are_close_to_their_simulation(
     Also if other bytes are sent than the gradients have, in each direction.
     """
     random_ = random.Random(4)
-    for _ in range(15):
+    for _ in range(8):
         profile = drawn(random_, workers)
         ratios = {
             gradient.name: (random_.choice([0.1, 0.5, 1.0]), random_.choice([0.1, 0.5, 1.0]))

@@ -172,7 +172,7 @@ def compare(
 
 
 @pytest.mark.parametrize(("name", "knobs"), CASES)
-@properties(10)
+@properties(6)
 @given(drawn=trained())
 def test_every_policy_agrees_with_the_twin(
     name: str, knobs: dict[str, Any], drawn: tuple[Profile, Cluster]
@@ -182,7 +182,7 @@ def test_every_policy_agrees_with_the_twin(
     compare(profile, chosen, make_policy(name, "servers", **knobs).traffic(profile, chosen), 2, 0)
 
 
-@properties(50)
+@properties(30)
 @given(data=st.data(), drawn=trained())
 def test_any_rules_agree_with_the_twin(data: st.DataObject, drawn: tuple[Profile, Cluster]) -> None:
     """Credit, admission, streams, barriers and staleness in any combination."""
