@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,58 +29,70 @@ tqdm.tqdm.monitor_interval = 0
 
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.
-_LONGEST = (
-    "test_examples.py",
-    "test_failures.py",
-    "test_matrix.py",
-    "test_collective_planner.py",
-    "test_attach.py",
-    "test_replanning.py",
-    "test_worker_start.py",
-    "test_limits.py",
-    "test_dask.py",
-    "test_sharded_weights.py",
-    "test_objects.py",
-    "test_published_loops.py",
-    "test_interface.py",
-    "test_rolling_update.py",
-    "test_lost_servers.py",
-    "test_accessibility.py",
-    "test_over_servers.py",
-    "test_weights.py",
+LONGEST = (
+    "documentation/test_guides.py",
+    "documentation/test_examples.py",
+    "runtime/diloco/test_outer_step.py",
+    "runtime/loops/test_matrix.py",
+    "runtime/inductor/test_collective_planner.py",
+    "runtime/fsdp/test_attach.py",
+    "api/web/test_accessibility.py",
+    "api/test_worker_start.py",
+    "load/test_soak.py",
+    "runtime/control/test_replanning.py",
     "test_demo.py",
-    "test_gpu_check.py",
-    "test_soak.py",
-    "test_observability.py",
-    "test_trainer.py",
-    "test_kept_references.py",
-    "test_live_search.py",
-    "test_real.py",
+    "runtime/control/test_live_search.py",
+    "runtime/fsdp/test_failures.py",
     "test_distribution.py",
-    "test_fabric.py",
-    "test_random_loops.py",
-    "test_resharding.py",
-    "test_delays.py",
-    "test_deployment.py",
-    "test_together.py",
-    "test_rewrite.py",
-    "test_sharded_failures.py",
-    "test_hugging_face.py",
-    "test_lightning.py",
-    "test_order_and_weights.py",
-    "test_keys.py",
-    "test_sync_plans.py",
-    "test_compile.py",
-    "test_policies.py",
-    "test_forked_children.py",
-    "test_absent_ranks.py",
-    "test_lone_readers.py",
-    "test_kept_gradients.py",
-    "test_kept_optimizers.py",
-    "test_report_sender.py",
-    "test_exit.py",
+    "testbed/test_embedding.py",
+    "runtime/servers/test_lost_servers.py",
+    "runtime/failures/test_failures.py",
+    "runtime/shards/test_sharded_weights.py",
+    "runtime/test_weights.py",
+    "api/test_interface.py",
+    "runtime/loops/test_random_loops.py",
+    "testbed/test_fabric.py",
+    "runtime/loops/test_published_loops.py",
+    "testbed/test_diloco.py",
+    "testbed/test_real.py",
+    "api/test_dask.py",
+    "testbed/test_trainer.py",
+    "api/test_limits.py",
+    "pace/simulation/test_policies.py",
+    "api/test_objects.py",
+    "api/test_rolling_update.py",
+    "scripts/test_gpu_check.py",
+    "runtime/shards/test_sharded_failures.py",
+    "api/test_together.py",
+    "runtime/loops/test_kept_references.py",
+    "pace/planning/allreduce/test_optimize.py",
+    "pace/simulation/test_who_wins.py",
+    "pace/planning/servers/test_optimize.py",
+    "api/test_deployment.py",
+    "api/test_observability.py",
+    "testbed/test_over_servers.py",
+    "api/web/test_result.py",
+    "api/web/test_what_if.py",
+    "api/test_fairness.py",
+    "runtime/capture/test_allreduce_cost.py",
+    "pace/cli/test_what_if.py",
+    "runtime/failures/test_absent_ranks.py",
+    "runtime/loops/test_lone_readers.py",
+    "runtime/loops/test_forked_children.py",
+    "runtime/loops/test_everyday_loops.py",
+    "runtime/engine/test_on_device.py",
+    "pace/cli/test_main.py",
+    "pace/simulation/test_twin.py",
+    "api/test_client.py",
+    "api/test_keys.py",
+    "runtime/fabric/test_failures.py",
+    "runtime/shards/test_sharded_service.py",
+    "pace/simulation/servers/test_twin.py",
+    "runtime/frameworks/test_lightning.py",
+    "pace/planning/servers/test_claims.py",
 )
-_LONGEST_FIRST = {name: place for place, name in enumerate(_LONGEST)}
+_TESTS = Path(__file__).parent
+_LONGEST_FIRST = {_TESTS / name: place for place, name in enumerate(LONGEST)}
 
 # How often a test that races with the machine is tried again.
 _RERUNS = 2
@@ -107,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     ``--reruns N`` decides for all tests instead.
     """
-    items.sort(key=lambda item: _LONGEST_FIRST.get(item.path.name, len(_LONGEST)))
+    items.sort(key=lambda item: _LONGEST_FIRST.get(item.path, len(LONGEST)))
     for item in items:
         race = item.get_closest_marker("races_with_machine")
         if race is None:

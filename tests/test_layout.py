@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("pace", "solver", "api", "runtime")
 MOST_MODULES = 16
@@ -53,3 +55,9 @@ def test_no_type_has_the_name_of_another() -> None:
             homes[name].append(module.as_posix())
     twice = {name: found for name, found in homes.items() if len(found) > 1 and name not in SHARED_NAMES}
     assert twice == {}
+
+
+def test_the_suite_begins_with_files_that_are_there() -> None:
+    """Each of the longest files once, by the name that it has now."""
+    assert len(set(LONGEST)) == len(LONGEST)
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []

@@ -27,6 +27,16 @@ from typing import Self
 from tests.free_ports import free_port
 from tests.preloaded import ROOT, Programs
 
+_DOCS = ROOT / "docs"
+QUICKSTART = _DOCS / "quickstart.md"
+GUIDES = sorted((_DOCS / "guides").glob("*.md"))
+# All others with examples.
+PAGES = [
+    ROOT / "README.md",
+    *sorted(_DOCS.glob("*.md")),
+    *sorted((_DOCS / "concepts").glob("*.md")),
+    *sorted((_DOCS / "reference" / "importers").glob("*.md")),
+]
 AROUND = Path(__file__).with_name("around")
 PLACE = "# The example comes here.\n"
 
@@ -145,6 +155,7 @@ class Reader:
             "PACE_PORT": str(self.port("8080")),
             "PET_MASTER_PORT": str(free_port()),  # torchrun's
             "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would each load torch
         }
         with (self.folder / f"output-{len(self.outputs)}.txt").open("w+b") as output:
             process = subprocess.Popen(
@@ -171,6 +182,13 @@ class Reader:
             said = output.read().decode(errors="replace")
         assert ready, f"{text}\n{'nobody listens' if listens else process.returncode}\n{said}"
         self.outputs.append(said)
+
+
+def run_examples(page: Path, programs: Programs, folder: Path) -> None:
+    """Run all examples of a page in a folder, from first to last."""
+    with Reader(folder, programs) as reader:
+        for block in blocks(page):
+            reader.run(block)
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:

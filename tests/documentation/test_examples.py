@@ -1,39 +1,15 @@
-"""The examples of the documentation run as they stand, on real ranks and against a real service."""
+"""The examples of all pages but the guides run as they stand, on real ranks and against a real service."""
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.documentation.pages import AROUND, Block, Reader, blocks
-from tests.preloaded import ROOT, Programs
-
-DOCS = ROOT / "docs"
-QUICKSTART = DOCS / "quickstart.md"
-# What several programs of a page load, which takes each of them seconds.
-FRAMEWORKS = {
-    "train-lightning": ("lightning.pytorch",),
-    "train-accelerate": ("accelerate", "transformers.trainer"),
-}
-PAGES = [
-    ROOT / "README.md",
-    *sorted(DOCS.glob("*.md")),
-    *sorted((DOCS / "concepts").glob("*.md")),
-    *sorted((DOCS / "guides").glob("*.md")),
-    *sorted((DOCS / "reference" / "importers").glob("*.md")),
-]
+from tests.documentation.pages import AROUND, GUIDES, PAGES, QUICKSTART, Block, Reader, blocks, run_examples
+from tests.preloaded import Programs
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    """What starts programs quickly."""
-    with Programs(tmp_path_factory.mktemp("programs")) as started:
-        yield started
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.stem)
 def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
     """A block has a language, and what cannot run has a reason in words."""
     for block in blocks(page):
@@ -45,17 +21,9 @@ def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != QUICKSTART], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(
-    page: Path, programs: Programs, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_examples_of_a_page_run(page: Path, programs: Programs, tmp_path: Path) -> None:
     """A reader who pastes every block, from first to last, meets no error."""
-    with ExitStack() as stack:
-        if page.stem in FRAMEWORKS:
-            others = Programs(tmp_path_factory.mktemp("programs"), *FRAMEWORKS[page.stem])
-            programs = stack.enter_context(others)
-        reader = stack.enter_context(Reader(tmp_path, programs))
-        for block in blocks(page):
-            reader.run(block)
+    run_examples(page, programs, tmp_path)
 
 
 @pytest.mark.slow
