@@ -119,7 +119,7 @@ def load() -> None:
         importlib.import_module(needed)
     # As many all-reduces as exactness needs take a minute of each program that measures them.
     measure: Any = importlib.import_module("pace.runtime.profiler").measure_allreduce
-    measure.__kwdefaults__["max_seconds_per_size"] = 0.3
+    measure.__kwdefaults__["max_seconds_per_size"] = 0.1
 
 
 def run(arguments: list[str]) -> int:

@@ -27,7 +27,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 @pytest.mark.timeout(1200)
 def test_the_demo_trains_to_the_same_weights(programs: Programs, tmp_path: Path) -> None:
     """It ends by itself; the schedule passes the checker; 32 steps under PACE equal 32 plain ones."""
-    options = ["--steps", "32", "--batch-size", "4", "--out", str(tmp_path)]
+    options = ["--steps", "32", "--batch-size", "1", "--out", str(tmp_path)]
     command = [str(programs.python), str(ROOT / "examples" / "demo.py"), *options]
     environment = os.environ | programs.environment
     ended = subprocess.run(
