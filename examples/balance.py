@@ -1,6 +1,8 @@
 """Chooses a batch and a network for the demo: communication is to take as long as compute on this machine.
 
 Prints the number of images in a batch and the rate of the network in Mbit/s.
+
+With less communication, there is little to hide; with more, the network alone limits both trainings.
 """
 
 import subprocess
@@ -16,26 +18,33 @@ from cnn import Batches, build_model
 
 COMPUTE_S = 0.5  # long enough that the two workers' processors have little else to do than to compute
 PROBE_IMAGES, PROBE_STEPS = 24, 9
+# Sending takes processor time: about so much longer does compute take while gradients are sent.
+SLOWDOWN = 1.2
 
 
 def main() -> None:
     """Measure two workers side by side, and print what follows."""
-    if sys.argv[1:] == ["probe"]:
-        print(probe())
+    if len(sys.argv) > 1:
+        print(probe(int(sys.argv[1])))
         return
-    command = [sys.executable, __file__, "probe"]
-    probes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    per_image_s = max(float(each.communicate()[0]) for each in probes)
-    images = min(max(4 * round(COMPUTE_S / per_image_s / 4), 8), 256)
+    images = 4 * round(COMPUTE_S / (compute_s(PROBE_IMAGES) / PROBE_IMAGES) / 4)
+    images = min(max(images, 8), 256)
     gradient_bits = 8 * sum(each.numel() * each.element_size() for each in build_model().parameters())
     # Two workers: each sends half of every gradient twice, so one gradient's bytes each way.
-    print(images, round(gradient_bits / (images * per_image_s) / 1e6, 1))
+    print(images, round(gradient_bits / (SLOWDOWN * compute_s(images)) / 1e6, 1))
 
 
-def probe() -> float:
-    """Return how long one worker computes for one image in an iteration as it trains, in seconds."""
+def compute_s(images: int) -> float:
+    """Return how long the slower of two workers computes in an iteration, in seconds."""
+    command = [sys.executable, __file__, str(images)]
+    probes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    return max(float(each.communicate()[0]) for each in probes)
+
+
+def probe(images_in_batch: int) -> float:
+    """Return how long one worker computes in an iteration as it trains, in seconds."""
     torch.set_num_threads(1)
-    model, batches = build_model(), Batches(0, PROBE_IMAGES)
+    model, batches = build_model(), Batches(0, images_in_batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     durations = []
     for _ in range(PROBE_STEPS):
@@ -45,7 +54,7 @@ def probe() -> float:
         torch.autograd.backward(torch.nn.functional.cross_entropy(model(images), labels))
         optimizer.step()
         durations.append(time.perf_counter() - started)
-    return median(durations[1:]) / PROBE_IMAGES
+    return median(durations[1:])
 
 
 if __name__ == "__main__":

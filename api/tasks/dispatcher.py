@@ -1,7 +1,6 @@
 """Moves tasks from the queue to executors and their results into storage."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -82,7 +81,8 @@ class Dispatcher:
 
     def start(self) -> None:
         """Start to claim tasks."""
-        loops = [self._renew_leases(), *(self._claim_tasks(kind) for kind in self._executors)]
+        claims = (self._claim_tasks(kind) for kind in self._executors)
+        loops = [self._renew_leases(), self._look_for_tasks(), *claims]
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     def notify(self, kind: str) -> None:
@@ -152,12 +152,28 @@ class Dispatcher:
                     # The database may be gone or full for a while; the service must outlast that.
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     log.warning("claim-failed", error=str(error))
+                    await asyncio.sleep(pause_s)
+                    continue
             if task is not None:
                 self.begin(task)
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await queued.wait()
+            await queued.wait()
+
+    async def _look_for_tasks(self) -> None:
+        """Announce the kinds of tasks that other service processes queued, or left when they died."""
+        pause_s = self._poll_s
+        while True:
+            await asyncio.sleep(pause_s)
+            names = [task.get_name() for task in self.places.running()]
+            try:
+                for kind in await asyncio.to_thread(self._tasks.waiting_kinds, names):
+                    if kind in self._queued:
+                        self.notify(kind)
+                pause_s = self._poll_s
+            except Exception as error:
+                # As above.
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                log.warning("claim-failed", error=str(error))
 
     def _freed(self, kind: str) -> None:
         self._queued[kind].set()

@@ -119,10 +119,8 @@ class TaskQueue:
             queued &= is_small_solve()
         with self.database.read() as connection:
             waiting = connection.scalar(_SMALL_QUEUED if small_only else _QUEUED_OF_KIND, {"kind": kind})
-            if waiting is None:
-                expired = connection.scalars(_EXPIRED_OF_KIND, {"kind": kind, "now": now})
-                if set(expired) <= set(running):
-                    return None
+            if waiting is None and kind not in _expired_kinds(connection, now, running):
+                return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now, running)
             at_work, in_all = Counter[str](), Counter[str]()
@@ -224,6 +222,12 @@ class TaskQueue:
             return None
         found = find_input(connection, row.tenant, row.result_id)
         return None if found is None else ClaimedTask(**row._mapping, **asdict(found))
+
+    def waiting_kinds(self, running: Collection[str] = ()) -> set[str]:
+        """Return the kinds of which a task is queued, or has lost its process; `running` as in `claim`."""
+        with self.database.read() as connection:
+            queued = set(connection.scalars(_QUEUED_KINDS))
+            return queued | _expired_kinds(connection, datetime.now(UTC), running)
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of all tasks that this process has; return which of them were cancelled."""
@@ -346,8 +350,9 @@ _QUEUED_OF_KIND = (
     select(TaskRecord.id).where(TaskRecord.state == literal_column("'queued'"), _OF_KIND).limit(1)
 )
 _SMALL_QUEUED = _QUEUED_OF_KIND.where(is_small_solve())
-_EXPIRED_OF_KIND = select(TaskRecord.id).where(
-    TaskRecord.state == literal_column("'running'"), _OF_KIND, TaskRecord.lease_until < bindparam("now")
+_QUEUED_KINDS = select(TaskRecord.kind).where(TaskRecord.state == literal_column("'queued'")).distinct()
+_EXPIRED = select(TaskRecord.id, TaskRecord.kind).where(
+    TaskRecord.state == literal_column("'running'"), TaskRecord.lease_until < bindparam("now")
 )
 _FINISH = (
     update(TaskRecord)
@@ -361,6 +366,10 @@ _FINISH = (
     )
 )
 _SOLVE = Upsert(SolutionRecord)
+
+
+def _expired_kinds(connection: Connection, now: datetime, running: Collection[str]) -> set[str]:
+    return {kind for task_id, kind in connection.execute(_EXPIRED, {"now": now}) if task_id not in running}
 
 
 def _stored(error: PaceError) -> str:

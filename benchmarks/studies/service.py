@@ -218,7 +218,11 @@ def large(url: str) -> dict[str, Any]:
 
 def start(folder: Path, profile: Profile) -> dict[str, Any]:
     """Start the service with nothing compiled, with everything compiled, and without any request."""
-    caches = {"NUMBA_CACHE_DIR": folder / "numba", "PYTHONPYCACHEPREFIX": folder / "bytecode"}
+    caches = {
+        "NUMBA_CACHE_DIR": folder / "numba",
+        "PYTHONPYCACHEPREFIX": folder / "bytecode",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     found: dict[str, Any] = {}
     for state in ("cold", "warm"):
         own = folder / state

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from pace.api.errors import InUse, QueueFull
 from pace.api.fairness.tenants import TenantLimits, Tenants
@@ -83,6 +84,20 @@ def test_a_process_that_ends_gives_back_what_it_claimed(queue: TaskQueue) -> Non
     claimed = queue.claim("schedule")
     assert claimed is not None
     assert (claimed.id, claimed.attempts) == (accepted.task_id, 1)
+
+
+def test_kinds_that_wait_are_found_at_once(queue: TaskQueue) -> None:
+    """Queued tasks count, and those whose process is gone, but not those that run here with an old lease."""
+    assert queue.waiting_kinds() == set()
+    accepted = queue.submit("a", _request(3))
+    assert queue.waiting_kinds() == {"schedule"}
+    assert queue.claim("schedule") is not None
+    assert queue.waiting_kinds() == set()
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    with queue.database.write() as connection:
+        connection.execute(update(TaskRecord).values(lease_until=long_ago))
+    assert queue.waiting_kinds() == {"schedule"}
+    assert queue.waiting_kinds([accepted.task_id or ""]) == set()
 
 
 def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
