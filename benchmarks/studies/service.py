@@ -51,6 +51,13 @@ async def answer(request):
     json.loads(await request.body())
     return Response(b"{}", 201, media_type="application/json")
 """
+
+VALIDATED_ANSWER = """
+from pace.client.documents import ScheduleRequest
+async def answer(request):
+    ScheduleRequest.model_validate_json(await request.body(), strict=True)
+    return Response(b"{}", 201, media_type="application/json")
+"""
 NUM_GRADIENTS = 164
 NUM_POSTS = 30
 NUM_FIRST_POSTS = 3
@@ -104,34 +111,36 @@ def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -
 
 
 def posts(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
-    """POST of profiles that were never seen, beyond the solve and beside Starlette, which parses the same."""
+    """POST of profiles that were never seen, beyond the solve, beside Starlette that parses or validates them."""
     document = _with_gradients(profile.model_dump(mode="json"), NUM_GRADIENTS)
     with (
-        starlette(folder, PARSED_ANSWER) as bare_url,
+        starlette(folder, PARSED_ANSWER) as parsing_url,
+        starlette(folder, VALIDATED_ANSWER) as validating_url,
         httpx.Client(headers=JSON, timeout=120, trust_env=False) as http,
     ):
-        times: dict[str, list[float]] = {url: [], bare_url: []}
+        times: dict[str, list[float]] = {url: [], parsing_url: [], validating_url: []}
         for number in range(NUM_POSTS + NUM_FIRST_POSTS):
             body = json.dumps({"profile": document | {"name": f"new {number}"}}).encode()
             for each, taken in times.items():
                 before = time.perf_counter()
                 http.post(f"{each}/v1/schedules", content=body).raise_for_status()
                 taken.append(time.perf_counter() - before)
-    totals, bare = (taken[NUM_FIRST_POSTS:] for taken in times.values())
+    totals, parsing, validating = (taken[NUM_FIRST_POSTS:] for taken in times.values())
     solves = [entry["solve_s"] for entry in events(folder) if entry.get("event") == "solved"][-NUM_POSTS:]
     beyond = [total - solve for total, solve in zip(totals, solves, strict=True)]
-    return {
+    found: dict[str, Any] = {
         "gradients": NUM_GRADIENTS,
         "body_bytes": len(body),
         "posts": NUM_POSTS,
         "median_s": statistics.median(totals),
         "median_solve_s": statistics.median(solves),
         "median_beyond_solve_s": statistics.median(beyond),
-        "bare_median_s": statistics.median(bare),
-        "ratio_beyond_solve": statistics.median(
-            mine / theirs for mine, theirs in zip(beyond, bare, strict=True)
-        ),
     }
+    for bare, taken in (("parsing", parsing), ("validating", validating)):
+        ratios = [mine / theirs for mine, theirs in zip(beyond, taken, strict=True)]
+        found[f"{bare}_median_s"] = statistics.median(taken)
+        found[f"ratio_to_{bare}"] = statistics.median(ratios)
+    return found
 
 
 def _with_gradients(profile: dict[str, Any], count: int) -> dict[str, Any]:
