@@ -57,6 +57,7 @@ def main() -> None:
             allreduce=measured.document,
             metadata=measured.metadata,
             compute_slowdown=contention.compute_slowdown,
+            iteration_s=contention.iteration_s,
         )
         with Client(arguments.service, timeout_s=60) as client:
             schedule = client.create_schedule(profile, job=arguments.job)

@@ -18,6 +18,7 @@ model and the optimizer as they are before a wrapper for distributed training ta
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -38,7 +39,7 @@ from pace.runtime.capture.allreduce_cost import (
     torch_network,
 )
 from pace.runtime.capture.contention import Contention, measure_contention
-from pace.runtime.capture.recorder import CaptureReport, Recorder, warn_if_inexact
+from pace.runtime.capture.recorder import CaptureReport, Recorder, scaled_to, warn_if_inexact
 from pace.runtime.capture.window import Granularity
 
 __all__ = [
@@ -143,6 +144,7 @@ class Capture:
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
         compute_slowdown: float = 1.0,
+        iteration_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile.
@@ -159,6 +161,10 @@ class Capture:
             What its halves cost, where they were measured; see ``torch_network``.
         compute_slowdown
             How much slower compute runs beside all-reduces; see ``measure_contention``.
+        iteration_s
+            Seconds in which the slowest rank computes an iteration (``Contention.iteration_s``). All
+            durations are scaled to add up to it. Without it, they are those of this rank; if ranks are slow
+            in turn, iterations take longer than predicted.
         metadata
             Added to what is recorded about the capture itself.
 
@@ -166,6 +172,8 @@ class Capture:
         ------
         InvalidProfile
             If the loop ended before all iterations were captured, or most were not alike.
+        InvalidOptions
+            If `iteration_s` is no time.
 
         Notes
         -----
@@ -184,7 +192,11 @@ class Capture:
             metadata=metadata,
         )
         warn_if_inexact(profile)
-        return profile
+        if iteration_s is None:
+            return profile
+        if not 0 < iteration_s < math.inf:
+            raise InvalidOptions(f"iteration_s={iteration_s}: expected seconds, more than 0")
+        return scaled_to(profile, iteration_s)
 
 
 def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[Any, ...]:

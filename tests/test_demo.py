@@ -59,6 +59,6 @@ def test_the_demo_balances_compute_and_communication(programs: Programs) -> None
     ).stdout.split()
     assert int(images) % 4 == 0
     assert 8 <= int(images) <= 256
-    # Where the batch is not cut off at its limits, half a second of compute, as it was measured.
+    # Where the batch is not cut off at its limits, half a second of compute, a little longer beside traffic.
     if 8 < int(images) < 256:
-        assert 0.4 < 12.3e6 * 8 / (float(rate_mbit_s) * 1e6) < 0.65
+        assert 0.4 < 12.3e6 * 8 / (float(rate_mbit_s) * 1e6) < 0.9

@@ -111,7 +111,7 @@ def reads(folder: Path, url: str, seconds: int, rounds: int, profile: Profile) -
 
 
 def posts(folder: Path, url: str, profile: Profile) -> dict[str, Any]:
-    """POST of profiles that were never seen, beyond the solve, beside Starlette that parses or validates them."""
+    """POST of new profiles, beyond the solve, beside Starlette that parses or validates them."""
     document = _with_gradients(profile.model_dump(mode="json"), NUM_GRADIENTS)
     with (
         starlette(folder, PARSED_ANSWER) as parsing_url,

@@ -107,10 +107,14 @@ class Contention:
     allreduce_slowdown
         How many times as long all-reduces take during compute. A profile does not contain it. Multiply a cost
         by it to predict windows in which compute hides most of the communication.
+    iteration_s
+        Seconds of an iteration without traffic, the median over pairs; None if too few were timed. From
+        ``measure_contention``, each is the time of the rank that was slowest in that iteration.
     """
 
     compute_slowdown: float = 1.0
     allreduce_slowdown: float = 1.0
+    iteration_s: float | None = None
 
     @property
     def slowdown_while_carried(self) -> float:
@@ -122,9 +126,11 @@ class Contention:
 def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
     """Return both factors as medians over pairs; 1 if a factor is within noise or there are too few pairs."""
     loaded = [each for each in iterations if each.traffic_s > 0]
+    plain_s = [each.plain_s for each in loaded]
     return Contention(
         compute_slowdown=_above_noise([_factor(each) for each in loaded]),
         allreduce_slowdown=_above_noise([min(each.carried_s / each.traffic_s, LARGEST) for each in loaded]),
+        iteration_s=float(np.median(plain_s)) if len(plain_s) >= LEAST_PAIRS else None,
     )
 
 

@@ -348,6 +348,18 @@ def warn_if_inexact(profile: Profile) -> None:
         )
 
 
+def scaled_to(profile: Profile, iteration_s: float) -> Profile:
+    """Return the profile with all durations scaled to add up to an iteration of so many seconds."""
+    scale = iteration_s / sum(op.duration_s for op in profile.ops)
+    ops = [
+        op.model_copy(
+            update={"duration_s": op.duration_s * scale, "duration_std_s": op.duration_std_s * scale}
+        )
+        for op in profile.ops
+    ]
+    return profile.replace(ops=tuple(ops), metadata={**profile.metadata, "scaled_to_s": iteration_s})
+
+
 def _typical(totals_s: npt.NDArray[np.float64]) -> float:
     return float(totals_s[middle_half(totals_s)].mean())
 

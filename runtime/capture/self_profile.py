@@ -187,7 +187,9 @@ class SelfProfile:
             except Exception as error:  # as above
                 self._give_up(error)
         own = {"compute_s": compute_s, "fault": self._fault}
-        replies = self._gather(own | asdict(self._contention))
+        factors = asdict(self._contention)
+        del factors["iteration_s"]  # that of the recorded iterations counts
+        replies = self._gather(own | factors)
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
@@ -201,7 +203,7 @@ class SelfProfile:
             return True, None
         warn_if_inexact(mine)
         # All wait for the rank that is slowed down most.
-        slowest_of = {name: max(each[name] for each in replies) for name in asdict(self._contention)}
+        slowest_of = {name: max(each[name] for each in replies) for name in factors}
         beside = {"allreduce_slowdown": slowest_of["allreduce_slowdown"]}
         return True, mine.replace(
             compute_slowdown=slowest_of["compute_slowdown"], metadata={**mine.metadata, **beside}

@@ -1,5 +1,6 @@
 """How much slower compute runs beside traffic: the factor from times, and from iterations of two ranks."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,8 @@ def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
     assert slowdown_of([*usual, pair(10.0, 13.0, 4.0)]) == pytest.approx(1 / 0.9)
     found = contention_of(usual)
     assert found.allreduce_slowdown == pytest.approx(1.25)
+    assert found.iteration_s == 10.0
+    assert contention_of(usual[:2]).iteration_s is None
     # Of 5 s in which they were carried, 0.4 were lost.
     assert found.slowdown_while_carried == pytest.approx(1 / 0.92)
 
@@ -149,6 +152,25 @@ def test_all_ranks_agree_on_the_factor() -> None:
     assert first[0] == first[1]
     assert first[0].compute_slowdown >= 1.0
     assert first[0].allreduce_slowdown >= 1.0
+
+
+def _late_in_turn(rank: int, size: int) -> float | None:
+    numbers = itertools.count()
+
+    def iterate() -> None:
+        # Each pair of iterations has one late rank.
+        if next(numbers) // 2 % size == rank:
+            time.sleep(0.05)
+
+    return measure_contention(iterate, torch_network(), size_bytes=1 << 12, pairs=6).iteration_s
+
+
+def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
+    """Each of two ranks is late half of the time; together they always are."""
+    first, second = run_ranks(_late_in_turn, 2, timeout_s=120)
+    assert first == second
+    assert first is not None
+    assert first >= 0.05
 
 
 def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from torch.utils.checkpoint import checkpoint
 
 from pace.documents.profile import fingerprint, parse_profile
+from pace.errors import InvalidOptions
 from pace.runtime.capture.recorder import Recorder, num_steps
 from pace.runtime.capture.window import Granularity, WindowOp
 from pace.runtime.profiler import Capture
@@ -66,6 +67,21 @@ def test_the_compute_bound_is_the_reported_profile_time() -> None:
     assert profile.timing.compute_s == pytest.approx(capture.report.profile_s)
     assert profile.metadata["plain_iteration_s"] == capture.report.plain_iteration_s > 0
     assert "plain iteration" in str(capture.report)
+
+
+def test_durations_are_scaled_to_a_given_iteration() -> None:
+    """Their shares stay; the profile says to what it was scaled; a time that is none is refused."""
+    plain, capture = captured(layered(), IMAGES)
+    scaled = capture.profile("test", workers=2, allreduce=ALLREDUCE, iteration_s=3.0)
+    assert scaled.timing.compute_s == pytest.approx(3.0)
+    factor = 3.0 / plain.timing.compute_s
+    for before, after in zip(plain.ops, scaled.ops, strict=True):
+        assert after.duration_s == pytest.approx(factor * before.duration_s)
+        assert after.duration_std_s == pytest.approx(factor * before.duration_std_s)
+    assert scaled.metadata["scaled_to_s"] == 3.0
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidOptions, match="iteration_s="):
+            capture.profile("test", workers=2, allreduce=ALLREDUCE, iteration_s=wrong)
 
 
 def test_operator_granularity_names_functions_and_autograd_nodes() -> None:
