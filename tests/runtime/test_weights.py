@@ -1,6 +1,7 @@
 """Law 1: weights equal those of plain training, bit-identical between ranks, on real processes."""
 
-from typing import cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -21,15 +22,23 @@ from tests.runtime.training import (
 SIZE = 2
 
 
-def _cases() -> list[Case]:
+def _cases(transport: str) -> list[Case]:
+    """Return what is trained; ``test_matrix`` has every optimizer over Horovod, too."""
     cases = [Case(optimizer=name, options={"order": "static"}) for name in ("sgd", "adam", "adamw")]
     cases += [
         Case(model=model, steps=8, options={"order": order, "mode": mode})
         for model in MODELS
         for order, mode in (("static", "overlap"), ("adaptive", "overlap"), ("auto", "barrier"))
     ]
-    cases += [Case(model="branches", optimizer=name, steps=6) for name in OPTIMIZERS if name != "lbfgs"]
+    if transport == "gloo":
+        cases += [Case(model="branches", optimizer=name, steps=6) for name in OPTIMIZERS if name != "lbfgs"]
     return cases
+
+
+def _parameters() -> Iterator[Any]:
+    for transport, marks in (("gloo", ()), ("horovod", (pytest.mark.horovod,))):
+        for case in _cases(transport):
+            yield pytest.param(transport, case, id=f"{transport}-{case}", marks=marks)
 
 
 def _with_schedule(case: Case) -> Case:
@@ -45,14 +54,14 @@ def _with_schedule(case: Case) -> Case:
 @pytest.fixture(scope="module")
 def trained(transport: str) -> dict[str, list[Weights]]:
     """Every case's weights on every rank: all cases share two processes, to start them only once."""
-    cases = _cases()
+    cases = _cases(transport)
     wrapped = [_with_schedule(case) for case in cases]
     backend = cast("Backend", transport)
     ranks = run_ranks(train_cases, SIZE, transport, wrapped, backend=backend, timeout_s=240)
     return {str(case): [rank[number] for rank in ranks] for number, case in enumerate(cases)}
 
 
-@pytest.mark.parametrize("case", _cases(), ids=str)
+@pytest.mark.parametrize(("transport", "case"), list(_parameters()), indirect=["transport"])
 def test_weights_equal_plain_training(trained: dict[str, list[Weights]], case: Case) -> None:
     """Groups, cuts and order at random: the weights are still those of training without PACE."""
     ranks = trained[str(case)]
