@@ -33,7 +33,7 @@ def run_with_slow_answers(rank: int, program: Program) -> list[Entry]:
 
     def slow(self: Reduction, group: FusedGroup) -> None:
         if threading.current_thread().name == "pace.peers":
-            time.sleep(0.1)
+            time.sleep(0.03)
         real(self, group)
 
     with mock.patch.object(Reduction, "_read_marks", slow):

@@ -117,7 +117,7 @@ def _as_ddp_can(program: Program) -> Program:
     return Program(size=program.size, kinds=kinds, optimizer=program.optimizer, operations=tuple(operations))
 
 
-@settings(max_examples=num_loops(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=num_loops(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_reference_agrees_with_ddp(pool: RankPool, data: st.DataObject) -> None:
     """Random loops, as far as DDP can run them: what it shows and makes of the weights is the reference's."""

@@ -59,7 +59,7 @@ def check(pool: RankPool, program: Program) -> None:
 
 @pytest.mark.timeout(0)
 @settings(
-    max_examples=num_loops(20),
+    max_examples=num_loops(12),
     derandomize="PACE_RANDOM_LOOPS" not in os.environ,  # the suite tries the same ones; a search, new ones
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
