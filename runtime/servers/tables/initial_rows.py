@@ -12,6 +12,10 @@ RowArray = npt.NDArray[np.float32]
 Initialization = Literal["normal", "uniform", "zeros"]
 
 _BITS = 24
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+# Numbers are drawn in blocks: the allocator gives large temporary arrays back to the kernel each time.
+_BLOCK = 8192
 
 
 def initial_rows(keys: IntArray, width: int, *, kind: Initialization, scale: float, seed: int) -> RowArray:
@@ -26,22 +30,48 @@ def initial_rows(keys: IntArray, width: int, *, kind: Initialization, scale: flo
     """
     if kind == "zeros":
         return np.zeros((len(keys), width), dtype=np.float32)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64
-        place = keys.astype(np.uint64)[:, None] * np.uint64(width) + np.arange(width, dtype=np.uint64)
-        mixed = _mixed(np.asarray(place + _mixed(np.array([seed], dtype=np.uint64)), dtype=np.uint64))
+    drawn: RowArray = np.empty((len(keys), width), dtype=np.float32)
+    begins = keys.astype(np.uint64)  # arithmetic modulo 2^64
+    begins *= np.uint64(width)
+    begins += _mixed(np.array([seed], dtype=np.uint64) + _STEP) + _STEP
+    columns = np.arange(width, dtype=np.uint64)
+    num_rows = max(_BLOCK // width, 1)
+    for begin in range(0, len(keys), num_rows):
+        mixed = _mixed(begins[begin : begin + num_rows, None] + columns)
+        _draw(mixed, drawn[begin : begin + num_rows], kind, np.float32(scale))
+    return drawn
+
+
+def _draw(mixed: npt.NDArray[np.uint64], rows: RowArray, kind: Initialization, scale: np.float32) -> None:
+    """Fill `rows` from 64 random bits for each number."""
     least = np.float32(2.0**-_BITS)
-    first = (mixed >> np.uint64(64 - _BITS)).astype(np.float32) * least
+    first = (mixed >> np.uint64(64 - _BITS)).astype(np.float32)
+    first *= least
     if kind == "uniform":
-        return (first * 2 - 1) * np.float32(scale)
-    second = (mixed & np.uint64((1 << _BITS) - 1)).astype(np.float32) * least
-    # Box and Muller 1958; 1 - first is never 0.
-    drawn: RowArray = np.sqrt(-2 * np.log(1 - first)) * np.cos(np.float32(2 * math.pi) * second)
-    return drawn * np.float32(scale)
+        first *= np.float32(2)
+        first -= np.float32(1)
+    else:
+        mixed &= np.uint64((1 << _BITS) - 1)
+        second = mixed.astype(np.float32)
+        second *= np.float32(2 * math.pi) * least
+        # Box and Muller 1958; 1 - first is never 0.
+        np.subtract(np.float32(1), first, out=first)
+        np.log(first, out=first)
+        first *= np.float32(-2)
+        np.sqrt(first, out=first)
+        np.cos(second, out=second)
+        first *= second
+    np.multiply(first, scale, out=rows)
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return SplitMix64 of each number (Steele, Lea and Flood 2014)."""
-    z = numbers + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    """Change each number to SplitMix64's output for it (Steele, Lea and Flood 2014), and return them."""
+    shifted = numbers >> np.uint64(30)
+    numbers ^= shifted
+    numbers *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(numbers, np.uint64(27), out=shifted)
+    numbers ^= shifted
+    numbers *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(numbers, np.uint64(31), out=shifted)
+    numbers ^= shifted
+    return numbers
