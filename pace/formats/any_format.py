@@ -50,7 +50,11 @@ def read_any(
         )
     ((told, (path,)),) = by_format.items()
     if execution_trace is not None or parameters is not None:
-        raise FormatError(path, f"only Kineto traces need a file of sizes, and this is another kind ({told})")
+        raise FormatError(
+            path,
+            "an execution trace or list of parameters is for Kineto traces, and this is another kind of file "
+            f"({told})",
+        )
     return read_as(told, path, workers=workers, allreduce=allreduce, name=name)
 
 

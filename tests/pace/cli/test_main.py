@@ -125,6 +125,15 @@ def test_a_broken_profile_ends_with_exit_code_1(solved: Path, tmp_path: Path) ->
         assert document["ops"][3]["name"] in message
 
 
+def test_a_broken_graph_ends_with_exit_code_1(solved: Path, tmp_path: Path) -> None:
+    """As a broken profile does, with each field that is wrong."""
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"exchange": "graph", "nodes": []}')
+    for arguments in (["optimize"], ["simulate"], ["what-if"]):
+        assert "wires" in failed(1, *arguments, broken)
+    assert "wires" in failed(1, "check", broken, solved)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -202,7 +211,10 @@ def test_an_address_without_a_service_is_told_soon(address: str, code: int, comp
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["headroom", VGG, "--execution-trace", VGG], "only Kineto traces need a file of sizes"),
+        (
+            ["headroom", VGG, "--execution-trace", VGG],
+            "is for Kineto traces, and this is another kind of file",
+        ),
         (["fit", VGG], "not a log of a known tool"),
     ],
 )
