@@ -64,8 +64,8 @@ export function operatorChanges(one, other) {
 function costOf({ allreduce }) {
   const { kind, bandwidth_bytes_per_s: rate, latency_s: latency, seconds_per_byte: slope } = allreduce;
   const parts = [kind];
-  if (rate) parts.push(`${compact(rate * 8e-9)} Gb/s`);
-  if (slope) parts.push(`${compact(8e-9 / slope)} Gb/s`);
+  if (rate) parts.push(`${compact(rate * 8e-9)} Gbit/s`);
+  if (slope) parts.push(`${compact(8e-9 / slope)} Gbit/s`);
   if (latency != null) parts.push(`latency ${seconds(latency)}`);
   return parts.join(", ");
 }

@@ -84,7 +84,7 @@ export function Start() {
           <${Field} id="import-format" label="Format"><select id="import-format" value=${values.format} onChange=${set("format")}>
             ${FORMATS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select><//>
           <${Field} id="import-workers" label="Workers"><input id="import-workers" type="number" min="1" inputmode="numeric" value=${values.workers} onInput=${set("workers")} /><//>
-          <${Field} id="import-bandwidth" label="Bandwidth of a ring, Gb/s"><input id="import-bandwidth" type="number" min="0" step="any" value=${values.bandwidth_gbps} onInput=${set("bandwidth_gbps")} /><//>
+          <${Field} id="import-bandwidth" label="Bandwidth of a ring, Gbit/s"><input id="import-bandwidth" type="number" min="0" step="any" value=${values.bandwidth_gbps} onInput=${set("bandwidth_gbps")} /><//>
           <${Field} id="import-latency" label="Its latency, s"><input id="import-latency" type="number" min="0" step="any" value=${values.latency_s} onInput=${set("latency_s")} /><//>
         </div>
       </details>

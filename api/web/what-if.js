@@ -20,7 +20,7 @@ const METRICS = {
 };
 // Sliders move in steps of a twentieth of a decade, or by whole numbers.
 const AXES = {
-  bandwidth: { field: "bandwidth_gbps", name: "Bandwidth, Gb/s", least: 0.1, most: 800, sweep: [1, 100], log: true },
+  bandwidth: { field: "bandwidth_gbps", name: "Bandwidth, Gbit/s", least: 0.1, most: 800, sweep: [1, 100], log: true },
   workers: { field: "workers", name: "Workers", least: 2, most: 1024, sweep: [2, 64], log: true, whole: true },
   latency: { field: "latency_s", name: "Latency of a message, µs", least: 0.1, most: 1e4, sweep: [1, 1000], log: true, factor: 1e-6 },
   compute: { field: "compute_speedup", name: "Compute speed, times", least: 0.1, most: 10, sweep: [0.5, 4], log: true },

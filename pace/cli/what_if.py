@@ -232,7 +232,8 @@ def what_if(
             )
         if servers is not None:
             others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
-            if any(other is not None for other in (*others, workers_per_node, service, plot, html)):
+            inside = (workers_per_node, intra_gbps)
+            if any(other is not None for other in (*others, *inside, processes, service, plot, html)):
                 raise InvalidOptions(
                     "--servers can only be combined with --bandwidth-gbps, --workers, --colocated, "
                     "--staleness, --jitter, --policy, --json and --csv: leave the other options out"

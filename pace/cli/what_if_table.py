@@ -40,6 +40,6 @@ def show_what_if(result: WhatIf) -> None:
         place = ", ".join(
             f"{LABELS[axis]} {getattr(answer.scenario, axis)}" for axis in axes if axis != "bandwidth_gbps"
         )
-        reached = "no bandwidth" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g} Gb/s"
+        reached = "no bandwidth" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g} Gbit/s"
         wanted = f"{answer.policy} reaches {answer.target_efficiency * 100:g} % at {reached}"
         console.print(f"{place}: {wanted}" if place else wanted, highlight=False)

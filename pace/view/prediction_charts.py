@@ -29,7 +29,7 @@ def prediction_figure(prediction: ThroughputPrediction) -> "Figure":
     for at, ((servers, gbps), points) in enumerate(list(curves.items())[:MOST_CURVES]):
         color = COLORS[at % len(COLORS)]
         workers = [point.workers for point in points]
-        label = f"{servers} server{'s' * (servers > 1)}, {gbps:g} Gb/s"
+        label = f"{servers} server{'s' * (servers > 1)}, {gbps:g} Gbit/s"
         rate.plot(workers, [point.throughput for point in points], color=color, marker="o", label=label)
         low, high = [point.low for point in points], [point.high for point in points]
         rate.fill_between(workers, low, high, color=color, alpha=0.25, linewidth=0)
@@ -81,14 +81,14 @@ def prediction_page(prediction: ThroughputPrediction) -> str:
         "<h2>Throughput</h2>",
         html_table(
             [
-                *("workers", "servers", "Gb/s", f"{prediction.unit}/s", "5 %", "95 %", "bottleneck"),
+                *("workers", "servers", "Gbit/s", f"{prediction.unit}/s", "5 %", "95 %", "bottleneck"),
                 *("staleness", "Cynthia", "closed network", "bound"),
             ],
             [_row(point) for point in prediction.points],
         ),
         "<h2>Gain of one change</h2>",
         html_table(
-            ["servers", "Gb/s", "knee", "with workers", "change", f"{prediction.unit}/s", "gain", "5-95 %"],
+            ["servers", "Gbit/s", "knee", "with workers", "change", f"{prediction.unit}/s", "gain", "5-95 %"],
             [
                 [
                     str(curve.servers),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELS = {
-    "bandwidth_gbps": "bandwidth in Gb/s",
+    "bandwidth_gbps": "bandwidth in Gbit/s",
     "workers": "workers",
     "latency_s": "latency of a message in s",
     "compute_speedup": "compute speed-up",

@@ -102,7 +102,7 @@ def _targets(result: WhatIf) -> str:
         shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
         gbps = "never" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g}"
         rows.append([*shown, answer.policy, f"{answer.target_efficiency * 100:g} %", gbps])
-    return html_table([*(LABELS[axis] for axis in axes), "policy", "efficiency", "Gb/s"], rows)
+    return html_table([*(LABELS[axis] for axis in axes), "policy", "efficiency", "Gbit/s"], rows)
 
 
 def _cells(result: WhatIf) -> str:
@@ -125,7 +125,7 @@ def _cells(result: WhatIf) -> str:
         f"{result.unit}/s",
         "scaling efficiency",
         "speed-up",
-        "per Gb/s more",
+        "gain per Gbit/s more",
     ]
     return html_table([*(LABELS[axis] for axis in axes), *heading], rows) + _rest(len(result.cells))
 

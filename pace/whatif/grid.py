@@ -80,7 +80,7 @@ class Grid:
             inside = self.two_level
             if not (inside.workers_per_node >= 1 and 0 < inside.intra_gbps < inf):
                 raise InvalidOptions(
-                    f"nodes of {inside.workers_per_node} workers at {inside.intra_gbps} Gb/s: "
+                    f"nodes of {inside.workers_per_node} workers at {inside.intra_gbps} Gbit/s: "
                     "expected positive numbers"
                 )
 

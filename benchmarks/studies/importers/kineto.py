@@ -5,7 +5,7 @@
 A folder's files that end in .json or .json.gz are traces of one rank each, but those of a folder named
 `*.job` are the ranks of one job, imported together. An execution trace beside a trace, named `X.et.json.gz`
 for `X.json.gz`, gives sizes, and so does a list of parameters named `X.parameters.json`. Where a trace names
-no workers, or no all-reduce of known size, two workers and a ring at 100 Gb/s stand in, and the line says so.
+no workers, or no all-reduce of known size, two workers and a ring at 100 Gbit/s stand in. The line says so.
 """
 
 import time

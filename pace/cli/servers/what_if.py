@@ -32,7 +32,7 @@ def _show(result: ServerWhatIf) -> None:
     console.print(
         f"{result.profile}, servers {where}: iteration ms (speed-up over {policies[0]})", highlight=False
     )
-    table = make_table("workers", "Gb/s", "servers", "staleness", *policies, "ring all-reduce")
+    table = make_table("workers", "Gbit/s", "servers", "staleness", *policies, "ring all-reduce")
     for at in range(0, len(result.cells), len(policies)):
         cells = result.cells[at : at + len(policies)]
         one = cells[0]

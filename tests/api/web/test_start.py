@@ -71,7 +71,7 @@ def test_faults_name_their_field_and_can_be_mended(visitor: Visitor) -> None:
     problem = page.get_by_role("alert")
     expect(problem.locator("code")).to_have_text("bandwidth_gbps")
     page.get_by_text("Add what the file does not contain").click()
-    page.get_by_label("Bandwidth of a ring, Gb/s").fill("10")
+    page.get_by_label("Bandwidth of a ring, Gbit/s").fill("10")
     page.get_by_label("Workers").fill("4")
     choose(page, "Drop a file here", ("layers.csv", TABLE.replace(b"3,4", b"3,x")))
     expect(problem).to_contain_text("line 3: backward_ms is 'x'")

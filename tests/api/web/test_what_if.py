@@ -54,7 +54,9 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     made = service.http.post("/v1/profiles", json=profile).json()
     page = visitor.go(f"what-if?profile={made['id']}")
     expect(page.get_by_role("heading", name="Speed-up over PyTorch DDP against bandwidth")).to_be_visible()
-    expect(page.get_by_role("figure", name="Speed-up over PyTorch DDP over Bandwidth, Gb/s")).to_be_visible()
+    expect(
+        page.get_by_role("figure", name="Speed-up over PyTorch DDP over Bandwidth, Gbit/s")
+    ).to_be_visible()
     answer = page.locator(".verdict")
     latest = service.http.get("/v1/what-if").json()["items"][0]
     cells = service.http.get(f"/v1/what-if/{latest['id']}").json()["what_if"]["cells"]
@@ -62,11 +64,11 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     most = max(pace, key=lambda cell: cell["speedup"])
     expect(answer).to_contain_text(
         f"The largest speed-up is {most['speedup']:.4g}{TIMES}, "
-        f"at bandwidth {most['bandwidth_gbps']:.4g} Gb/s."
+        f"at bandwidth {most['bandwidth_gbps']:.4g} Gbit/s."
     )
     (near,) = (cell for cell in pace if cell["bandwidth_gbps"] == 10)
     expect(answer).to_contain_text(
-        f"At the profiled bandwidth 10 Gb/s, PACE is {near['speedup']:.4g}{TIMES} as fast as PyTorch DDP"
+        f"At the profiled bandwidth 10 Gbit/s, PACE is {near['speedup']:.4g}{TIMES} as fast as PyTorch DDP"
     )
     points = page.get_by_role("region", name="Simulated points")
     expect(points.get_by_role("button", name="Speed-up")).to_be_visible()

@@ -74,8 +74,8 @@ def test_people_get_a_table_and_targets(profile: Path) -> None:
     """Axes that vary are columns, and each policy; targets follow in words."""
     result = run(profile, "--bandwidth-gbps", "1,10", "--target-efficiency", "0.8", *FEW)
     assert result.exit_code == 0, result.output
-    assert "bandwidth in Gb/s" in result.stdout
-    assert re.search(r"pace reaches 80 % at [0-9.]+ Gb/s", result.stdout)
+    assert "bandwidth in Gbit/s" in result.stdout
+    assert re.search(r"pace reaches 80 % at [0-9.]+ Gbit/s", result.stdout)
 
 
 def test_a_chart_and_a_page(profile: Path, tmp_path: Path) -> None:
@@ -134,6 +134,8 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
         (["--json", "--csv"], "both print to stdout"),
         (["--target-efficiency", "2"], "target efficiency is 2.0"),
         (["--processes", "0"], "--processes 0: expected at least 1"),
+        (["--servers", "1", "--processes", "2"], "--servers can only be combined with"),
+        (["--servers", "1", "--intra-gbps", "100"], "--servers can only be combined with"),
         (["--baseline", "lifo"], 'baseline "lifo" is not simulated'),
     ],
 )
