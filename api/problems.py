@@ -81,7 +81,7 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidFabric: _Kind(
         name="invalid-fabric",
         status=422,
-        title="Invalid network or batch",
+        title="Invalid network, batch or scenario",
         meaning="The network, the batch or the scenario is not valid",
     ),
     InvalidJobProgram: _Kind(
@@ -96,8 +96,8 @@ _KINDS: dict[type[Exception], _Kind] = {
     InvalidSync: _Kind(
         name="invalid-sync",
         status=422,
-        title="Invalid weight synchronization",
-        meaning="The document of a sync plan is not valid",
+        title="Invalid sync document",
+        meaning="The weight-sync, resharding, delta-sync or outer-sync document is not valid",
     ),
     InvalidSchedule: _Kind(
         name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"
@@ -127,7 +127,9 @@ _KINDS: dict[type[Exception], _Kind] = {
         meaning="The tenant has no quota left for stored bytes",
     ),
     errors.ForeignHost: _Kind(
-        name="foreign-host", status=421, meaning="The request names a host that `PACE_ALLOWED_HOSTS` lacks"
+        name="foreign-host",
+        status=421,
+        meaning="The request names a host, or is from a web page of a host, that `PACE_ALLOWED_HOSTS` lacks",
     ),
     errors.RateLimited: _Kind(
         name="rate-limited",

@@ -247,8 +247,8 @@ class WorkSettings(BaseSettings):
     )
     start_workers: Literal["when-needed", "at-start"] = Field(
         "when-needed",
-        description="When worker processes start: with the first request other than a probe, or with the "
-        "service, which is then ready only once they are",
+        description="When worker processes start. `when-needed`: with the first request other than a probe; "
+        "`at-start`: with the service, which is ready once they are",
     )
     solver_processes: Count = Field(
         default_factory=lambda: max(2, (os.cpu_count() or 2) - 1),

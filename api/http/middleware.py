@@ -102,7 +102,7 @@ class Envelope:
         except asyncio.CancelledError:
             # The server cancels requests that outlast the drain, and would answer them with its own text.
             if not status:
-                stopping = ServiceStopping("the service is being stopped; send it again")
+                stopping = ServiceStopping("the service is being stopped; send the request again")
                 await error_response(stopping, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)

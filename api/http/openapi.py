@@ -67,18 +67,18 @@ EXAMPLES = Path(__file__).with_name("examples.json")
 _REFERENCE = "#/components/schemas/{model}"
 _DESCRIPTIONS = {
     401: "The API key or token is missing or not valid",
-    403: "The API key's scopes do not allow this request",
+    403: "The API key's scopes do not allow this request, or the tenant's storage quota is used up",
     404: "There is no such resource",
     408: "The body did not arrive in time",
     409: "The request conflicts with what is stored, or its task was cancelled",
-    413: "The body or the profile is too large",
+    413: "The body, its document or the number of simulations is too large",
     415: "The body has an unsupported type or encoding",
-    422: "The request is not valid; `detail` says what is wrong and where",
+    422: "The request is not valid, or its work needs more time or memory than allowed; see `detail`",
     429: "Too many requests or too much work at once; `Retry-After` says when to try again",
     500: "The service failed; the request may be valid",
     501: "The service is installed without what this needs; `detail` names it",
     503: "The service is not available now; try again",
-    507: "The disk of the service's database is full",
+    507: "The disk of the database, or of large bodies, is full",
 }
 _TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 _NUMBER: dict[str, Any] = {"schema": {"type": "integer"}}

@@ -28,5 +28,6 @@ Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the 
 OfJob = Annotated[JobName | None, Query(description="Only for this training job")]
 OfFingerprint = Annotated[Sha256 | None, Query(description="Only for models with this fingerprint")]
 Contains = Annotated[
-    JobName | None, Query(description="Only those whose name contains this text, in any case")
+    JobName | None,
+    Query(description="Only those whose name contains this text; upper and lower case are equal"),
 ]

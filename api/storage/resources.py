@@ -138,7 +138,7 @@ class ResourceStore:
             answered = select(QuestionRecord.id).where(asked, exists().where(*solved))
             # Tasks first: one that ends meanwhile is live at the first look or solved at the other.
             if any(connection.scalar(question.limit(1)) is not None for question in (live, answered)):
-                detail = f"schedules or what-ifs of profile {sha256} are stored; delete those first"
+                detail = f"results or unfinished tasks refer to profile {sha256}; delete or cancel them first"
                 raise InUse(detail)
             # Requests that came to nothing, as their tasks failed or were cancelled.
             connection.execute(delete(QuestionRecord).where(asked))

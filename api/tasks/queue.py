@@ -185,7 +185,7 @@ class TaskQueue:
         connection.execute(update(TaskRecord).where(TaskRecord.id == task_id).values(started))
         claimed = self._claimed(connection, task_id)
         if claimed is None:
-            lost = ResultDeleted("what it works on was deleted before the task began; send it again")
+            lost = ResultDeleted("the input was deleted before the task began; send the request again")
             connection.execute(
                 update(TaskRecord)
                 .where(TaskRecord.id == task_id)

@@ -27,7 +27,7 @@ class KeyRequest(Document):
     name
         Name of the key, for people.
     expires_at
-        Time at which the key becomes invalid, with a time zone; None for never.
+        Time at which the key becomes invalid, with a time zone; null for never.
     """
 
     name: JobName
@@ -41,7 +41,7 @@ class KeyResource(Document):
     Attributes
     ----------
     last_used_at
-        Time of the last use, to about a minute; None if no use was recorded.
+        Time of the last use, to about a minute; null if no use was recorded.
     """
 
     id: KeyId

@@ -31,7 +31,12 @@ class ImportQuestion(Document):
 
     format: Annotated[AskedImportFormat, Field(description="Format of the file")] = "auto"
     filename: Annotated[
-        str, Field(min_length=1, max_length=200, description="Name of the file, for messages and its format")
+        str,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Name of the file, used in messages and to recognize the format",
+        ),
     ] = "file"
     workers: Annotated[
         int | None, Field(ge=1, le=10_000_000, description="Number of workers, if the file does not hold it")

@@ -86,7 +86,7 @@ async def delete_profile(
     principal: Admin,
     profile_id: Annotated[Sha256, Path(description="Identifier of the profile")],
 ) -> None:
-    """Delete a profile that no stored schedule refers to."""
+    """Delete a profile, unless a stored result or an unfinished task refers to it."""
     if not await service.in_database(service.store.delete_profile, principal.tenant, profile_id):
         raise NotFound(f"there is no profile {profile_id}")
     audit("profile-deleted", principal, profile=profile_id)
