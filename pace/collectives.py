@@ -62,7 +62,7 @@ def two_level(workers: int, workers_per_node: int, intra: Link, inter: Link) -> 
     """A ring inside each node and one between nodes; ValueError if the workers do not fill whole nodes."""
     local = min(workers_per_node, workers)
     if workers % local:
-        raise ValueError(f"{workers} workers do not fill nodes of {local}")
+        raise ValueError(f"{workers} workers cannot be divided into nodes of {local}")
     return _sum(ring(local, intra), ring(workers // local, inter))
 
 
@@ -113,7 +113,7 @@ def two_level_halves(
     """Halves of a ring inside each node and of one between nodes; ValueError as ``two_level`` raises it."""
     local = min(workers_per_node, workers)
     if workers % local:
-        raise ValueError(f"{workers} workers do not fill nodes of {local}")
+        raise ValueError(f"{workers} workers cannot be divided into nodes of {local}")
     inside, between = ring_halves(local, intra), ring_halves(workers // local, inter)
     return _sum(inside[0], between[0]), _sum(inside[1], between[1])
 

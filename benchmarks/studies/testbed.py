@@ -148,11 +148,11 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
         "--inner-mbit-s",
         type=float,
         metavar="R",
-        help="With hsdp: rate of every link within a replica; --rate-mbit-s is then between replicas",
+        help="With hsdp: bandwidth of links inside a replica in Mbit/s; --rate-mbit-s is between replicas",
     )
     add("--compute-s", type=float, metavar="S", help="Compute time of an iteration in seconds")
     add("--rounds", type=int, metavar="N", help="Number of measurements of each contender")
-    add("--windows", type=int, metavar="N", help="Iterations of each turn that count")
+    add("--windows", type=int, metavar="N", help="Number of measured iterations in each turn")
     add(
         "--tensorflow",
         type=Path,

@@ -135,8 +135,11 @@ def check_set(profile: Profile, bound: SetBound, times: DerivedTimes, field: str
     ]
     most = sum(sorted(inside, reverse=True)[: bound.num_gradients])
     if bound.total_bytes > most or bound.num_gradients > len(inside):
-        stated = f"{bound.num_gradients} gradients of {bound.total_bytes} bytes"
-        yield f"{field}: {stated}, so many of the {len(inside)} that qualify have at most {most}"
+        count = bound.num_gradients
+        yield (
+            f"{field}: {count} gradients have {bound.total_bytes} bytes, but the largest {count} of the "
+            f"{len(inside)} that qualify have {most}"
+        )
     per_byte = bound.total_bytes * bound.seconds_per_byte
     stretch = times.lost * (times.total_bytes - bound.total_bytes) * bound.seconds_per_byte
     if not same(bound.stretch_s, stretch, times):

@@ -104,7 +104,7 @@ def _check_wants(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
                 after = _minus(before, _spans(box))
                 gone = sum(map(_volume, before)) - sum(map(_volume, after))
                 if gone != box.num_elements:
-                    yield f'receiver "{receiver.name}" gets {box.told()}, not wanted or twice'
+                    yield f'receiver "{receiver.name}" gets {box.told()}, which it does not want, or twice'
                 left[box.tensor] = after
         for name, rest in left.items():
             if rest:

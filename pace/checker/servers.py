@@ -291,7 +291,7 @@ def check_link_proofs(
             yield f"proof {place}: {proof.num_transfers} segments, at most {len(inside)} qualify"
         most = sum(sorted(inside, reverse=True)[: proof.num_transfers or 0])
         if proof.total_s > most + slack:
-            yield f"proof {place}: total_s is {proof.total_s!r}, re-added {most!r}"
+            yield f"proof {place}: total_s is {proof.total_s!r}, derived {most!r}"
         parts = proof.min_ready_s + proof.total_s + proof.min_tail_s
         # Without a segment nothing is sent after min_ready_s, and nothing is proved.
         if not same(proof.bound_s, parts if inside else 0.0, times):
@@ -346,8 +346,8 @@ def check_servers_bound(
     most = sum(sorted(inside, reverse=True)[: bound.num_gradients])
     if bound.total_bytes > most * (1 + 1e-12) or bound.num_gradients > len(inside):
         yield (
-            f"bound: {bound.num_gradients} gradients of {bound.total_bytes!r} bytes, so many of the"
-            f" {len(inside)} that qualify have at most {most!r}"
+            f"bound: {bound.num_gradients} gradients have {bound.total_bytes!r} bytes, but the largest "
+            f"{bound.num_gradients} of the {len(inside)} that qualify have {most!r}"
         )
     limits = (
         ("seconds_per_byte", bound.seconds_per_byte, per_byte * (1 + 1e-12)),

@@ -35,7 +35,7 @@ def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Co
     )
     print_line(f"plan        {_plan(schedule)}")
     if schedule.exchange == "servers":
-        print_line(f"parts       {_parts(schedule)}")
+        print_line(f"segments    {_segments(schedule)}")
         if tables := _tables(profile, schedule):
             print_line(f"tables      {tables}")
     if schedule.sharding is not None and schedule.sharding.norm is not None:
@@ -112,15 +112,15 @@ def _plan(schedule: Schedule) -> str:
     return counted
 
 
-def _parts(schedule: Schedule) -> str:
-    """Say in how many parts the gradients travel, and how small those are."""
+def _segments(schedule: Schedule) -> str:
+    """Say how many segments travel, and how small they are."""
     sizes = sorted(segment.size_bytes for segment in schedule.of_op("push"))
     if not sizes:
-        return "none: nothing travels"
+        return "none: there is nothing to send"
     least = schedule.placement.exchange.min_partition_bytes
     half = sizes[len(sizes) // 2]
-    told = f"{len(sizes):,}, the smallest of {sizes[0]:,} bytes, half of them of {half:,} or more"
-    return f"{told}; no group is cut below {least:,}" if least else told
+    told = f"{len(sizes):,}, the smallest of {sizes[0]:,} bytes, half of them of {half:,} bytes or more"
+    return f"{told}; no group is cut below {least:,} bytes" if least else told
 
 
 def _tables(profile: Profile, schedule: Schedule) -> str:
@@ -134,7 +134,8 @@ def _tables(profile: Profile, schedule: Schedule) -> str:
             known = min(known, len(gradient.touched.distinct))
     if known < profile.workers:
         told.append(
-            f"pulls are upper estimates, as {known} steps of {profile.workers} workers' were recorded"
+            f"pulls are upper estimates, as the profile has the rows of {known} steps together, and "
+            f"{profile.workers} workers need those of {profile.workers}"
         )
     if left_out := profile.metadata.get("tables_left_out"):
         told.append(f"not in this plan: {', '.join(left_out)}")

@@ -63,7 +63,8 @@ def create(
         what = (
             f"--scope {', '.join(sorted(unknown))}: expected read, submit or admin"
             if unknown
-            else "expected a name of 1 to 200 characters and a tenant of 1 to 100"
+            else f"a name of {len(name)} characters and a tenant of {len(tenant)}: expected a name of 1 to "
+            "200 characters and a tenant of 1 to 100"
         )
         typer.echo(f"pace keys: {what}", err=True)
         raise typer.Exit(2)

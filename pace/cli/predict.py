@@ -79,8 +79,8 @@ def predict(
     share_spread: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of the shares that simultaneous transfers get of a link, relative to an "
-            "equal share; 0.02 for a good network.",
+            help="Standard deviation of the logarithm of the shares that simultaneous transfers get of a "
+            "link; 0.02 for a good network.",
             show_default="as recorded",
             rich_help_panel=NETWORK,
         ),
@@ -230,9 +230,18 @@ def _counts(option: str, text: str | None) -> tuple[int, ...]:
 
 def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
     console = make_console(width=160)
-    headings = ["workers", "servers", "Gb/s", f"{result.unit}/s", "5-95 %", "busiest", "bottleneck", "stale"]
+    headings = [
+        "workers",
+        "servers",
+        "Gbit/s",
+        f"{result.unit}/s",
+        "5-95 %",
+        "busiest",
+        "bottleneck",
+        "stale",
+    ]
     if baselines:
-        headings += ["Cynthia", "network", "bound"]
+        headings += ["Cynthia", "closed network", "bound"]
     table = make_table(*headings, left=("bottleneck",))
     for point in result.points:
         busiest = max((link.utilization for link in point.links), default=0.0)
@@ -252,13 +261,13 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
         table.add_row(*row)
     console.print(table)
     for curve in result.curves:
-        where = f"{curve.servers} servers, {curve.bandwidth_gbps:.4g} Gb/s"
+        where = f"{curve.servers} servers, {curve.bandwidth_gbps:.4g} Gbit/s"
         knee = "no knee yet" if curve.knee_workers is None else f"knee at {curve.knee_workers} workers"
         console.print(f"{where}: {knee}", highlight=False)
         if curve.dips:
             dips = ", ".join(map(str, curve.dips))
             console.print(
-                f"  slower than their neighbors, as workers run in lock-step: {dips} workers", highlight=False
+                f"  slower than their neighbors, as workers run in lock step: {dips} workers", highlight=False
             )
         if curve.at_workers is not None:
             console.print(f"  with {curve.at_workers} workers now:", highlight=False)
@@ -271,6 +280,6 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
             highlight=False,
         )
     if result.trusted == "closed_network":
-        console.print("Rely on the column 'network' here, not on the simulation.", highlight=False)
+        console.print("Rely on the column 'closed network' here, not on the simulation.", highlight=False)
     for note in result.notes:
         console.print(f"Note: {note}", highlight=False)

@@ -60,9 +60,10 @@ class TouchedRows(Document):
     @model_validator(mode="after")
     def _rows_of_the_table(self) -> Self:
         if any(after < before for before, after in pairwise(self.distinct)):
-            raise ValueError("distinct: more steps together touch no fewer rows")
+            shown = ", ".join(f"{number:g}" for number in self.distinct)
+            raise ValueError(f"distinct is {shown}: expected numbers that never decrease")
         if self.distinct[-1] > self.rows:
-            raise ValueError(f"distinct: {self.distinct[-1]} of {self.rows} rows")
+            raise ValueError(f"distinct: {self.distinct[-1]:g} rows, but the table has {self.rows}")
         return self
 
     def sent_bytes(self, size_bytes: int, workers: int) -> float:

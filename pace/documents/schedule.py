@@ -46,9 +46,9 @@ class SolverRecord(Document):
     order
         With servers: the rule that gave the segments their positions.
     partition_bytes
-        With servers: most bytes of a segment, except that a rest below the cluster's ``min_partition_bytes``
-        goes with the segment before it. Where this size was searched for, most bytes that are sent of a
-        segment.
+        With servers: largest size of a segment in bytes, except that a rest below the cluster's
+        ``min_partition_bytes`` goes with the segment before it. If the size was searched for, it counts the
+        bytes that are sent of a segment.
     suggested_partition_bytes
         With servers: sqrt(M theta B / (2 S)), from which the search for `partition_bytes` started. M are the
         sent bytes, theta the fixed time of a segment, B the rate at which all S servers serve all workers.

@@ -92,7 +92,9 @@ def _refuse_unproved(schedule: Schedule) -> None:
         if (proof.link != "network") != on_servers or (proof.num_transfers is not None) != on_servers:
             raise ValueError(f"proof {number} is of link {proof.link}, which this exchange does not have")
         if (proof.norm_s and not behind_norm) or (on_servers and (proof.stretch_s or proof.set)):
-            raise ValueError(f"proof {number} counts what this exchange does not have")
+            raise ValueError(
+                f"proof {number} has a norm_s, stretch_s or set, which this exchange does not have"
+            )
     if (schedule.norm_bound is not None) != behind_norm or (schedule.bound is None) != behind_norm:
         raise ValueError("a schedule must have norm_bound if updates wait for a norm, and bound otherwise")
     if schedule.exchange != "servers" and (schedule.chain_bound is None) != (schedule.exchange == "sharded"):
@@ -103,7 +105,7 @@ def _refuse_unproved(schedule: Schedule) -> None:
         or (bound.round_trip_s and not on_servers)
         or (bound.stretch_s and on_servers)
     ):
-        raise ValueError("bound counts what this exchange does not have")
+        raise ValueError("bound has a link, round_trip_s or stretch_s that this exchange does not have")
     for number, group in enumerate(schedule.groups):
         if (group.transfer_s is None) != on_servers:
             raise ValueError(f"group {number} must have transfer_s, except with servers")
@@ -199,4 +201,5 @@ def _refuse_misplaced_shards(schedule: Schedule, sharding: Sharding) -> None:
         for number, shard_group in enumerate(shards):
             if (number in numbers) != (shard_group.num_columns > 0):
                 columns = shard_group.num_columns
-                raise ValueError(f"{op}: shard {number} of {columns} columns is in no group or one")
+                where = "a group" if number in numbers else "no group"
+                raise ValueError(f"{op}: shard {number} has {columns} columns, but is in {where}")

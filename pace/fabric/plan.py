@@ -206,7 +206,10 @@ def _replicated(
         buffer_bytes=np.inf if batch.buffer_bytes is None else float(batch.buffer_bytes),
     )
     if made is None:
-        raise InvalidFabric("the divergence bound cannot be kept: the replica cannot be reached")
+        raise InvalidFabric(
+            "the divergence bound cannot be kept, because no link carries updates to the replica: "
+            "raise the rates of the network"
+        )
     return made
 
 

@@ -144,10 +144,13 @@ def _unexplained(job: Job, missing_s: float) -> str:
     rank = job.slowest
     milliseconds = f"{abs(missing_s) * 1e3:.1f} ms of the recorded step"
     if missing_s < 0:
-        return f"{milliseconds} too much: all-reduces were faster than the cost says, or steps differ"
+        return (
+            f"the prediction is {-missing_s * 1e3:.1f} ms too long: all-reduces were faster than the cost "
+            "says, or steps differ"
+        )
     if rank.clock == "device":
         return (
-            f"{milliseconds} are no kernels: the device waited for its host or for other communication, "
+            f"no kernel ran in {milliseconds}: the device waited for its host or for other communication, "
             "which the device's clock leaves out"
         )
     if rank.clock == "host":

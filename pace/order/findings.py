@@ -54,7 +54,8 @@ def text_lines(report: OrderReport) -> list[str]:
 def model_line(report: OrderReport) -> str:
     """Return what was assumed, in one line; what was not proved comes after it."""
     rule = "side by side" if report.streams == "side-by-side" else "in the order in which they are enqueued"
-    room = "" if report.launch_slots is None else f", with room for {report.launch_slots} on each stream"
+    slots = report.launch_slots
+    room = "" if slots is None else f", with room for {slots} operation{'s' * (slots != 1)} on each stream"
     return f"Model: first in, first out in each group and stream; streams run {rule}{room}. Not proved:"
 
 
@@ -89,11 +90,15 @@ class _Words:
         seat = self._seats[absence.absent_seat]
         peer = self._peer(absence.present, rank, seat.rank_class)
         number = "none" if not absence.number else f"only {absence.number}"
-        what = f'group "{seat.group}"' if seat.transfer is None else self._transfers(seat.transfer)
+        what = (
+            f'the operations of group "{seat.group}"'
+            if seat.transfer is None
+            else self._transfers(seat.transfer)
+        )
         return OrderFinding(
             kind="count",
             ranks=(rank, peer),
-            title=f"rank {peer} calls {number} of {what}, and rank {rank} calls another",
+            title=f"rank {peer} calls {number} of {what}, and rank {rank} calls more",
             lines=(f"rank {rank} calls {self._call(issued)}", *_stack(issued.document)),
             operations=(_at(rank, issued),),
         )

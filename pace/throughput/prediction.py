@@ -336,24 +336,23 @@ def _notes(
     elif trusted == "neither":
         implied = implied_bytes_per_s(steps) or 0.0
         yield (
-            "recorded transfers keep links busy for times that the link's rate does not give "
-            f"({rate_error(steps) * 100:.0f} % off): they imply about {implied:.4g} bytes/s "
-            f"({implied / BYTES_PER_GBIT:.4g} Gbit/s) instead of {steps.link.bytes_per_s:.4g}; until the "
-            "document's link has the right rate, rely on no column"
+            f"the link's rate differs by up to {rate_error(steps) * 100:.0f} % from recorded transfers: "
+            f"these imply about {implied:.4g} bytes/s ({implied / BYTES_PER_GBIT:.4g} Gbit/s) instead of "
+            f"{steps.link.bytes_per_s:.4g}; do not rely on any column until the document has the right rate"
         )
     if len(steps.steps) < 30:
         yield f"{len(steps.steps)} recorded steps: 30 or more show how much steps vary"
     unsettled = sorted({point.workers for point in points if point.high > MOST_SPREAD * point.low})
     if unsettled:
         yield (
-            f"runs of {', '.join(map(str, unsettled))} workers differ by more than 20 %: workers that are in "
-            "step keep one another there for long, others stay apart; more steps settle which it is"
+            f"simulations of {', '.join(map(str, unsettled))} workers differ by more than 20 %, as workers "
+            "stay in lock step in some, and apart in others: simulate more steps"
         )
     together = not steps.link.share_spread and not options.fleet.join_s and max(options.workers) > 1
     if together and compute_variation(steps) < LEAST_VARIATION:
         yield (
-            "compute hardly varies between recorded steps: workers that start together may stay in step, "
-            "which real ones leave; join_s of a fleet lets them start apart"
+            "compute hardly varies between recorded steps, so simulated workers that start together may stay "
+            "in lock step, and real ones do not: let them start apart, by join_s of a fleet"
         )
     known = steps.most_workers
     if known is not None and max(options.workers) > known:
@@ -362,6 +361,9 @@ def _notes(
             "estimates there"
         )
     if any(servers != steps.servers for servers in options.servers):
-        yield "other numbers of servers are extrapolated: parameters were placed anew, by least bytes"
+        yield (
+            "other numbers of servers are extrapolated (*): each parameter is placed on the server with the "
+            "fewest bytes"
+        )
     if any(op.resource == "ps" for op in steps.ops):
-        yield "updates of several workers run beside one another on a server, however many there are"
+        yield "on a server, updates of all workers run at the same time, however many there are"

@@ -159,7 +159,10 @@ def _refuse_misfits(document: StepsDocument, workers: int, fleet: Fleet, steps: 
         op.resource == "worker" and any(step.duration_s[at] for step in document.steps)
         for at, op in enumerate(document.ops)
     ):
-        raise InvalidOptions("steps that move nothing would take no time: the document has no compute")
+        raise InvalidOptions(
+            "the document has no compute, so steps without a transfer would take no time: give durations of "
+            "the worker's ops, or leave pull_every and push_every out"
+        )
 
 
 def _clients(document: StepsDocument, workers: int, fleet: Fleet) -> ClientArrays:

@@ -77,7 +77,7 @@ def _sending(made: Headroom, kind: str) -> list[Sentence]:
         text = f"Wrap the optimizer with PACE: {_less(made, pace)}."
         remaining = None if made.clipped is None else made.gain(made.clipped.pace_s)
         if remaining is not None:
-            text += f" With clipping by the global norm {max(remaining, 0.0):.1%} remain."
+            text += f" With clipping by the global norm, {max(remaining, 0.0):.1%} less."
         found.append((pace, text))
     return found
 
@@ -99,7 +99,7 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
     host = (time.host_wait_s or 0.0) / now
     if host > 0.1:
         text = (
-            f"The device waits for its host {host:.0%} of the step: CUDA graphs, torch.compile or a "
+            f"The device waits for its host during {host:.0%} of the step: CUDA graphs, torch.compile or a "
             "larger batch help more than any schedule."
         )
         found.append((host, text))

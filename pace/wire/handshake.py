@@ -24,6 +24,7 @@ _WORKER, _SERVER = b"pace worker", b"pace server"
 
 MOST_WORKERS = 65_535
 _LONGEST_JOB = 128
+_TLS_HINT = "; if it uses TLS, give its certificate authority (--tls-ca, or ssl_context= in Python)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,8 @@ def call(stream: Stream, token: str | None, greeting: Greeting, server: str) -> 
     try:
         challenge = bytes(_expect(stream, FrameKind.CHALLENGE))
     except (TimeoutError, EOFError) as error:
-        hint = "" if isinstance(stream, TlsStream) else "; if it uses TLS, say which authority it is to trust"
-        raise CommunicationFailed(f"it does not introduce itself ({error}){hint}") from error
+        hint = "" if isinstance(stream, TlsStream) else _TLS_HINT
+        raise CommunicationFailed(f"it did not begin the handshake ({error}){hint}") from error
     if len(challenge) != _NONCE_BYTES:
         raise WireFault("a challenge of another length")
     mine = secrets.token_bytes(_NONCE_BYTES)

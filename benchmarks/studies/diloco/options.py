@@ -13,12 +13,17 @@ def add_workers(
     of
         What has so many megabytes.
     """
-    parser.add_argument("--workers", type=int, default=workers, help="two or more (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=workers, help="number of workers, at least 2 (default: %(default)s)"
+    )
     parser.add_argument(
         "--step-s", type=float, default=step_s, help="seconds of compute of a step (default: %(default)s)"
     )
     parser.add_argument(
-        "--megabytes", type=float, default=megabytes, help=f"parameters of {of} (default: %(default)s)"
+        "--megabytes",
+        type=float,
+        default=megabytes,
+        help=f"size of the parameters of {of} in MB (default: %(default)s)",
     )
 
 

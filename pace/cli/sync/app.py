@@ -179,7 +179,7 @@ def what_if(
         credits_mb = read_numbers("--credit-mb", credit_mb)
         points = max(len(rates), 1) * max(len(counts), 1) * max(len(credits_mb), 1)
         if points > SHOWN_POINTS:
-            raise InvalidOptions(f"{points} points: give at most {SHOWN_POINTS}")
+            raise InvalidOptions(f"{points:,} points; at most {SHOWN_POINTS} are allowed: give fewer values")
         grid = sync_grid(
             problem,
             bandwidth_gbps=rates,
@@ -197,7 +197,7 @@ def what_if(
         "bound ms",
         "buckets",
         "tensor by tensor ms",
-        "fixed ms",
+        "fixed buckets ms",
     )
     table = make_table(*heads)
     for point in grid:

@@ -15,7 +15,7 @@ from pace.documents.sync.outer_sync import OuterSync, load_outer_sync
 from pace.terminal.command_line import CommandLine, writable
 from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
 from pace.terminal.number_lists import read_numbers
-from pace.terminal.reporting import judged, reported
+from pace.terminal.reporting import counted, judged, reported
 
 app = CommandLine(
     help="Plan streaming DiLoCo: fragments, when each is sent over which link, and the utilization.\n\n"
@@ -100,7 +100,9 @@ def _describe(problem: OuterSync, made: OuterPlan, console: Console) -> None:
         f"delays up to {longest} steps"
     )
     print_line(f"method      {made.method}")
-    table = make_table("after step", "MB", "link", "delay", "transfer s", "layers", left=("link", "layers"))
+    table = make_table(
+        "after step", "MB", "link", "delay steps", "transfer s", "layers", left=("link", "layers")
+    )
     for fragment in made.fragments[:SHOWN_FRAGMENTS]:
         names = [part.layer for part in fragment.parts]
         table.add_row(
@@ -120,7 +122,7 @@ def _describe(problem: OuterSync, made: OuterPlan, console: Console) -> None:
         count = rival.num_fragments
         print_line(
             f"  {rival.rule}: {rival.utilization * 100:.2f} % "
-            f"({count} fragment{'s' if count != 1 else ''}, delay {rival.delay_steps})"
+            f"({counted(count, 'fragment')}, delay of {counted(rival.delay_steps, 'step')})"
         )
 
 

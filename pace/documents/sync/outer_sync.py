@@ -107,7 +107,9 @@ class OuterSync(JsonDocument):
                 "a fragment must be applied before it is sent again"
             )
         if self.cutting == "none" and self.max_fragments is not None:
-            raise ValueError('max_fragments says nothing with cutting "none": each layer is a fragment')
+            raise ValueError(
+                'max_fragments has no effect with cutting "none", as each layer is a fragment: leave it out'
+            )
         if self.size_bytes > MAX_TOTAL_BYTES:
             raise ValueError("layers have more than 2^53 bytes together")
         calls = max(self.call_s(link) for link in self.links) * len(self.layers)

@@ -35,7 +35,7 @@ class TouchedBytes(Document):
     by_workers
         Mean bytes with one worker, with two, and so on.
     whole_bytes
-        The most: everything.
+        Size in bytes with all rows; no number of workers needs more.
     """
 
     by_workers: tuple[Annotated[float, Field(ge=0, le=MAX_TOTAL_BYTES)], ...] = Field(

@@ -222,7 +222,13 @@ def simulate(
         typer.echo(json.dumps({"scenario": loaded.name, "policies": results}))
         return
     table = make_table(
-        "policy", "iteration s", "commits/s", "dropped", "mean delay", "max delay", left=("policy",)
+        "policy",
+        "iteration s",
+        "commits/s",
+        "dropped",
+        "mean delay versions",
+        "max delay versions",
+        left=("policy",),
     )
     for row in results:
         table.add_row(
@@ -281,7 +287,9 @@ def what_if(
     elif as_csv:
         sys.stdout.write(cells_csv(cells))
     else:
-        table = make_table("bound", "aggregators", "iteration s", "over ring", "dropped", "mean delay")
+        table = make_table(
+            "bound", "aggregators", "iteration s", "speed-up over ring", "dropped", "mean delay versions"
+        )
         for cell in cells:
             table.add_row(
                 str(cell.delay_bound),
@@ -334,6 +342,8 @@ def check_log(
             typer.echo(violation)
         greatest = max((delay for line in commits for delay in line.delays), default=0)
         wrong = counted(len(found), "violation")
-        typer.echo(f"{counted(len(commits), 'commit')}, greatest delay {greatest}, {wrong}")
+        typer.echo(
+            f"{counted(len(commits), 'commit')}, greatest delay {counted(greatest, 'version')}, {wrong}"
+        )
     if found:
         raise typer.Exit(WRONG)

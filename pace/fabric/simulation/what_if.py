@@ -79,6 +79,7 @@ def cells_html(scenario: FabricScenario, cells: Sequence[FabricCell]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{style}</style></head><body><h1>{title}</h1>"
         f"<p>{scenario.num_workers} workers on {scenario.machines} machines; times are for as many commits "
-        f"as there are workers. The ring trains synchronously on the same links.</p>"
+        f"as there are workers, and delays are in versions. The ring trains synchronously on the same "
+        f"links.</p>"
         f"<table><tr>{head}</tr>{''.join(rows)}</table></body></html>\n"
     )

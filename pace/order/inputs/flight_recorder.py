@@ -283,8 +283,8 @@ def _aligned(group: str, dumps: dict[int, _Dump]) -> dict[int, list[_Recorded]]:
         elif not dump.is_whole:
             raise FormatError(
                 dump.path,
-                f"rank {rank}'s buffer has lost what it called of group {group}: "
-                "record more with TORCH_FR_BUFFER_SIZE",
+                f"the dump of rank {rank} is too short: it has none of its calls in group {group}; "
+                "record more calls with a larger TORCH_FR_BUFFER_SIZE",
             )
     kept = {
         rank: [call for call in dump.calls.get(group, []) if call.number >= first]

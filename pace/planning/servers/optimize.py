@@ -124,7 +124,7 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
     total = float(problem.plain.sizes.sum())
     if options.partition_bytes is not None and total > MOST_PARTS * size:
         raise InvalidOptions(
-            f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} parts: "
+            f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} segments: "
             f"use at least {math.ceil(total / MOST_PARTS):,}"
         )
     asked = Options(fusion=options.fusion, max_group_bytes=options.max_group_bytes)

@@ -36,7 +36,7 @@ def test_a_plan_is_written_checked_and_read(profile: Path, tmp_path: Path) -> No
     assert "2 servers" in shown.stdout
     schedule = parse_schedule(plan.read_bytes())
     smallest = min(segment.size_bytes for segment in schedule.transfers)
-    assert f"parts       {schedule.num_segments}, the smallest of {smallest:,} bytes" in shown.stdout
+    assert f"segments    {schedule.num_segments}, the smallest of {smallest:,} bytes" in shown.stdout
     assert {segment.link for segment in schedule.transfers} == {0, 1, 2, 3}
     assert run("check", profile, plan).exit_code == 0
     broken = json.loads(plan.read_bytes())

@@ -96,7 +96,7 @@ def test_what_if(document: Path) -> None:
         (("what-if", "--bandwidth-gbps", "0"), 2, "bandwidth 0: give positive numbers"),
         (("what-if", "--receivers", "x"), 2, "expected whole numbers"),
         (("what-if", "--credit-mb", "0.001"), 1, 'tensor "up" is cut after 6000 bytes'),
-        (("what-if", "--bandwidth-gbps", "1:500:1"), 2, "give at most 400"),
+        (("what-if", "--bandwidth-gbps", "1:500:1"), 2, "500 points; at most 400 are allowed"),
         (("what-if", "--bandwidth-gbps", "inf"), 2, "expected numbers"),
         (("what-if", "--credit-mb", "nan"), 2, "expected numbers"),
         (("what-if", "--credit-mb", "-1"), 2, "credit_bytes -1e+06: give positive numbers"),

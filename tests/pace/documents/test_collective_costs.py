@@ -76,7 +76,7 @@ def test_two_levels() -> None:
 def test_nodes_must_be_full() -> None:
     """Seven workers do not fill nodes of two."""
     document = TwoLevelAllReduce.model_validate({"intra": NETWORK, "inter": NETWORK, "workers_per_node": 2})
-    with pytest.raises(ValueError, match="7 workers do not fill nodes of 2"):
+    with pytest.raises(ValueError, match="7 workers cannot be divided into nodes of 2"):
         document.cost(7)
 
 

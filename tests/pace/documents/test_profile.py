@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[list[str | int], Any, list[str]]] = {
             "inter": {"bandwidth_bytes_per_s": 1, "latency_s": 0},
             "workers_per_node": 3,
         },
-        ["4 workers do not fill nodes of 3"],
+        ["4 workers cannot be divided into nodes of 3"],
     ),
     "more bytes than can be counted": (["gradients", 0, "size_bytes"], 2**53, ["9007199254740996 bytes"]),
     "times that overflow": (["ops", 0, "duration_s"], 1e308, ["1e+308 s"]),

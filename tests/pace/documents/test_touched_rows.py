@@ -73,8 +73,8 @@ def test_a_profile_with_touched_rows_is_written_and_read() -> None:
 @pytest.mark.parametrize(
     ("touched", "named"),
     [
-        ({"rows": 10, "distinct": [3.0, 2.0]}, "touch no fewer rows"),
-        ({"rows": 10, "distinct": [11.0]}, "11.0 of 10 rows"),
+        ({"rows": 10, "distinct": [3.0, 2.0]}, "distinct is 3, 2: expected numbers that never decrease"),
+        ({"rows": 10, "distinct": [11.0]}, "11 rows, but the table has 10"),
         ({"rows": 10, "distinct": []}, "distinct"),
         ({"rows": 3, "distinct": [1.0]}, "not 3 rows of equal size"),
     ],

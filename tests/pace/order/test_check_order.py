@@ -141,7 +141,7 @@ def test_a_rank_that_ends_early() -> None:
         check_order(job({"w": [[0, 1, 2]]}, ([0, 1], [call("w", name="loss")] * 3), ([2], [call("w")] * 2)))
     )
     assert (found, ranks) == ("count", (0, 2))
-    assert 'rank 2 calls only 2 of group "w", and rank 0 calls another' in text
+    assert 'rank 2 calls only 2 of the operations of group "w", and rank 0 calls more' in text
     assert 'all-reduce "loss" (number 3 of group "w"' in text
 
 

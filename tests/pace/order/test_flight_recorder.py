@@ -60,7 +60,7 @@ def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
     second = dump(tmp_path, 1, entry(0, "a", 1, state="completed"))
     (finding,) = check_order([first, second]).findings
     assert (finding.kind, finding.ranks) == ("count", (0, 1))
-    assert 'rank 1 calls only 1 of group "a"' in finding.title
+    assert 'rank 1 calls only 1 of the operations of group "a"' in finding.title
     assert any("train.py:7 in step" in line for line in finding.lines)
 
 
@@ -102,7 +102,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="created their groups in different orders"):
         check_order([first, other])
     lost = dump(tmp_path, 1, entry(7, "b", 8), entry(8, "b", 9))
-    with pytest.raises(FormatError, match="lost what it called of group a"):
+    with pytest.raises(FormatError, match="none of its calls in group a"):
         check_order([first, lost])
     gap = dump(tmp_path, 1, entry(0, "a", 1), entry(1, "a", 3))
     with pytest.raises(FormatError, match="not numbered one after another"):

@@ -123,14 +123,14 @@ def test_workers_that_stay_in_step_are_told_of() -> None:
     """Steps that do not vary keep workers together for ever if shares are equal and they start together."""
     options = PredictionOptions(workers=(2,), advice=False, share_spread=0.0, **QUICK)
     together = predict(pull_compute_push(), options)
-    assert any("stay in step" in note for note in together.notes)
+    assert any("lock step, and real" in note for note in together.notes)
     apart = options.model_copy(update={"fleet": Fleet(join_s=(0.0, 1.0))})
     found = predict(pull_compute_push(), apart)
-    assert not any("stay in step" in note for note in found.notes)
+    assert not any("lock step, and real" in note for note in found.notes)
     assert found.points[0].throughput > 1.4 * together.points[0].throughput
-    assert not any("stay in step" in note for note in predict(varied(), options).notes)
+    assert not any("lock step, and real" in note for note in predict(varied(), options).notes)
     unequal = options.model_copy(update={"share_spread": None})
-    assert not any("stay in step" in note for note in predict(pull_compute_push(), unequal).notes)
+    assert not any("lock step, and real" in note for note in predict(pull_compute_push(), unequal).notes)
 
 
 def test_scales_at_which_runs_differ_are_told_of() -> None:
@@ -141,7 +141,7 @@ def test_scales_at_which_runs_differ_are_told_of() -> None:
     assert alone.low == pytest.approx(alone.high)
     assert two.high < 1.2 * two.low
     assert six.high > 1.2 * six.low
-    assert any(note.startswith("runs of 6 workers differ") for note in result.notes)
+    assert any(note.startswith("simulations of 6 workers differ") for note in result.notes)
 
 
 def recorded(bytes_per_s: float) -> StepsDocument:

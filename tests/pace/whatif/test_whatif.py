@@ -110,7 +110,7 @@ def test_two_levels_need_the_inside_of_a_node() -> None:
     assert isinstance(made.allreduce, TwoLevelAllReduce)
     assert made.allreduce.inter.bandwidth_bytes_per_s == 125e6
     assert made.allreduce.intra.bandwidth_bytes_per_s == 80 * GBPS
-    with pytest.raises(InvalidOptions, match="6 workers do not fill nodes of 4"):
+    with pytest.raises(InvalidOptions, match="6 workers cannot be divided into nodes of 4"):
         what_if(
             PLAIN,
             Grid(
