@@ -101,8 +101,8 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
     if isinstance(options.plan, Tune):
         if not tunable(options.plan, transport.sequencing):
             raise InvalidOptions(
-                "knobs is ('credit',), and over parameter servers the kernel decides that: tune partition,"
-                " group or order"
+                "knobs is ('credit',), but over parameter servers the operating system limits the bytes in"
+                " flight: tune partition, group or order"
             )
         return options, PlanSource(transport, Plan(), JobService(), timeout_s=options.timeout_s)
     plan = options.plan

@@ -274,7 +274,7 @@ class ReplicaOptimizer(WrappedModelOptimizer):
             log.warning(
                 "pace.waits_for_gradients",
                 reason="gradients were read before step(), as clipping by the global norm does, so every"
-                " update waits for the last sum: report().read_wait_s says how long; said once",
+                " update waits for the last sum: report().read_wait_s says how long; logged once",
             )
 
 

@@ -201,7 +201,7 @@ def _scale(options: WrapperOptions, size: int) -> float:
     factor = options.gradient_predivide_factor
     if options.op == "sum" and factor not in (None, 1.0):
         raise InvalidOptions(
-            f"gradient_predivide_factor is {factor:g} and op a sum: it splits averages; leave it out"
+            f"gradient_predivide_factor is {factor:g}, which is for averages, and op is a sum: leave it out"
         )
     return 1.0 if factor is None or options.op == "sum" else factor / size
 

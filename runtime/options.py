@@ -94,7 +94,7 @@ class NamedOptions:
             if positional:
                 shown = type(positional[0]).__name__
                 raise InvalidOptions(
-                    f"{cls.__name__} takes {', '.join(_names(cls))} by name; got a {shown} without one"
+                    f"{cls.__name__} takes {', '.join(_names(cls))} by name only; got a positional {shown}"
                 )
             refuse_unknown(cls.__name__, _names(cls), given)
             return super().__new__(cls)
@@ -166,7 +166,7 @@ class Plan(NamedOptions):
         transport.
     credit_bytes
         Largest number of bytes in flight; 0: one segment at a time. Default: the schedule's value. For
-        servers: most unsent bytes in the kernel, 128 KiB by default.
+        servers: largest number of bytes that the operating system holds unsent, 128 KiB by default.
     replanning
         When a job with a service profiles itself. Default: PACE_PROFILE_ITERATIONS, PACE_DRIFT_RATIO,
         PACE_DRIFT_ITERATIONS, PACE_REPLAN_INTERVAL_S.

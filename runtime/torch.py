@@ -154,7 +154,7 @@ def asynchronous(
             raise refusal("staleness", staleness, "a whole number of at least 0, or None,")
         if type(over) is not ParameterServers:
             raise InvalidOptions(
-                f"communication is {over!r}; without waiting for all ranks, weights live on servers:"
+                f"communication is {over!r}, but asynchronous() keeps the weights on parameter servers:"
                 " ParameterServers() is needed"
             )
         if "mode" in training:

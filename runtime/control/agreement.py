@@ -121,7 +121,10 @@ def exchange(transport: Transport, describe: Callable[[Statement], T]) -> tuple[
     documents = [json.loads(each) for each in transport.gather(json.dumps(document, default=float).encode())]
     other = next((rank for rank, each in enumerate(documents) if "forms_sha256" not in each), None)
     if other is not None:
-        raise InvalidOptions(f"the arguments differ between ranks: rank {other} has another communication")
+        raise InvalidOptions(
+            f"the arguments differ between ranks: communication of rank {other} is of another kind than"
+            f" that of rank {transport.rank}"
+        )
     # Forms are large and mostly equal on all ranks, so they are sent only to find out what differs.
     digests = [each.pop("forms_sha256") for each in documents]
     if len({digest for digest in digests if digest is not None}) > 1:

@@ -136,10 +136,13 @@ def violations(lines: Sequence[LogHead | LoggedCommit], delay_bound: int | None)
             found.append(f"commit {line.position} ends at version {line.after}")
         version = line.after
         for place, (member, delay) in enumerate(zip(line.members, line.delays, strict=True)):
-            if delay != max(line.before + place - member.version, 0):
-                found.append(f"commit {line.position}: {member.id} says delay {delay}")
+            derived = max(line.before + place - member.version, 0)
+            if delay != derived:
+                found.append(f"commit {line.position}: delay of {member.id} is {delay}, derived {derived}")
             if delay_bound is not None and delay >= delay_bound:
-                found.append(f"commit {line.position}: {member.id} has delay {delay}")
+                found.append(
+                    f"commit {line.position}: delay of {member.id} is {delay}, the bound is {delay_bound}"
+                )
     return found
 
 

@@ -86,7 +86,7 @@ class LocalWorkers:
     def _refusal(self, update: HeldUpdate, data: Data) -> str | None:
         """Return why an update cannot be kept; None if it can."""
         if update.id in self.updates or update.id in self._pushes:
-            return "an update of this id is here"
+            return "an update with this id is here already"
         return misfit(update, data)
 
     def forget(self, link: FabricLink) -> None:

@@ -110,7 +110,7 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         "an optimizer is applied in the backward pass": (
             any(hasattr(parameter, "_in_backward_optimizers") for parameter in parallel.parameters())
         ),
-        "it sums gradients of parameters that the optimizer does not update, as others may:"
+        "it sums gradients of parameters that the optimizer does not update, though another one may:"
         f" {', '.join(others[:5])}; freeze them by requires_grad_(False), or have one optimizer for all": (
             bool(others)
         ),

@@ -167,7 +167,7 @@ class FullyShardWrapper:
             ),
             f"it does not shard {_some(whole)}, whose gradients nobody sums: shard them, or freeze them by"
             " requires_grad_(False)": (bool(whole)),
-            "it sums gradients of parameters that the optimizer does not update, as others may:"
+            "it sums gradients of parameters that the optimizer does not update, though another one may:"
             f" {_some(others)}; freeze them by requires_grad_(False), or have one optimizer for all": (
                 bool(others)
             ),

@@ -95,7 +95,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "greatest": (lambda hvd, _model: {"op": hvd.Max}, "; hvd.Average, hvd.Sum, 'average' or 'sum' is needed"),
     "predivided sum": (
         lambda hvd, _model: {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
-        "it splits averages",
+        "which is for averages, and op is a sum",
     ),
     "no factor": (lambda _hvd, _model: {"gradient_predivide_factor": 0.0}, "a positive number is needed"),
     "own compressor": (

@@ -253,7 +253,7 @@ class WeightSender(Closing):
                 chain.give_up(chain.unanswered)
         for name, told in chain.answered.items():
             if told != source.layout_sha256:
-                chain.gone[name] = "it takes the buckets to be others: its layout has another hash"
+                chain.gone[name] = "its layout of the buckets has another hash than this sender's"
         if chain.gone:  # nothing was sent yet: the others begin again, without it
             self._tell_untold(chain)
             return {}, chain.gone, chain.wanting

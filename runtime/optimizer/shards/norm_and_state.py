@@ -97,7 +97,9 @@ class NormAndState(StandIn):
     def _tell_of_norm(self, norm: float) -> None:
         if not math.isfinite(norm) and not self._told_of_norm and self.rank == 0:
             self._told_of_norm = True
-            log.warning("pace.step_skipped", norm=norm, consequence="parameters stay as they are; said once")
+            log.warning(
+                "pace.step_skipped", norm=norm, consequence="parameters stay as they are; logged once"
+            )
 
     # The optimizer's state.
 

@@ -146,7 +146,8 @@ class LinkedTransport(GlooTransport):
         )
         if other is not None:
             raise InvalidOptions(
-                f"the arguments differ between ranks: rank {other} has another communication"
+                f"the arguments differ between ranks: communication of rank {other} is of another kind than"
+                f" that of rank {self.rank}"
             )
         errors = {rank: each["error"] for rank, each in enumerate(replies) if "error" in each}
         if errors:

@@ -93,8 +93,8 @@ def _any(kind: Any) -> Any:
         ),
         (
             lambda: _any(Plan)("s.json"),
-            "Plan takes schedule, service, job, api_key, order, credit_bytes, replanning by name;"
-            " got a str without one",
+            "Plan takes schedule, service, job, api_key, order, credit_bytes, replanning by name only;"
+            " got a positional str",
         ),
         (
             lambda: _any(Plan)(compression="fp16"),

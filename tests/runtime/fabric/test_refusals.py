@@ -68,7 +68,7 @@ def test_a_caller_in_the_clear_learns_that_tls_may_be_spoken() -> None:
     """A server that waits for TLS says nothing first."""
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as port,
-        pytest.raises(CommunicationFailed, match=r"does not introduce itself .* if it uses TLS"),
+        pytest.raises(CommunicationFailed, match=r"did not begin the handshake .* if it uses TLS"),
     ):
         FabricClient(_silent(port), within_s=0.2, silence_s=0.2)
 

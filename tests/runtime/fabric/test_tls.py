@@ -64,8 +64,8 @@ def test_a_caller_in_the_clear_learns_that_a_receiver_speaks_tls(tmp_path: Path)
     serving, _ = tls_contexts(tmp_path)
     with WeightReceiver(token=TOKEN, serving=serving) as receiver:
         where = place(receiver.address, "host")
-        with pytest.raises(CommunicationFailed, match="if it uses TLS, say which authority it is to trust"):
+        with pytest.raises(CommunicationFailed, match="if it uses TLS, give its certificate authority"):
             FabricClient(where, token=TOKEN, within_s=0.3, silence_s=0.3)
         with WeightSender([where], token=TOKEN) as sender:
             failed = sender.distribute(DATA, 1, timeout_s=0.6).failed
-        assert "if it uses TLS, say which authority it is to trust" in failed["host"]
+        assert "if it uses TLS, give its certificate authority" in failed["host"]
