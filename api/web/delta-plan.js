@@ -29,7 +29,7 @@ function versionsLane(rule, plan, num, every) {
       add(version, ASKED, mean - delta);
     } else add(version, (version - 1) % every ? DELTA : WHOLE, (version - 1) % every ? delta : anchor);
   }
-  const told = { [WHOLE]: "all weights", [DELTA]: "what changed", [ASKED]: "whole weights for those who ask, in the mean" };
+  const told = { [WHOLE]: "all weights", [DELTA]: "what changed", [ASKED]: "whole weights for those who ask, on average" };
   return { end: now, lane: { label: SHORT[rule], starts: Float64Array.from(pieces, ({ start }) => start), ends: Float64Array.from(pieces, ({ end }) => end), kinds: Uint8Array.from(pieces, ({ kind }) => kind),
     text: (item) => String(pieces[item].version),
     describe: (item) => [`version ${pieces[item].version}: ${told[pieces[item].kind]}`, `takes ${seconds(pieces[item].end - pieces[item].start)}`] } };
@@ -66,7 +66,7 @@ export function DeltaPlan({ resource, sync: problem }) {
     </dl>
     <p>${plan.rule === "anchors" ? "Deltas do not help: every version is sent whole." : html`The pause of a delta is ${seconds(plan.delta_s)}, that of whole weights with their hashes ${seconds(plan.anchor_s)}. A version of which more than ${bytes(plan.anchor_above_bytes)} changed is sent whole.`}</p>
     <${Gantt} label="Pauses of versions" bands=${bands} end=${Math.max(end, 1e-9) * 1.01} chartRef=${chart} />
-    <ul class="legend"><li><i class="k0"></i>all weights</li><li><i class="k6"></i>what changed</li><li><i class="k7"></i>whole weights for those who ask, in the mean</li></ul>
+    <ul class="legend"><li><i class="k0"></i>all weights</li><li><i class="k6"></i>what changed</li><li><i class="k7"></i>whole weights for those who ask, on average</li></ul>
     <h3>Rules</h3>
     <${Table} caption="Rules" first="pause" rows=${plan.choices} rowKey=${({ rule }) => rule} columns=${[
       { name: "rule", title: "Rule", value: ({ rule }) => NAMES[rule], show: ({ rule }) => `${NAMES[rule]}${rule === "wait" ? ` every ${count(every)} versions` : ""}${rule === plan.rule ? " (PACE)" : ""}` },

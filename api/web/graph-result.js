@@ -59,7 +59,7 @@ export function graphCertificate({ graph: { sets, late, longest_path_s: path }, 
   if (late && late.bound_s === best) {
     const parts = [
       part("compute", "carried", late.compute_s, "all ops"),
-      part("not hidden", "tail", late.latency_s + late.own_s - late.hidden_s, `of collective ${late.collective}, behind which too little compute is left`),
+      part("not hidden", "tail", late.latency_s + late.own_s - late.hidden_s, `of collective ${late.collective}: too little compute is left to hide it`),
     ];
     return { parts, says: ["Compute limits this graph: ops take ", { text: seconds(parts[0].value), part: 0 }, `, and of collective ${late.collective} at least `, { text: seconds(parts[1].value), part: 1 }, " cannot be hidden."] };
   }

@@ -91,7 +91,7 @@ function Answer({ id }) {
       <div><dt>Operations</dt><dd>${count(report.num_operations)}</dd></div></dl>
     ${report.findings.map((finding, number) => html`<${Finding} key=${number} finding=${finding} program=${program} />`)}
     <h3>What was checked</h3>
-    <p>First in, first out in each group and stream. Streams run ${streams}${report.launch_slots == null ? "" : `, with room for ${report.launch_slots} on each`}. Not proved:</p>
+    <p>First in, first out in each group and stream. Streams run ${streams}${report.launch_slots == null ? "" : `, with room for ${report.launch_slots} operation${report.launch_slots > 1 ? "s" : ""} on each`}. Not proved:</p>
     <ul class="changes">${report.outside.map((line) => html`<li>${line}</li>`)}</ul>
     <div class="row"><button type="button" onClick=${() => save(`${report.name}-order.json`, JSON.stringify(report, null, 2))}>Report (JSON)</button></div>`;
 }

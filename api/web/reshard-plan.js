@@ -82,7 +82,7 @@ export function ReshardPlan({ resource, sync: problem }) {
       <div><dt>Bytes that senders send</dt><dd>${bytes(total)}</dd></div>
     </dl>
     ${bound.hosts.length > 0 && html`<p>The bound is set by ${PROOFS[bound.kind]}: <span class="name">${bound.hosts.slice(0, 8).join(", ")}${bound.hosts.length > 8 ? ` and ${bound.hosts.length - 8} more` : ""}</span>. ${paced
-      ? "Each stream has a limit of its rate, so that all end together." : "Streams share links fairly, without limits of their rates."}</p>`}
+      ? "Each stream has a rate limit, so that all end together." : "Streams share links fairly, without rate limits."}</p>`}
     ${bands.length > 0 && html`<${Gantt} label="Shards on their way" bands=${bands} end=${Math.max(predicted.pause_s, 1e-9) * 1.01} chartRef=${chart} />
     <ul class="legend"><li><i class="k6"></i><i class="k7"></i><i class="k8"></i>streams, a color for each sender</li><li><i class="k0"></i>shards arrive</li><li><i class="k1"></i>own work on the rest</li><li><i class="line end"></i>end of the pause</li><li><i class="line bound"></i>no plan is faster</li></ul>`}
     ${Math.max(streams.length, problem.receivers.length) > MOST_LANES && html`<p class="faint">The chart shows the first ${MOST_LANES} of ${count(streams.length)} streams and of ${count(problem.receivers.length)} receivers.</p>`}

@@ -59,7 +59,7 @@ export function Servers({ values }) {
       <form onSubmit=${ask}>
         <${Field} id="ps-workers" label="Workers" hint="1-8, or 1 2 4 8"><${Entry} id="ps-workers" name="workers" required pattern="[0-9 ,;:\\-]+" value=${values.workers || "1-8"} aria-describedby="ps-workers-hint" /><//>
         <${Field} id="ps-servers" label="Servers" hint="as recorded where empty"><${Entry} id="ps-servers" name="servers" pattern="[0-9 ,;:\\-]*" value=${values.servers || ""} aria-describedby="ps-servers-hint" /><//>
-        <${Field} id="ps-bandwidth" label="Bandwidth, Gb/s" hint="as recorded where empty"><${Entry} id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
+        <${Field} id="ps-bandwidth" label="Bandwidth, Gbit/s" hint="as recorded where empty"><${Entry} id="ps-bandwidth" name="bandwidth" pattern="[0-9 ,;.]*" value=${values.bandwidth || ""} aria-describedby="ps-bandwidth-hint" /><//>
         <button class="chief" type="submit" disabled=${busy || !steps}>Predict</button>
         ${!steps && html`<p class="faint">Choose a steps document first.</p>`}
       </form>
@@ -91,7 +91,7 @@ function Prediction({ id }) {
     const series = made.curves.map(({ servers, bandwidth_gbps: rate }) => {
       const by = new Map(made.points.filter((point) => point.servers === servers && point.bandwidth_gbps === rate).map((point) => [point.workers, point]));
       const of = (name) => xs.map((x) => by.get(x)?.[name] ?? null);
-      return { label: `${servers} server${servers > 1 ? "s" : ""}, ${compact(rate)} Gb/s`, values: of("throughput"), band: [of("low"), of("high")] };
+      return { label: `${servers} server${servers > 1 ? "s" : ""}, ${compact(rate)} Gbit/s`, values: of("throughput"), band: [of("low"), of("high")] };
     });
     return { xs, series };
   }, [made]);
@@ -99,16 +99,16 @@ function Prediction({ id }) {
   if (!made) return html`<${Waiting} what="the prediction" rows=${8} />`;
   const one = made.curves.length === 1;
   return html`
-    <p><span class="name">${made.name}</span>${made.replay_error !== null ? html`, replayed steps ${percent(made.replay_error, true)} off` : ""}</p>
+    <p><span class="name">${made.name}</span>${made.replay_error !== null ? html`, replay error ${percent(made.replay_error)}` : ""}</p>
     <${Curves} label="Throughput over workers" x=${shown.xs} xLabel="Workers" yLabel=${`${made.unit} per second`} whole=${true} series=${shown.series} height=${340} />
     ${made.curves.map((curve) => html`<div class="note">
-      ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gb/s</strong>`}
+      ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gbit/s</strong>`}
       <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than a quarter of the first worker's throughput.` : "Every worker adds at least a quarter of the first worker's throughput, up to the largest number that was predicted."}</p>
       ${curve.improvements.length > 0 && html`<p>With ${curve.at_workers} worker${curve.at_workers > 1 ? "s" : ""}, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
     ${made.notes.length > 0 && html`<div class="note warn"><ul>${made.notes.map((line) => html`<li>${line}</li>`)}</ul></div>`}
     <${Table} caption="Predicted points" first="workers" rows=${made.points} pageSize=${24} columns=${[
       { name: "workers", title: "Workers", value: (row) => row.workers, numeric: true },
-      ...(one ? [] : [{ name: "servers", title: "Servers", value: (row) => row.servers, numeric: true }, { name: "rate", title: "Gb/s", value: (row) => row.bandwidth_gbps, show: (row) => compact(row.bandwidth_gbps), numeric: true }]),
+      ...(one ? [] : [{ name: "servers", title: "Servers", value: (row) => row.servers, numeric: true }, { name: "rate", title: "Gbit/s", value: (row) => row.bandwidth_gbps, show: (row) => compact(row.bandwidth_gbps), numeric: true }]),
       { name: "throughput", title: `${made.unit} per second`, value: (row) => row.throughput, show: (row) => compact(row.throughput), numeric: true },
       { name: "band", title: "5 % to 95 %", value: (row) => row.low, show: (row) => `${compact(row.low)} to ${compact(row.high)}`, numeric: true },
       { name: "step", title: "Step", value: (row) => row.step_s, show: (row) => seconds(row.step_s), numeric: true },
