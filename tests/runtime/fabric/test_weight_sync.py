@@ -81,7 +81,7 @@ def test_a_version_follows_one_that_was_given_up_on_its_way() -> None:
     given_up = BucketSource(sizes=sizes, parts=parts, layout="", layout_sha256=whole_hash(sizes))
     with WeightReceiver(token="secret") as receiver, WeightReceiver(token="secret") as other:
         places = [place(receiver.address, "one"), place(other.address, "two")]
-        with WeightSender(places, token="secret", bytes_per_s=2e6) as sender:
+        with WeightSender(places, token="secret", bytes_per_s=4e6) as sender:
             for version in (1, 3):
                 with pytest.raises(InvalidUse, match="changed while it was sent"):
                     sender.distribute_buckets(given_up, version, timeout_s=WITHIN_S)

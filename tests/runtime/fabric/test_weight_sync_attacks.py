@@ -103,7 +103,7 @@ def test_hosts_that_cannot_reach_each_other_are_served_another_way(tmp_path: Pat
             layout="",
             layout_sha256=whole_hash((bucket,) * 4),
         )
-        with WeightSender(places, token=TOKEN, keep_order=True, bytes_per_s=2e7) as sender:
+        with WeightSender(places, token=TOKEN, keep_order=True, bytes_per_s=5e7) as sender:
             report = sender.distribute_buckets(source, 1, timeout_s=WITHIN_S)
             assert report.failed == {}
             assert report.received_bytes == {"first": len(DATA), "second": len(DATA)}

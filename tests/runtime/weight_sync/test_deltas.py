@@ -12,6 +12,8 @@ from tests.runtime.weight_sync.state_process import WITHIN_S, delta_plan, state_
 from tests.runtime.weight_sync.test_state_dicts import End, same
 
 BLOCK_BYTES = 1 << 12
+# As many buckets as it takes for a delta to be killed in its middle.
+MEGABYTES = 50
 
 
 def next_state(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
@@ -143,20 +145,20 @@ def test_much_change_is_an_anchor() -> None:
 
 @pytest.mark.slow
 def test_a_killed_sender_of_deltas_leaves_whole_versions(tmp_path: Path) -> None:
-    """100 MB to two receivers; the sender is killed in the middle of a delta: they keep the anchor."""
+    """50 MB to two receivers; the sender is killed in the middle of a delta: they keep the anchor."""
     files = [tmp_path / "one", tmp_path / "two"]
     receivers = [End("receive", file) for file in files]
     sender: End | None = None
     try:
         addresses = [receiver.next_line() for receiver in receivers]
-        sender = End("send-deltas", 100, *addresses)
+        sender = End("send-deltas", MEGABYTES, *addresses)
         assert sender.next_line() == "1 []"
         assert sender.process.wait(WITHIN_S) == -signal.SIGKILL
+        state = state_of(1, MEGABYTES)
         for receiver, file in zip(receivers, files, strict=True):
             assert receiver.next_line() == "1"
-            assert same(torch.load(file), state_of(1, 100))
+            assert same(torch.load(file), state)
         # Another sender has no version to compare with, and begins with an anchor; then a delta fits.
-        state = state_of(1, 100)
         with StateSender(addresses, token="secret", deltas=delta_plan("ask")) as other:
             for version in (2, 3):
                 report = other.send(state, version, timeout_s=WITHIN_S)
