@@ -18,7 +18,7 @@ import yaml
 
 from pace.api.settings import Settings
 from tests.api.compiled import contents, copy_compiled
-from tests.api.process import ServiceProcess
+from tests.api.process import ServiceProcess, compile_all
 from tests.api.profiles import layered_profile
 
 pytestmark = pytest.mark.timeout(900)  # a wheel, and an environment for it
@@ -47,15 +47,6 @@ if touch "$TREE/written" 2>/dev/null; then echo "the tree can be written" >&2; e
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set -all,+dac_read_search \
     --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def program() -> str:
-    """What compiles while the image is built; what the tests have compiled is found beside the modules."""
-    assert COMPILES is not None
-    (found,) = shlex.split(COMPILES[2])
-    _run(found)
-    return found
 
 
 def _run(program: str, **environment: str) -> str:
@@ -119,9 +110,10 @@ print(len(before), *sorted(ready() - before), sep="\\n")
 
 
 @pytest.mark.slow
-def test_the_image_is_built_with_all_that_a_worker_compiles(program: str) -> None:
+def test_the_image_is_built_with_all_that_a_worker_compiles() -> None:
     """After what the build runs, a process has all that it needs, whatever it is asked."""
     assert COMPILES is not None
+    (program,) = shlex.split(COMPILES[2])
     # The entry point gives every container a copy of that folder.
     assert f"cp -a {COMPILES[1]} " in DOCKERFILE
     number, *more = _run(f"{program}{READY}").splitlines()
@@ -151,7 +143,6 @@ def test_the_image_compiles_for_any_processor_of_its_kind(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("program")
 def test_the_service_runs_unprivileged_on_a_read_only_system(tmp_path: Path) -> None:
     """As the container does: user 10001, nothing to write to but a place in memory and the data folder.
 
@@ -163,6 +154,7 @@ def test_the_service_runs_unprivileged_on_a_read_only_system(tmp_path: Path) -> 
     if subprocess.run(own_mounts, capture_output=True).returncode:
         pytest.skip("confining a process takes mounts of its own, which an unprivileged container has not")
     data, compiled = tmp_path / "data", tmp_path / "compiled"
+    compile_all()
     copy_compiled(compiled)
     data.mkdir()
     os.chown(data, 10001, 10001)

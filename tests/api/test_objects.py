@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(WEED is None, reason="SeaweedFS is not installed
 
 # Longer than the rows and profiles of a few layers, shorter than those of many.
 MIN_BYTES = 4000
-LARGE, SMALL = 700, 2
+LARGE, SMALL = 300, 2
 GRACE = timedelta(hours=1)
 ASYNC = {"Prefer": "respond-async"}
 
