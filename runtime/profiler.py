@@ -39,7 +39,7 @@ from pace.runtime.capture.allreduce_cost import (
     torch_network,
 )
 from pace.runtime.capture.contention import Contention, measure_contention
-from pace.runtime.capture.recorder import CaptureReport, Recorder, scaled_to, warn_if_inexact
+from pace.runtime.capture.recorder import CaptureReport, Recorder, scaled, warn_if_inexact
 from pace.runtime.capture.window import Granularity
 
 __all__ = [
@@ -196,7 +196,7 @@ class Capture:
             return profile
         if not 0 < iteration_s < math.inf:
             raise InvalidOptions(f"iteration_s={iteration_s}: expected seconds, more than 0")
-        return scaled_to(profile, iteration_s)
+        return scaled(profile, iteration_s / sum(op.duration_s for op in profile.ops))
 
 
 def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[Any, ...]:

@@ -321,8 +321,13 @@ class Recorder:
         )
         return self.window, without_marks(intervals_s, times, excess_s, in_ops, typical), intervals_s
 
+    @property
+    def plain_s(self) -> list[float]:
+        """Seconds of each iteration without hooks."""
+        return [self._without_asides(stamps) for stamps in self._plain]
+
     def _plain_iteration_s(self) -> float:
-        return _typical(np.array([self._without_asides(stamps) for stamps in self._plain]))
+        return _typical(np.array(self.plain_s))
 
     def _unused(self, window: CapturedWindow) -> list[str]:
         return [name for name in window.unused if self._gradients is None or name in self._gradients]
@@ -348,16 +353,27 @@ def warn_if_inexact(profile: Profile) -> None:
         )
 
 
-def scaled_to(profile: Profile, iteration_s: float) -> Profile:
-    """Return the profile with all durations scaled to add up to an iteration of so many seconds."""
-    scale = iteration_s / sum(op.duration_s for op in profile.ops)
+def slowest_factor(of_ranks: Sequence[Sequence[float]], rank: int) -> float:
+    """Return how many times as long iterations take as on one rank, as all wait for the slowest in each.
+
+    Parameters
+    ----------
+    of_ranks
+        For each rank, the seconds of the same iterations.
+    """
+    together_s = np.max(np.array(of_ranks), axis=0)
+    return max(float(np.median(together_s) / np.median(of_ranks[rank])), 1.0)
+
+
+def scaled(profile: Profile, factor: float) -> Profile:
+    """Return the profile with all durations multiplied, as its metadata then say."""
     ops = [
         op.model_copy(
-            update={"duration_s": op.duration_s * scale, "duration_std_s": op.duration_std_s * scale}
+            update={"duration_s": op.duration_s * factor, "duration_std_s": op.duration_std_s * factor}
         )
         for op in profile.ops
     ]
-    return profile.replace(ops=tuple(ops), metadata={**profile.metadata, "scaled_to_s": iteration_s})
+    return profile.replace(ops=tuple(ops), metadata={**profile.metadata, "scaled_by": factor})
 
 
 def _typical(totals_s: npt.NDArray[np.float64]) -> float:

@@ -19,7 +19,7 @@ from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
-from pace.runtime.capture.recorder import Recorder, num_steps, warn_if_inexact
+from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_factor, warn_if_inexact
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.sharded.shard_units import units_of
 from pace.runtime.event_log import log
@@ -174,6 +174,7 @@ class SelfProfile:
         cost, metadata = self._measure()
         mine: Profile | None = None
         compute_s: float | None = None
+        plain_s: list[float] = []
         if self._recorder is not None:
             try:
                 mine = self._recorder.profile(
@@ -183,10 +184,10 @@ class SelfProfile:
                     metadata=metadata | {"rank": self._transport.rank},
                 )
                 self._refuse_misfit(mine)
-                compute_s = self._recorder.report.profile_s
+                compute_s, plain_s = self._recorder.report.profile_s, self._recorder.plain_s
             except Exception as error:  # as above
                 self._give_up(error)
-        own = {"compute_s": compute_s, "fault": self._fault}
+        own = {"compute_s": compute_s, "plain_s": plain_s, "fault": self._fault}
         factors = asdict(self._contention)
         del factors["iteration_s"]  # that of the recorded iterations counts
         replies = self._gather(own | factors)
@@ -195,17 +196,20 @@ class SelfProfile:
             if self._transport.rank == 0:
                 log.warning("pace.profile_failed", reason=replies[0]["fault"])
             return False, None
-        slowest = max(able, key=lambda rank: (replies[rank]["compute_s"], -rank))
-        if 0 not in able or replies[0]["compute_s"] < NEARLY * replies[slowest]["compute_s"]:
-            chosen = mine.model_dump_json() if mine is not None and self._transport.rank == slowest else ""
-            mine = parse_profile(self._transport.gather(chosen.encode())[slowest])
+        of_rank = max(able, key=lambda rank: (replies[rank]["compute_s"], -rank))
+        if 0 in able and replies[0]["compute_s"] >= NEARLY * replies[of_rank]["compute_s"]:
+            of_rank = 0
+        if of_rank != 0:
+            chosen = mine.model_dump_json() if mine is not None and self._transport.rank == of_rank else ""
+            mine = parse_profile(self._transport.gather(chosen.encode())[of_rank])
         if mine is None or self._transport.rank != 0:
             return True, None
         warn_if_inexact(mine)
         # All wait for the rank that is slowed down most.
         slowest_of = {name: max(each[name] for each in replies) for name in factors}
         beside = {"allreduce_slowdown": slowest_of["allreduce_slowdown"]}
-        return True, mine.replace(
+        factor = slowest_factor([replies[rank]["plain_s"] for rank in able], able.index(of_rank))
+        return True, scaled(mine, factor).replace(
             compute_slowdown=slowest_of["compute_slowdown"], metadata={**mine.metadata, **beside}
         )
 

@@ -15,7 +15,7 @@ from pace.runtime.capture.contention import (
     LoadedIteration,
     contention_of,
 )
-from pace.runtime.capture.recorder import num_steps
+from pace.runtime.capture.recorder import num_steps, slowest_factor
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.profiler import Contention, measure_contention, torch_network
@@ -152,6 +152,15 @@ def test_all_ranks_agree_on_the_factor() -> None:
     assert first[0] == first[1]
     assert first[0].compute_slowdown >= 1.0
     assert first[0].allreduce_slowdown >= 1.0
+
+
+def test_iterations_take_as_long_as_their_slowest_rank_compared_with_one() -> None:
+    """Two ranks late in turn; a rank that is always slowest; one that is never."""
+    in_turn = [[1.0, 2.0, 1.0, 2.0, 1.5], [2.0, 1.0, 2.0, 1.0, 1.5]]
+    assert slowest_factor(in_turn, 0) == slowest_factor(in_turn, 1) == pytest.approx(2.0 / 1.5)
+    apart = [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5]]
+    assert slowest_factor(apart, 1) == 1.0
+    assert slowest_factor(apart, 0) == pytest.approx(1.5)
 
 
 def _late_in_turn(rank: int, size: int) -> float | None:
