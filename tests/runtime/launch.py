@@ -277,6 +277,18 @@ def load() -> None:
     guards = importlib.import_module("pace.runtime.gates.guarded_tensors")
     torch = importlib.import_module("torch")
     guards.guard(torch.nn.Parameter(torch.ones(1)), guards.unguard)
+    _hurry()
+
+
+def _hurry() -> None:
+    """Measure networks and modes only briefly, and ask services often: tests of ranks are not about speed."""
+    settings: dict[str, dict[str, Any]] = {
+        "pace.runtime.capture.cost_sampler": {"BUDGET_S": 0.3, "SECONDS_PER_RUN": 0.002},
+        "pace.runtime.control.trial": {"MEASURED": 1},
+        "pace.runtime.control.schedule_polling": {"FIRST_DELAY_S": 0.1},
+    }
+    for module, values in settings.items():
+        vars(importlib.import_module(module)).update(values)
 
 
 def load_modules() -> None:

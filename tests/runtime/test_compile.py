@@ -20,7 +20,7 @@ from tests.runtime.training import (
 )
 
 STEPS = 6
-AUTO_STEPS = 30
+AUTO_STEPS = 20
 
 # "aot_eager" traces forward and backward as "inductor" does, and generates no code.
 BACKEND = "aot_eager"

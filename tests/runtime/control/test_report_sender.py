@@ -20,7 +20,7 @@ from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 JOB = "reported"
 STEPS = 24
 WINDOW = 5
-SLOW_S = 0.5
+SLOW_S = 0.2
 
 
 def _train(

@@ -292,6 +292,7 @@ def test_loops_as_users_write_them(outcomes: list[dict[str, Any]], name: str) ->
     assert equal_bits(outcomes[0][name][0], outcomes[1][name][0])
 
 
+STEPS = 20
 WAYS = [
     {"order": order, "mode": mode}
     for order in ("static", "adaptive", "priority")
@@ -301,12 +302,12 @@ WAYS = [
 
 def _train_all_ways(rank: int, _size: int) -> Any:
     _behind(rank)
-    return [train_case(rank, "gloo", Case(steps=30, options=options)) for options in WAYS]
+    return [train_case(rank, "gloo", Case(steps=STEPS, options=options)) for options in WAYS]
 
 
 def test_orders_and_modes() -> None:
     """With mode="auto" plans change three times in these steps."""
-    expected = train_plainly(Case(steps=30), 2)
+    expected = train_plainly(Case(steps=STEPS), 2)
     for way, first, second in zip(WAYS, *run_ranks(_train_all_ways, 2), strict=True):
         assert equal_bits(first, second), way
         assert difference(first, expected) <= 1e-5, way

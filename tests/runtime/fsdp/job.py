@@ -51,7 +51,7 @@ class Net(nn.Module):
 class Job(AttachedJob):
     """A loop with ``fully_shard``."""
 
-    steps = 5
+    steps = 4
     width = 6
 
     def wrapped(self, mesh: DeviceMesh | None = None, **options: Any) -> Any:

@@ -22,7 +22,7 @@ from tests.runtime.schedules import shuffled_schedule
 def many_steps(job: Job) -> None:
     """As many steps as it takes to try all modes and keep one."""
     model, optimizer = job.begin(torch.optim.SGD)
-    job.train(model, optimizer, 24)
+    job.train(model, optimizer, 16)
 
 
 def planned(job: Job) -> None:

@@ -52,7 +52,7 @@ REFUSED: dict[tuple[str, str], str] = {
 def check(pool: RankPool, loop: Loop, manner: str) -> None:
     """Assert that a loop trains as plainly, or is refused on every rank in the words for it."""
     options = MANNERS[manner]
-    steps = 28 if options["mode"] == "auto" else 9  # a trial has taken all its turns by then
+    steps = 22 if options["mode"] == "auto" else 9  # a trial has taken all its turns by then
     name = getattr(loop, "__name__", "")
     refused = REFUSED.get((name, manner))
     if refused is None:

@@ -10,8 +10,8 @@ from tests.runtime.loops.published_models import MODEL_LOOPS
 from tests.runtime.loops.published_steps import STEP_LOOPS
 from tests.runtime.rank_pool import RankPool
 
-# The trial of mode auto takes 22 steps.
-MODES = {"overlap": 9, "auto": 26}
+# The trial of mode auto takes 14 steps.
+MODES = {"overlap": 9, "auto": 18}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -58,9 +58,9 @@ def _train(rank: int, url: str, sharding: str, mode: str, how: str) -> ServiceJo
             optimizer.clip_grad_norm_(MAX_NORM)
         optimizer.step()
         states += [s for s in [optimizer._choice.replanner.state] if [s] != states[-1:]]
-        # All ranks see a schedule adopted after the same step; a trial takes some more.
+        # All ranks see a schedule adopted after the same step; a trial takes 20 more.
         over += states[-1] == "watching" or "watching" in states
-        if over >= 40:
+        if over >= 24:
             break
     report = optimizer.report()
     job = ServiceJob(
