@@ -104,7 +104,6 @@ def test_servers_on_the_workers_hosts_beside_a_ring(larger: Profile, two_hosts: 
         "servers-bytescheduler",
         "servers-bytescheduler-tuned",
         "pace-servers",
-        "bytescheduler-tuned",
         "pace-static",
     )
     result = measure(

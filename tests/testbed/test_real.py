@@ -8,6 +8,7 @@ from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, measure
 from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.workload import real
 from benchmarks.harness.workload.real import BATCH_SIZES, MODELS, RealModel, captured, expected_weights
 from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, scale_of
 from pace.documents.collective_costs import AffineAllReduce
@@ -15,12 +16,13 @@ from pace.documents.collective_costs import AffineAllReduce
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a few examples a batch, here and in the ranks that are forked.
+    """Use a few examples a batch, and a few iterations, here and in the ranks that are forked.
 
     With fewer the encoder's gradients are so large that rounding alone exceeds the tolerance.
     """
     monkeypatch.setitem(BATCH_SIZES, "cnn", 4)
     monkeypatch.setitem(BATCH_SIZES, "encoder", 16)
+    monkeypatch.setattr(real, "CAPTURED_ITERATIONS", 4)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
