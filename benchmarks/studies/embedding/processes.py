@@ -9,10 +9,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+# What servers and workers need, with the compiler, which the first optimizer of a process loads.
+_LOADED_ONCE = (
+    "torch._dynamo",
+    "torch.distributed.optim",
+    "torch.distributed.rpc",
+    "pace.runtime.embedding",
+    "pace.runtime.servers.server",
+    "benchmarks.studies.embedding.models",
+)
+
 
 def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a process of its own; return it, and what it tells."""
-    context = multiprocessing.get_context("spawn")
+    """Start a process of its own, a fork of one that has loaded torch; return it, and what it tells."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_LOADED_ONCE))
     mine, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
