@@ -87,7 +87,8 @@ def test_every_survivor_is_told_group_and_rank(transport: str, how: str, victim:
         assert outcome.result is not None, outcome.output
         kind, message, threads, hooks = outcome.result
         assert kind == "CommunicationFailed"
-        assert "group" in message
+        # A rank that another was quicker to tell knows the lost rank, and did not wait for a group in vain.
+        assert "group" in message or "training has ended on another rank" in message
         assert f"rank {victim} " in message.split(":", 1)[1]
         assert hooks == 0
         if _interruptible(transport, how, victim):
