@@ -26,7 +26,7 @@ from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNo
 from pace.api.workers.executor import Progress
 from pace.api.workers.fork_server import PRELOADED
 from pace.api.workers.worker_call import WorkerCall
-from pace.api.workers.worker_process import work
+from pace.api.workers.worker_process import NO_MEMORY, data_bytes, work
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +34,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(list(PRELOADED))
 _START_TIMEOUT_S = 300.0
 LOOK_EVERY_S = 0.5
+_LOOK_AT_MEMORY_S = 0.05
 _LONGEST_PAUSE_S = 30.0
 _FORK_PAUSES_S = (0.05, 0.2, 0.5)
 
@@ -186,6 +187,7 @@ class _Worker:
         self.was_ready = self.could_not_start = False
         self.num_restarts = 0
         self._ready = False
+        self._limit_bytes = 0  # known once it is ready
         self._wanted = False
         self._process: ForkServerProcess | None = None
         self._connection: Connection[Any, Any] | None = None
@@ -268,7 +270,7 @@ class _Worker:
             self._in_use.release()
 
     def _hear(self, connection: "Connection[Any, Any]") -> None:
-        connection.recv()
+        self._limit_bytes = connection.recv()
         self._ready = self.was_ready = True
 
     def call(self, call: WorkerCall) -> Any:
@@ -311,10 +313,15 @@ class _Worker:
         connection.send(call.request)
         deadline = time.monotonic() + call.timeout_s
         while True:
-            if not wait([connection, process.sentinel], max(0.0, deadline - time.monotonic())):
+            left_s = max(0.0, deadline - time.monotonic())
+            if not wait([connection, process.sentinel], min(left_s, _LOOK_AT_MEMORY_S)):
+                late = left_s <= _LOOK_AT_MEMORY_S
+                if not late and data_bytes(process.pid) <= self._limit_bytes:
+                    continue
                 call.end()
                 self._replace()
-                raise LimitExceeded(f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped")
+                spent = f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped"
+                raise LimitExceeded(spent if late else NO_MEMORY)
             kind, value = connection.recv()
             if kind != "progress":
                 return kind == "returned", value

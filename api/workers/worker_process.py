@@ -23,6 +23,11 @@ log = structlog.get_logger(__name__)
 # A tenth of the weight of what is not nice, where both want the same core.
 _NICE = 10
 
+# More than tasks allocate between two looks of the pool.
+_SLACK_BYTES = 64 << 20
+
+NO_MEMORY = "the work needed more memory than one request may use"
+
 
 def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callable[[], None] | None) -> None:
     """Call functions received over a connection and send back results or errors, until the pool is gone."""
@@ -38,9 +43,12 @@ def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callabl
             os._exit(1)
     # RLIMIT_AS would count address space that libraries reserve and never touch. What is there before the
     # first task differs by half a GB from machine to machine, so the limit is on what tasks add to it.
-    limit_bytes = _data_bytes() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-    connection.send("ready")
+    limit_bytes = data_bytes() + memory_bytes
+    # The pool ends a process beyond the limit. The kernel refuses more, in case that takes too long: compiled
+    # code that gets no memory may wait for ever instead of failing.
+    most_bytes = limit_bytes + memory_bytes // 8 + _SLACK_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    connection.send(limit_bytes)
     while True:
         try:
             function, arguments, tells, gives_way = connection.recv()
@@ -57,12 +65,12 @@ def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callabl
         del function, arguments, answer
 
 
-def _data_bytes() -> int:
-    """Return what counts towards ``RLIMIT_DATA`` now."""
+def data_bytes(pid: int | None = None) -> int:
+    """Return what counts towards ``RLIMIT_DATA`` of this process, or of another, now; 0 if it is unknown."""
     try:
-        pages = Path("/proc/self/statm").read_text().split()[5]
-    except OSError:
-        return 0  # not Linux
+        pages = Path(f"/proc/{pid or 'self'}/statm").read_text().split()[5]
+    except (OSError, IndexError):
+        return 0  # not Linux, or it has just ended
     return int(pages) * resource.getpagesize()
 
 
@@ -79,7 +87,7 @@ def _call_giving_way(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 def _sendable(error: Exception) -> PaceError:
     """Return the error to send to the caller; unexpected errors are logged here."""
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
-        return LimitExceeded("the work needed more memory than one request may use")
+        return LimitExceeded(NO_MEMORY)
     if isinstance(error, PaceError) and not isinstance(error, SolverFailed):
         return error
     log.error("worker-failed", exc_info=error)

@@ -23,6 +23,7 @@ import pytest
 import structlog
 from sqlalchemy import select, update
 
+from pace.api.errors import LimitExceeded
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
@@ -56,6 +57,24 @@ def test_a_solve_beyond_its_memory_is_stopped_and_reported(tmp_path: Path) -> No
         assert runaway.status_code in (422, 500)
         assert runaway.json()["type"].rpartition(":")[2] in ("limit-exceeded", "worker-died")
         assert service.post_schedule(layered_profile(3)).status_code == 201
+
+
+def _stay_beyond(num_bytes: int) -> None:
+    # As compiled code does that waits for a lock after it got no memory.
+    held = bytearray(num_bytes)
+    time.sleep(1000)
+    del held
+
+
+def test_a_process_beyond_its_memory_is_ended_even_if_it_does_nothing_more() -> None:
+    """Long before its time is over; the next call gets a new process."""
+    pool = WorkerPool("the test", 1, 2**26)
+    try:
+        with pytest.raises(LimitExceeded, match="more memory than one request may use"):
+            pool.call(WorkerCall(_stay_beyond, (2**26 + 2**25,), 1000.0, None))
+        assert pool.call(WorkerCall(len, ("abc",), 60.0, None)) == 3
+    finally:
+        pool.close()
 
 
 def _kill_all(pids: set[int]) -> None:
