@@ -60,7 +60,7 @@ def call(stream: Stream, token: str | None, greeting: Greeting, server: str) -> 
     """
     try:
         challenge = bytes(_expect(stream, FrameKind.CHALLENGE))
-    except (TimeoutError, EOFError) as error:
+    except (TimeoutError, EOFError, ConnectionResetError) as error:
         hint = "" if isinstance(stream, TlsStream) else _TLS_HINT
         raise CommunicationFailed(f"it did not begin the handshake ({error}){hint}") from error
     if len(challenge) != _NONCE_BYTES:
