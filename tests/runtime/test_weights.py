@@ -1,6 +1,7 @@
 """Law 1: weights equal those of plain training, bit-identical between ranks, on real processes."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -51,8 +52,8 @@ def _with_schedule(case: Case) -> Case:
     )
 
 
-@pytest.fixture(scope="module")
-def trained(transport: str) -> dict[str, list[Weights]]:
+@cache
+def _trained(transport: str) -> dict[str, list[Weights]]:
     """Every case's weights on every rank: all cases share two processes, to start them only once."""
     cases = _cases(transport)
     wrapped = [_with_schedule(case) for case in cases]
@@ -62,9 +63,9 @@ def trained(transport: str) -> dict[str, list[Weights]]:
 
 
 @pytest.mark.parametrize(("transport", "case"), list(_parameters()), indirect=["transport"])
-def test_weights_equal_plain_training(trained: dict[str, list[Weights]], case: Case) -> None:
+def test_weights_equal_plain_training(transport: str, case: Case) -> None:
     """Groups, cuts and order at random: the weights are still those of training without PACE."""
-    ranks = trained[str(case)]
+    ranks = _trained(transport)[str(case)]
     assert difference(ranks[0], train_plainly(case, SIZE)) <= 1e-5
     assert all(equal_bits(ranks[0], rank) for rank in ranks[1:])
 
