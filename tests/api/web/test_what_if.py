@@ -17,6 +17,8 @@ from tests.api.web.visits import task_states, until
 pytestmark = ON_SQLITE
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+# A question about it, with policies that are slow to simulate, takes a fast machine several seconds.
+LARGE = layered_profile(10_000)
 
 
 def is_asked(request: Request) -> bool:
@@ -78,8 +80,7 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
 @pytest.mark.races_with_machine(reason="a question is superseded while its task runs")
 def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> None:
     """At once after it was asked, while its progress is shown, and when its view is left; none goes on."""
-    # Questions of a quarter of a minute at the least.
-    large = service.http.post("/v1/profiles", json=layered_profile(4000)).json()
+    large = service.http.post("/v1/profiles", json=LARGE).json()
     page = visitor.page
     answers: list[int] = []
     page.on("response", lambda answer: answers.append(answer.status) if is_asked(answer.request) else None)
@@ -101,18 +102,21 @@ def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> N
 
 def test_what_is_being_typed_stays_while_progress_is_shown(visitor: Visitor, service: Caller) -> None:
     """The view is drawn anew with each step of an answer; the field keeps what is in it until it is left."""
-    large = service.http.post("/v1/profiles", json=layered_profile(1000)).json()
-    page = visitor.go(f"what-if?profile={large['id']}&policies=pace,ddp&compute=2")
+    large = service.http.post("/v1/profiles", json=LARGE).json()
+    page = visitor.go(f"what-if?profile={large['id']}&policies=pace,sharded&compute=2")
     field = page.get_by_label("Compute speed, times", exact=True)
     field.fill("3")
     shown = page.get_by_role("status").filter(has_text=re.compile(r"Simulating: [1-9]\d* of 28"))
     shown.wait_for()
     before = shown.inner_text()
     until(page, lambda: page.get_by_role("status").filter(has_text=before).count() == 0)
+    expect(shown).to_be_visible()
     expect(field).to_have_value("3")
     with page.expect_request(is_asked):
         field.blur()
     expect(page).to_have_url(re.compile("compute=3"))
+    page.get_by_role("link", name="Keys").click()
+    until(page, lambda: task_states(service, "what-if") == ["cancelled"] * 2)
 
 
 def test_a_question_asked_again_while_it_is_cancelled_is_answered(visitor: Visitor, service: Caller) -> None:
