@@ -32,8 +32,11 @@ from pace.view.window import Window, WindowTransfer, lay_out
 from pace.whatif import Scenario
 from pace.whatif.scenario import computed_at
 
+sys.path.append(str(Path(__file__).parent))
+from turns import resume
+
 HERE = Path(__file__).parent
-JOB = "demo"
+JOB, TURNS = "demo", "turns.lock"
 STAGE_TIMEOUT_S = 280
 
 
@@ -63,7 +66,7 @@ def main() -> int:
         compute, cost = (out / "capture.txt").read_text().split("; ", 1)
         console.print(f"[bold]2[/bold]  profile          {compute}\n{cost:>{len(cost) + 20}}")
         console.print(f"                    all-reduce: {samples(profile)}")
-        training = ("train.py", *batch, "--steps", steps, "--turns", out / "turns.lock")
+        training = ("train.py", *batch, "--steps", steps, "--turns", out / TURNS)
         jobs = {
             "plain": (*training, "--out", out / "plain"),
             "pace": (*training, *pace, "--out", out / "pace"),
@@ -185,6 +188,7 @@ def workers(backend: str, places: list[Place], out: Path, jobs: dict[str, tuple[
             left = [each for each in left if each[1].returncode is None]
             time.sleep(0.1)
     finally:
+        resume(out / TURNS)
         for _, process in started:
             stop(process)
 

@@ -57,7 +57,7 @@ def main() -> None:
             durations_s.append(time.perf_counter() - started_s)
     weights = model.state_dict()
     if turns is not None:
-        turns.end()
+        turns.leave()
     iteration_s = median(durations_s)
 
     if rank == 0:
@@ -134,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
         "--turns",
         type=Path,
         metavar="FILE",
-        help="lock file; jobs with the same file train alternately (default: train alone)",
+        help="lock file; two jobs with the same file train alternately (default: train alone)",
     )
     arguments = parser.parse_args()
     if arguments.steps <= WARMUP_STEPS + 1:
