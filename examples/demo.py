@@ -43,6 +43,7 @@ STAGE_TIMEOUT_S = 280
 def main() -> int:
     """Run the demo."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started ends too
     console = Console() if sys.stdout.isatty() else Console(width=110)
     out, steps = arguments.out, arguments.steps
     out.mkdir(parents=True, exist_ok=True)
