@@ -47,6 +47,7 @@ def test_the_demo_trains_to_the_same_weights(programs: Programs, tmp_path: Path)
     for timeline in ("predicted.trace.json", "pace.trace.json"):
         assert json.loads((tmp_path / timeline).read_text())["traceEvents"]
     assert (tmp_path / "windows.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("turns.lock.*")), "no worker is left that takes turns"
 
 
 @pytest.mark.slow
