@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_document(tmp_path: Path) -> None:
 
                 @settings(
                     # A body has many ways to be wrong; a path's id or a page's size has few.
-                    max_examples=factor * (6 if operation.body else 3 if has_input else 1),
+                    max_examples=factor * (4 if operation.body else 2 if has_input else 1),
                     deadline=None,
                     database=None,
                     suppress_health_check=list(HealthCheck),

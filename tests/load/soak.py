@@ -45,6 +45,7 @@ SHORTEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 READY_TIMEOUT_S = 120.0
 SAMPLE_S = 0.1
+SHORT_PAUSE_S = 0.05
 # Of a service's memory: 15 s, of which the first five are its warm-up.
 LEAST_SAMPLES = 150
 
@@ -188,7 +189,8 @@ def soak(
         services = [
             stack.enter_context(ServiceProcess(folder, url, **settings)) for _ in range(num_processes)
         ]
-        load = Load(services)
+        # The short form is one test of many that run at the same time.
+        load = Load(services, pause_s=SHORT_PAUSE_S if seconds is None else 0.0)
         gentle: list[Callable[[], None]] = [
             lambda: kill_workers(chance.choice(services)),
             lambda: kill_fork_server(chance.choice(services)),

@@ -47,10 +47,13 @@ class Load:
     ----------
     services
         Processes of one service; each request goes to one of them.
+    pause_s
+        Seconds that a client waits after each of its requests.
     """
 
-    def __init__(self, services: Sequence[ServiceProcess]) -> None:
+    def __init__(self, services: Sequence[ServiceProcess], *, pause_s: float = 0.0) -> None:
         self.services = services
+        self._pause_s = pause_s
         self.num_deleted = 0
         self.accepted: dict[tuple[str, int], str] = {}
         self.faults: list[str] = []
@@ -86,7 +89,7 @@ class Load:
         chance = random.Random(seed)
         deeds = [*[self._post] * 4, self._what_if, self._repeat, self._cancel, self._nonsense, self._vanish]
         deeds += [lambda chance: self._own(chance, f"job-{seed}")] * 3
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause_s):
             try:
                 chance.choice(deeds)(chance)
             except (httpx.TransportError, OSError):
