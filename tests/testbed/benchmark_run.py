@@ -1,14 +1,17 @@
-"""Runs a benchmark as its users do, and ends all that it has started, also if a test's time is up."""
+"""Runs a benchmark as its users do, and ends all that it has started, also if a test's time is up.
+
+It and the programs that it starts are forks of a process that has loaded torch.
+"""
 
 import contextlib
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.preloaded import ROOT, Programs
 
 
 def run_benchmark(arguments: Sequence[str], *, timeout_s: float) -> str:
@@ -26,19 +29,21 @@ def run_benchmark(arguments: Sequence[str], *, timeout_s: float) -> str:
     subprocess.TimeoutExpired
         If it takes longer.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with tempfile.TemporaryDirectory(prefix="pace-") as folder, Programs(Path(folder, "run")) as programs:
+        process = subprocess.Popen(
+            [programs.python, "-m", "benchmarks", *arguments],
+            cwd=ROOT,
+            env=os.environ | programs.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     assert process.returncode == 0, errors
     return output

@@ -1,14 +1,13 @@
 """The fabric on network namespaces: bounds are kept, and links carry what was planned."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness.network.hosts import Link, hosts, why_unavailable
 from benchmarks.studies.fabric.chain import measure
+from tests.testbed.benchmark_run import run_benchmark
 
 pytestmark = [
     pytest.mark.netns,
@@ -29,10 +28,9 @@ def test_weights_cross_every_link_once() -> None:
 def test_all_contenders_train_over_links_that_change(tmp_path: Path) -> None:
     """Two hosts and 0.2 MB: the fabric keeps its bound, and ring, tree and plain server finish rounds too."""
     found = tmp_path / "cells.json"
-    setting = "--networks N2 --compute equal --machines 2 --megabytes 0.2 --seconds 3"
+    setting = "--networks N2 --compute equal --machines 2 --megabytes 0.2 --seconds 2"
     names = "fabric,fabric-s,patient-4,killed-2000,async,tree,ring"
-    command = f"-m benchmarks fabric {setting} --contenders {names} --json {found}"
-    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True, timeout=600)
+    run_benchmark(f"fabric {setting} --contenders {names} --json {found}".split(), timeout_s=600)
     contenders = json.loads(found.read_text())[0]["contenders"]
     assert all(each["iteration_s"] is not None for each in contenders.values())
     killed = contenders["killed-2000"]["facts"]

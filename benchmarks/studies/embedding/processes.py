@@ -1,5 +1,6 @@
 """Processes of a contender, and ports for them."""
 
+import importlib
 import multiprocessing
 import socket
 import tempfile
@@ -21,9 +22,10 @@ _LOADED_ONCE = (
 
 
 def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a process of its own, a fork of one that has loaded torch; return it, and what it tells."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_LOADED_ONCE))
+    """Start a process of its own, a fork of this one, which loads torch; return it, and what it tells."""
+    for module in _LOADED_ONCE:
+        importlib.import_module(module)
+    context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
