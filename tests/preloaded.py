@@ -2,9 +2,9 @@
 
 ``python``, ``pace``, ``torchrun`` and ``accelerate`` of a folder that comes first on the path ask a server to
 fork; whatever else a program has is its own: folder, environment, arguments, standard streams, process group
-and exit code. Only what all-reduces cost is measured in less time. What such a program starts with
-``sys.executable`` is a fork too. Ranks of torchrun start real processes, because torch's compile workers end
-themselves without their own parent.
+and exit code. Only what all-reduces cost is measured in less time, and Inductor makes code without vectors.
+What such a program starts with ``sys.executable`` is a fork too. Ranks of torchrun start real processes,
+because torch's compile workers end themselves without their own parent.
 """
 
 import contextlib

@@ -155,7 +155,6 @@ class Reader:
             "PACE_PORT": str(self.port("8080")),
             "PET_MASTER_PORT": str(free_port()),  # torchrun's
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would each load torch
         }
         with (self.folder / f"output-{len(self.outputs)}.txt").open("w+b") as output:
             process = subprocess.Popen(

@@ -10,6 +10,7 @@ from tests.preloaded import Programs
 
 # What several programs of a page load, which takes each of them seconds.
 FRAMEWORKS = {
+    "train-compiled": ("tests.runtime.inductor.compiled_once", "pace.runtime.inductor"),
     "train-lightning": ("lightning.pytorch",),
     "train-accelerate": ("accelerate", "transformers.trainer"),
 }

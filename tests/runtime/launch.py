@@ -303,6 +303,11 @@ def load_modules() -> None:
             importlib.import_module(name)
     # Nearly all make a plan; loading what is compiled takes a second of each.
     importlib.import_module("pace.planning.allreduce.optimize").warm_up()
+    # Inductor's C++ is compiled without processes for that, precompiled headers, and trials of vectors.
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.compile_threads = 1
+    inductor.cpp_cache_precompile_headers = False
+    inductor.cpp.vec_isa_ok = False
 
 
 def run(arguments: list[str]) -> "int | CodeType":
