@@ -14,7 +14,7 @@ from pace import Profile
 from pace.checker import check
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
-from pace.documents.schedule import Schedule, parse_schedule
+from pace.documents.schedule import Fusion, Schedule, parse_schedule
 from pace.errors import InvalidCluster, InvalidSchedule
 from pace.models import build
 from pace.planning.servers.clusters import cluster_for
@@ -80,10 +80,11 @@ def test_a_smallest_part_leaves_the_bounds_as_they_are(data: st.DataObject, prof
     """It takes plans away and adds none: what no plan beats, no plan of larger parts beats."""
     chosen = data.draw(clusters(profile))
     bounds = []
-    for least in (0, data.draw(st.sampled_from([1, 5, 40, 1000]))):
+    kinds: tuple[Fusion, ...] = ("none", "optimal")  # which bounds do not depend on
+    for least, fusion in zip((0, data.draw(st.sampled_from([1, 5, 40, 1000]))), kinds, strict=True):
         exchange = chosen.exchange.model_copy(update={"min_partition_bytes": least})
         schedule = optimize_servers(
-            profile, Options(cluster=chosen.model_copy(update={"exchange": exchange}))
+            profile, Options(cluster=chosen.model_copy(update={"exchange": exchange}), fusion=fusion)
         )
         assert schedule.predicted.iteration_s >= schedule.predicted.lower_bound_s * (1 - 1e-9)
         bounds.append((schedule.bound, schedule.chain_bound, schedule.predicted.lower_bound_s))
