@@ -24,6 +24,10 @@ settings.register_profile(
 )
 settings.load_profile("pace")
 
+# Tests and what they start compute with one thread each, as ranks do: beside other work, several threads of
+# one process wait for one another, and minutes pass instead of seconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # torch's interpreter of graphs makes progress bars, and the first one would start a thread that stays.
 tqdm.tqdm.monitor_interval = 0
 

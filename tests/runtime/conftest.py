@@ -1,21 +1,11 @@
-"""What every test of the runtime shares: the two transports, ranks that stay, and one thread for torch."""
+"""What every test of the runtime shares: the two transports, and ranks that stay."""
 
 import importlib.util
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.runtime.rank_pool import RankPool
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Compute plain training as ranks compute theirs; on a busy machine several threads take minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = timedelta(seconds=4)
+TIMEOUT = timedelta(seconds=2)
 """Of a job that hangs."""
 LONG = timedelta(seconds=100)
 ENVIRONMENT = {
