@@ -171,7 +171,8 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         page = visitor.go("fabric")
         for view, ready in views.items():
             page.emulate_media(color_scheme="light")
-            assert tab != (tab := view.partition("?")[0])
+            before, tab = tab, view.partition("?")[0]
+            assert before != tab
             page.evaluate("(view) => { location.hash = view; }", view)
             current = page.locator(f"nav [aria-current][href^='#{tab}']")
             current.wait_for()
