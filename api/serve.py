@@ -34,7 +34,13 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
     import uvicorn
 
     from pace.api.http.app import create_app
-    from pace.api.http.server import StoppingServer, make_protocol, raise_descriptor_limit
+    from pace.api.http.server import (
+        ACCEPTED_TOGETHER,
+        MOST_WAITING,
+        StoppingServer,
+        make_protocol,
+        raise_descriptor_limit,
+    )
     from pace.api.logs import set_up_logs
     from pace.api.settings import load_settings, unknown_settings
     from pace.api.workers.fork_server import start_fork_server
@@ -54,7 +60,7 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
     sys.setswitchinterval(1e-3)
     for name in unknown_settings():
         structlog.get_logger(__name__).warning("unknown-setting", name=name)
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings.host, settings.port, MOST_WAITING)
     bound_host, bound_port = listener.getsockname()[:2]
     shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
     app = create_app(settings)
@@ -68,6 +74,7 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
         timeout_graceful_shutdown=settings.drain_s,  # type: ignore[arg-type]  # only waited for
         http=make_protocol(settings.header_timeout_s, raise_descriptor_limit(), app.answer_at_once),
         lifespan="on",
+        backlog=ACCEPTED_TOGETHER,
     )
     structlog.get_logger(__name__).info(
         "listening",
@@ -82,7 +89,7 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
         raise typer.Exit(3)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, most_waiting: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -96,7 +103,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         typer.echo(f"pace serve: cannot listen on {host}:{port}: {error.strerror}", err=True)
         raise typer.Exit(3) from None
-    listener.listen(2048)
+    listener.listen(most_waiting)
     return listener
 
 

@@ -28,6 +28,10 @@ _LOOK_EVERY_S = 10.0
 _LEAST_BYTES = 10_000
 _MOST_DESCRIPTORS = 65_536
 _MOST_HEADERS = 1000
+# Connections that wait until they are accepted, and those accepted in one turn of the event loop. If more were
+# accepted, descriptors could run out before the oldest unused connections end: nobody is let in for a second.
+MOST_WAITING = 2048
+ACCEPTED_TOGETHER = 16
 # Writes what is received on an idle connection its answer, with the server's own headers; False to leave it.
 AtOnce = Callable[[bytes, Iterable[tuple[bytes, bytes]], Callable[[bytes], object]], bool]
 # What a header may consist of (RFC 9110, section 5).
@@ -39,6 +43,12 @@ _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 class StoppingServer(uvicorn.Server):
     """A server that stops the service at its own stop, not after all connections have ended."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections, and let as many wait for that as the system allows."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(MOST_WAITING)  # the event loop has set what it accepts in one turn
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop, also because the service can never work."""
@@ -197,7 +207,9 @@ class PatientProtocol(H11Protocol):
         self.transport = cast("asyncio.Transport", joined)
         self._note_use()
         if len(self.connections) > self.most_connections:
-            next(iter(self.unused)).transport.abort()
+            oldest = next(iter(self.unused))
+            del self.unused[oldest]  # it ends later, and each new connection needs the place of another one
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
