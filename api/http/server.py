@@ -28,8 +28,8 @@ _LOOK_EVERY_S = 10.0
 _LEAST_BYTES = 10_000
 _MOST_DESCRIPTORS = 65_536
 _MOST_HEADERS = 1000
-# Connections that wait until they are accepted, and those accepted in one turn of the event loop. If more were
-# accepted, descriptors could run out before the oldest unused connections end: nobody is let in for a second.
+# Connections that wait until they are accepted, and those accepted in one turn of the event loop. With more,
+# descriptors could run out before the oldest unused connections end: nobody is let in for a second.
 MOST_WAITING = 2048
 ACCEPTED_TOGETHER = 16
 # Writes what is received on an idle connection its answer, with the server's own headers; False to leave it.
