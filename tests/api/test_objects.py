@@ -257,25 +257,27 @@ def test_object_storage_that_hangs_holds_up_only_who_needs_it(
     """Large: 503 and when to ask again; small: as ever; a result that is ready is stored when it is back."""
     url = f"sqlite:///{tmp_path / 'pace.db'}"
     service = _service(tmp_path, server, bucket, url, objects_timeout_s=2)
-    with service, service.caller() as caller, ThreadPoolExecutor(1) as pool:
+    with service, service.caller() as caller, ThreadPoolExecutor(3) as pool:
         large = caller.post_schedule(layered_profile(LARGE))
         small = caller.post_schedule(layered_profile(SMALL))
         with server.hanging():
-            refused = [caller.post_schedule(layered_profile(LARGE + 1))]
+            # All that wait for it do so at the same time: two tries of two seconds.
+            posted = pool.submit(caller.post_schedule, layered_profile(LARGE + 1))
+            asked = pool.submit(caller.http.get, "/readyz")
+            # A small profile with a large result: solved now, stored later.
+            waiting = pool.submit(caller.http.post, "/v1/schedules", json={"profile": _small_input()})
+            assert caller.http.get(small.headers["location"]).content == small.content
+            assert caller.post_schedule(layered_profile(SMALL + 1)).status_code == 201
             while (read := caller.http.get(large.headers["location"])).status_code == 200:
                 time.sleep(0.05)  # from memory, for a moment
-            for answer in (*refused, read):
+            for answer in (posted.result(), read):
                 assert (answer.status_code, answer.json()["type"]) == (
                     503,
                     "urn:pace:problem:storage-unavailable",
                 )
                 assert answer.headers["retry-after"] == "1"
-            ready = caller.http.get("/readyz")
+            ready = asked.result()
             assert (ready.status_code, ready.json()["objects"]) == (503, "does not answer")
-            assert caller.http.get(small.headers["location"]).content == small.content
-            assert caller.post_schedule(layered_profile(SMALL + 1)).status_code == 201
-            # A small profile with a large result: solved now, stored later.
-            waiting = pool.submit(caller.http.post, "/v1/schedules", json={"profile": _small_input()})
             service.events("result-not-stored", 1)
         assert waiting.result().status_code == 201, waiting.result().text
         assert caller.http.get("/readyz").status_code == 200
