@@ -14,13 +14,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tests.fork_server import ForkedProcess, ForkServer
+
+K = TypeVar("K")
 
 Backend = Literal["gloo", "horovod", "none"]
 
@@ -146,6 +149,13 @@ def try_ranks(
             for process in processes:
                 process.kill()
         return [_outcome(rank, folder, exits[rank]) for rank in range(size)]
+
+
+def try_jobs(jobs: Mapping[K, Callable[[], list[Outcome]]]) -> dict[K, list[Outcome]]:
+    """Call ``try_ranks`` for several jobs, two at a time: for jobs that mostly wait for a time-out."""
+    with ThreadPoolExecutor(2) as threads:
+        running = {name: threads.submit(job) for name, job in jobs.items()}
+    return {name: each.result() for name, each in running.items()}
 
 
 def _start(

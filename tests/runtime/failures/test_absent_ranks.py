@@ -4,6 +4,7 @@ import datetime
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import pace.runtime.optimizer.start
-from tests.runtime.launch import try_ranks
+from tests.runtime.launch import Outcome, try_jobs, try_ranks
 from tests.runtime.models import build
 from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
 
 pytestmark = pytest.mark.races_with_machine(
-    reason="ranks must come, or be named, within a time-out of seconds"
+    reason="ranks must come, or be named, within a time-out of seconds", fixtures=("ended",)
 )
 
 SIZE = 3
@@ -65,27 +66,46 @@ def _wrap_all_but_one(
     return None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "absent"), [("late", 1), ("killed before", 0), ("killed meanwhile", 0), ("killed meanwhile", 1)]
-)
-def test_a_rank_that_does_not_wrap_is_named(transport: str, how: str, absent: int, tmp_path: Path) -> None:
-    """The others raise at their own time-out, whatever that of the job's store; no rank keeps the store."""
+def _end_without_one(transport: str, how: str, absent: int, folder: Path) -> list[Outcome]:
     store = TCPStore("127.0.0.1", 0, SIZE, True, wait_for_workers=False)
-    outcomes = try_ranks(
+    return try_ranks(
         _wrap_all_but_one,
         SIZE,
         transport,
         how,
         absent,
         store.port,
-        str(tmp_path),
+        str(folder),
         backend="horovod" if transport == "horovod" else "none",
         expect_lost=[] if how == "late" else [absent],
         # What Horovod and the job's process group do at exit waits for the rank that is gone.
         environment={"LEAVE_AT_ONCE": "1"},
     )
-    for outcome in outcomes:
+
+
+ABSENT = [("late", 1), ("killed before", 0), ("killed meanwhile", 0), ("killed meanwhile", 1)]
+
+
+@pytest.fixture(scope="module")
+def ended(transport: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[Outcome]]:
+    """How all ranks ended, however one of them was absent."""
+    return try_jobs(
+        {
+            (how, absent): partial(
+                _end_without_one, transport, how, absent, tmp_path_factory.mktemp("absent")
+            )
+            for how, absent in ABSENT
+        }
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "absent"), ABSENT)
+def test_a_rank_that_does_not_wrap_is_named(
+    ended: dict[tuple[str, int], list[Outcome]], transport: str, how: str, absent: int
+) -> None:
+    """The others raise at their own time-out, whatever that of the job's store; no rank keeps the store."""
+    for outcome in ended[how, absent]:
         if outcome.rank == absent:
             continue
         assert outcome.result is not None, outcome.output

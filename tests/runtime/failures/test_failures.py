@@ -4,19 +4,20 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from tests.runtime.launch import Backend, Outcome, run_ranks, try_ranks
+from tests.runtime.launch import Backend, Outcome, run_ranks, try_jobs, try_ranks
 from tests.runtime.models import Batch, batches, build
 from tests.runtime.programs import script
 from tests.runtime.schedules import shuffled_schedule
 from tests.runtime.training import OPTIMIZERS, backward, meet, trainable, wrap
 
 pytestmark = pytest.mark.races_with_machine(
-    reason="survivors must name the lost rank within a time-out of seconds"
+    reason="survivors must name the lost rank within a time-out of seconds", fixtures=("lost",)
 )
 
 SIZE = 3
@@ -64,24 +65,38 @@ def _fail_at_third_step(rank: int, _size: int, transport: str, how: str, victim:
     return None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
-def test_every_survivor_is_told_group_and_rank(transport: str, how: str, victim: int) -> None:
-    """Killed, stopped or raising: the others raise, name the rank, and leave no thread or hook behind."""
-    lost = [victim] if how != "raise" else []
-    outcomes: list[Outcome] = try_ranks(
-        _fail_at_third_step,
-        SIZE,
-        transport,
-        how,
-        victim,
-        backend=cast("Backend", transport),
-        expect_lost=lost,
-        # Horovod's own exit waits for the stopped rank.
-        environment={"LEAVE_AT_ONCE": "1"} if (transport, how) == ("horovod", "stop") else None,
+LOSSES = [(how, victim) for how in ("kill", "stop", "raise") for victim in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def lost(transport: str) -> dict[tuple[str, int], list[Outcome]]:
+    """How all ranks ended, whatever was done to one of them."""
+    return try_jobs(
+        {
+            (how, victim): partial(
+                try_ranks,
+                _fail_at_third_step,
+                SIZE,
+                transport,
+                how,
+                victim,
+                backend=cast("Backend", transport),
+                expect_lost=[victim] if how != "raise" else [],
+                # Horovod's own exit waits for the stopped rank.
+                environment={"LEAVE_AT_ONCE": "1"} if (transport, how) == ("horovod", "stop") else None,
+            )
+            for how, victim in LOSSES
+        }
     )
-    for outcome in outcomes:
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "victim"), LOSSES)
+def test_every_survivor_is_told_group_and_rank(
+    lost: dict[tuple[str, int], list[Outcome]], transport: str, how: str, victim: int
+) -> None:
+    """Killed, stopped or raising: the others raise, name the rank, and leave no thread or hook behind."""
+    for outcome in lost[how, victim]:
         if outcome.rank == victim:
             continue
         assert outcome.result is not None, outcome.output

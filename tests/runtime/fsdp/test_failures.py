@@ -5,7 +5,9 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +16,7 @@ import torch.distributed as dist
 
 from pace.runtime.fsdp import attach
 from tests.runtime.fsdp.job import Job, mesh_of
-from tests.runtime.launch import Outcome, run_ranks, try_ranks
+from tests.runtime.launch import Outcome, run_ranks, try_jobs, try_ranks
 
 Loss = Literal["stop", "kill"]
 
@@ -28,8 +30,18 @@ STEPS = 100_000
 ENDED_S = 120.0
 
 NAMED = pytest.mark.races_with_machine(
-    reason="survivors must name the lost rank within a time-out of seconds"
+    reason="survivors must name the lost rank within a time-out of seconds", fixtures=("outcomes",)
 )
+
+# A time-out is waited out where a rank stops: of one that gathers ahead, and one that does not.
+LOST_AT_RANDOM: list[tuple[int, Loss]] = [(0, "kill"), (1, "kill"), (2, "kill"), (0, "stop"), (3, "stop")]
+LOST_IN_PASS = [
+    ("stop", "forward", "the all-gather of "),
+    ("stop", "ahead", "the all-gather of "),
+    ("stop", "backward", "the reduce-scatter of "),
+    ("kill", "backward", "the reduce-scatter of "),
+]
+LATE = ("late", "forward")
 
 
 def _lose(how: Loss) -> None:
@@ -83,29 +95,6 @@ def _expect_named(outcomes: list[Outcome], victim: int, how: str) -> list[str]:
     return said
 
 
-@NAMED
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "how"),
-    # A time-out is waited out where a rank stops: of one that gathers ahead, and one that does not.
-    [(0, "kill"), (1, "kill"), (2, "kill"), (0, "stop"), (3, "stop")],
-)
-def test_a_rank_lost_at_any_moment_is_named_by_every_other(victim: int, how: Loss) -> None:
-    """Also by ranks that are neither its replicas nor its shards, and wait for ranks that wait for it."""
-    after_s = random.random() * 0.3
-    outcomes = try_ranks(
-        _lose_at_random,
-        SIZE,
-        victim,
-        how,
-        after_s,
-        bool(victim % 2),
-        expect_lost=[victim],
-        timeout_s=ENDED_S,
-    )
-    _expect_named(outcomes, victim, f"{how} after {after_s:.4f} s")
-
-
 def _lose_in_pass(rank: int, _size: int, victim: int, how: str, where: str) -> str | None:
     job = Job(rank, attach=False)
     model, optimizer = _loop(job, ahead=where == "ahead")
@@ -135,33 +124,51 @@ def _lose_in_pass(rank: int, _size: int, victim: int, how: str, where: str) -> s
     return None
 
 
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Any, list[Outcome]]:
+    """How the ranks of all jobs ended."""
+    jobs: dict[Any, Callable[[], list[Outcome]]] = {}
+    for victim, how in LOST_AT_RANDOM:
+        after_s = random.random() * 0.3
+        loss = (victim, how, after_s, bool(victim % 2))
+        jobs[victim, how] = partial(
+            try_ranks, _lose_at_random, SIZE, *loss, expect_lost=[victim], timeout_s=ENDED_S
+        )
+    for kind, where, _ in LOST_IN_PASS:
+        jobs[kind, where] = partial(
+            try_ranks, _lose_in_pass, SIZE, 3, kind, where, expect_lost=[3], timeout_s=ENDED_S
+        )
+    jobs[LATE] = partial(try_ranks, _lose_in_pass, SIZE, 3, *LATE, timeout_s=ENDED_S)
+    return try_jobs(jobs)
+
+
 @NAMED
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "where", "waiting"),
-    [
-        ("stop", "forward", "the all-gather of "),
-        ("stop", "ahead", "the all-gather of "),
-        ("stop", "backward", "the reduce-scatter of "),
-        ("kill", "backward", "the reduce-scatter of "),
-    ],
-)
+@pytest.mark.parametrize(("victim", "how"), LOST_AT_RANDOM)
+def test_a_rank_lost_at_any_moment_is_named_by_every_other(
+    outcomes: dict[Any, list[Outcome]], victim: int, how: Loss
+) -> None:
+    """Also by ranks that are neither its replicas nor its shards, and wait for ranks that wait for it."""
+    _expect_named(outcomes[victim, how], victim, how)
+
+
+@NAMED
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "where", "waiting"), LOST_IN_PASS)
 def test_a_rank_that_waits_for_a_lost_one_in_the_same_replica_says_where(
-    how: str, where: str, waiting: str
+    outcomes: dict[Any, list[Outcome]], how: str, where: str, waiting: str
 ) -> None:
     """Torch's own collectives have the wrapper's time-out, begun ahead of their turn or not."""
-    outcomes = try_ranks(_lose_in_pass, SIZE, 3, how, where, expect_lost=[3], timeout_s=ENDED_S)
-    said = _expect_named(outcomes, 3, how)
+    said = _expect_named(outcomes[how, where], 3, how)
     assert waiting in said[2]
     assert "gives no sign of life" in said[2]
 
 
 @NAMED
 @pytest.mark.slow
-def test_a_rank_that_is_alive_and_does_not_come_is_named() -> None:
+def test_a_rank_that_is_alive_and_does_not_come_is_named(outcomes: dict[Any, list[Outcome]]) -> None:
     """It does something else for longer than the time-out: the others say what it has not begun."""
-    outcomes = try_ranks(_lose_in_pass, SIZE, 3, "late", "forward", timeout_s=ENDED_S)
-    for message in _expect_named(outcomes, 3, "late"):
+    for message in _expect_named(outcomes[LATE], 3, "late"):
         assert f"rank 3 of the whole job has not begun step {FIRST_STEPS + 1}" in message
 
 
