@@ -45,7 +45,7 @@ SHORTEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 READY_TIMEOUT_S = 120.0
 SAMPLE_S = 0.1
-SHORT_PAUSE_S = 0.05
+SHORT_PAUSE_S = 0.15
 # Of a service's memory: 15 s, of which the first five are its warm-up.
 LEAST_SAMPLES = 150
 
