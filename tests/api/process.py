@@ -208,6 +208,16 @@ class ServiceProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
 
+    def suspend(self) -> None:
+        """Have the process do nothing until it is resumed or killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have it go on, if it was suspended."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def wait(self) -> int:
         """Wait until the process has ended; return its exit status."""
         assert self._process is not None
