@@ -36,7 +36,6 @@ tqdm.tqdm.monitor_interval = 0
 LONGEST = (
     "documentation/test_guides.py",
     "documentation/test_examples.py",
-    "runtime/diloco/test_outer_step.py",
     "runtime/loops/test_matrix.py",
     "runtime/inductor/test_collective_planner.py",
     "runtime/fsdp/test_attach.py",
