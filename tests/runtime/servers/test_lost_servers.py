@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import pace.runtime.servers.transport.linked_transport as linked_transport
 from pace.runtime.servers.link import ServerLink
 from pace.runtime.servers.transport.linked_transport import LinkedTransport
 from pace.runtime.torch import ParameterServers, asynchronous
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.races_with_machine(
 
 SIZE = 3
 TIMEOUT_S, SOON_S = 40.0, 20.0
+# How long ranks wait for a server that does not come back, and for one that is there.
+RETURN_S, CUT_RETURN_S = 1.5, 5.0
 
 
 def _leftover_threads(before: set[int | None]) -> list[str]:
@@ -235,8 +238,10 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
     victims, survivor = list(zip(servers, pids, strict=True)), servers[-1]
     for deed in DEEDS:
         server, pid = victims[0] if "cut" in deed else victims.pop(0)
+        linked_transport._RETURN_S = CUT_RETURN_S if "cut" in deed else RETURN_S
         found[deed] = _synchronous(rank, [server, survivor], pid, folder, deed)
     (server, pid), (other, other_pid), (late, late_pid), (told, told_pid), (last, last_pid), _ = victims
+    linked_transport._RETURN_S = RETURN_S
     found["bulk"] = _without_waiting(rank, [server, survivor], pid, 0)
     found["async"] = _without_waiting(rank, [other, survivor], other_pid, None)
     found["finished"] = _without_waiting(rank, [late, survivor], late_pid, None, Path(folder, "finished"))
