@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, ParamSpec
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -24,7 +25,7 @@ from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
 
-P = ParamSpec("P")
+T = TypeVar("T")
 
 _LONGEST_PAUSE_S = 5.0
 _RELEASE_TIMEOUT_S = 5.0
@@ -195,14 +196,17 @@ class Dispatcher:
             waited_s = (datetime.now(UTC) - task.created_at).total_seconds()
             self._metrics.observe_wait(task.kind, max(0.0, waited_s))
         started = time.perf_counter() if ahead is None else ahead.started
+        running: Any = asyncio.current_task()
+        waits = partial(self.places.wait, task.kind, running)
         try:
             if task.object_key is not None:
-                task = await _persist(self._documents.fetch, task)
+                task = await _persist(partial(self._documents.fetch, task), waits)
+                self.places.go_on(task.kind, running)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.work.replace(" ", "-"), **about):
                 work = ahead.solving if ahead is not None else timed(self._work(task))
                 document, seconds = await work
-            ended: TaskStatus | None = await _persist(self._finish, task, document)
+            ended: TaskStatus | None = await _persist(partial(self._finish, task, document), waits)
             # Before anyone is answered: what was answered is in the log, even if the process dies then.
             log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
             self._metrics.observe_answer(kind, task.num_gradients, seconds)
@@ -210,13 +214,13 @@ class Dispatcher:
                 self.watches.end(task.tenant, ended)
         except WorkerDied as error:
             # The profile may be innocent: something else may have killed the process.
-            again = await _persist(self._tasks.retry_or_fail, task, error)
+            again = await _persist(partial(self._tasks.retry_or_fail, task, error), waits)
             log.warning("worker-died", task=task.id, retried=again, problem=problem_of(error).model_dump())
         except PaceError as error:
             problem = problem_of(error)
             self._metrics.count_failure(problem.type)
             log.warning("question-failed", task=task.id, tenant=task.tenant, problem=problem.model_dump())
-            await _persist(self._tasks.fail, task, error)
+            await _persist(partial(self._tasks.fail, task, error), waits)
         finally:
             worked_s = time.perf_counter() - started
             self._tasks.shares.charge(task.tenant, worked_s)
@@ -269,13 +273,17 @@ class Dispatcher:
                     log.warning("renew-failed", error=str(error))
 
 
-async def _persist(store: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
-    """Store a result or fetch an input; repeat until the database and object storage accept it."""
+async def _persist(store: Callable[[], T], waits: Callable[[], None]) -> T:
+    """Store a result or fetch an input; repeat until the database and object storage accept it.
+
+    `waits` is called as soon as they do not.
+    """
     pause_s = 0.5
     while True:
         try:
-            return await asyncio.to_thread(store, *arguments, **named)
+            return await asyncio.to_thread(store)
         except (OperationalError, InterfaceError, ObjectsUnavailable) as error:
+            waits()
             log.warning("result-not-stored", error=str(getattr(error, "orig", error)), retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

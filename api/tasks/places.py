@@ -14,6 +14,9 @@ from pace.api.tasks.state import ClaimedTask
 from pace.api.workers.executor import Executor
 from pace.api.workers.pool import WorkerPool
 
+# More results are not kept in memory until they can be stored.
+_MOST_WAITING = 16
+
 
 @dataclass(slots=True, kw_only=True)
 class WorkerPlace:
@@ -69,6 +72,8 @@ class TaskPlaces:
         self._running: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Of them, the large ones: where there are several places, one is for small tasks.
         self._large: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
+        # Of the running ones, those that wait for storage: no worker has anything to do for them.
+        self._waiting: dict[str, set[asyncio.Task[None]]] = {kind: set() for kind in executors}
         # Places that may be taken by tasks that are just being accepted, and those of them that may be large.
         self._kept = dict.fromkeys(executors, 0)
         self._kept_for_large = dict.fromkeys(executors, 0)
@@ -81,9 +86,11 @@ class TaskPlaces:
     def find(self, kind: str) -> WorkerPlace:
         """Return whether a place is free."""
         size = self._executors[kind].size
-        num_taken = len(self._running[kind]) + self._kept[kind]
-        num_large = len(self._large[kind]) + self._kept_for_large[kind]
-        small_only = not KINDS[kind].long and num_large >= max(1, size - 1)
+        waiting = self._waiting[kind]
+        num_taken = len(self._running[kind] - waiting) + self._kept[kind]
+        num_large = len(self._large[kind] - waiting) + self._kept_for_large[kind]
+        # A large one would probably wait for the storage, too.
+        small_only = not KINDS[kind].long and (num_large >= max(1, size - 1) or bool(waiting))
         return WorkerPlace(free=num_taken < size, small_only=small_only)
 
     def take(self, task: ClaimedTask, started: asyncio.Task[None]) -> None:
@@ -94,8 +101,18 @@ class TaskPlaces:
 
     def leave(self, kind: str, ended: asyncio.Task[None]) -> None:
         """Stop counting a task."""
-        self._running[kind].discard(ended)
-        self._large[kind].discard(ended)
+        for tasks in (self._running, self._large, self._waiting):
+            tasks[kind].discard(ended)
+
+    def wait(self, kind: str, running: asyncio.Task[None]) -> None:
+        """Let others have the place of a task that waits for storage, unless too many wait."""
+        if len(self._waiting[kind]) < _MOST_WAITING:
+            self._waiting[kind].add(running)
+            self._freed(kind)
+
+    def go_on(self, kind: str, running: asyncio.Task[None]) -> None:
+        """Count a task that has waited for storage again; for a while, more may run than there are places."""
+        self._waiting[kind].discard(running)
 
     def close(self) -> None:
         """Reserve no more places."""

@@ -267,6 +267,7 @@ def test_object_storage_that_hangs_holds_up_only_who_needs_it(
             # A small profile with a large result: solved now, stored later.
             waiting = pool.submit(caller.http.post, "/v1/schedules", json={"profile": _small_input()})
             assert caller.http.get(small.headers["location"]).content == small.content
+            service.events("result-not-stored", 1)
             assert caller.post_schedule(layered_profile(SMALL + 1)).status_code == 201
             while (read := caller.http.get(large.headers["location"])).status_code == 200:
                 time.sleep(0.05)  # from memory, for a moment
@@ -278,7 +279,6 @@ def test_object_storage_that_hangs_holds_up_only_who_needs_it(
                 assert answer.headers["retry-after"] == "1"
             ready = asked.result()
             assert (ready.status_code, ready.json()["objects"]) == (503, "does not answer")
-            service.events("result-not-stored", 1)
         assert waiting.result().status_code == 201, waiting.result().text
         assert caller.http.get("/readyz").status_code == 200
         assert caller.post_schedule(layered_profile(LARGE + 1)).status_code == 201
