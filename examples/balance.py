@@ -28,11 +28,22 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(json.dumps(probe(int(sys.argv[1]))))
         return
-    images = 4 * round(COMPUTE_S / (compute_s(PROBE_IMAGES) / PROBE_IMAGES) / 4)
-    images = min(max(images, 8), 256)
-    gradient_bits = 8 * sum(each.numel() * each.element_size() for each in build_model().parameters())
-    # Two workers: each sends half of every gradient twice, so one gradient's bytes each way.
-    print(images, round(gradient_bits / (SLOWDOWN * compute_s(images)) / 1e6, 1))
+    images = batch_images(compute_s(PROBE_IMAGES) / PROBE_IMAGES)
+    gradient_bytes = sum(each.numel() * each.element_size() for each in build_model().parameters())
+    print(images, rate_mbit_s(gradient_bytes, compute_s(images)))
+
+
+def batch_images(seconds_an_image: float) -> int:
+    """Return how many images a worker computes about half a second with: a multiple of 4 from 8 to 256."""
+    return min(max(4 * round(COMPUTE_S / seconds_an_image / 4), 8), 256)
+
+
+def rate_mbit_s(gradient_bytes: int, compute_s: float) -> float:
+    """Return the rate in Mbit/s at which all gradients are sent in the time that compute takes meanwhile.
+
+    Each of two workers sends half of every gradient twice, so one gradient's bytes each way.
+    """
+    return round(8 * gradient_bytes / (SLOWDOWN * compute_s) / 1e6, 1)
 
 
 def compute_s(images: int) -> float:
