@@ -202,6 +202,7 @@ def _attach_twice(rank: int, size: int) -> list[list[float]]:
     handle.close()
     see()
     assert size == SIZE
+    dist.barrier()  # rank 0 has the store: others may still be connecting through it
     return found
 
 
