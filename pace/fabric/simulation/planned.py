@@ -17,7 +17,6 @@ from pace.fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_
 from pace.fabric.solver.capacity import SAME_MOMENT_S, Capacities
 from pace.fabric.solver.distribution import distribute
 from pace.fabric.solver.ordering import order_updates
-from pace.fabric.solver.pacing import may_begin
 from pace.fabric.solver.replication import LeadLimit, replicate
 from pace.fabric.solver.updates import NO_DEADLINE, Updates
 
@@ -110,7 +109,7 @@ class _Scheduler:
 
     def _begin_or_hold(self, sender: int, version: int, at: float) -> None:
         under_way = self.planned_version - version + self.share * (len(self.pending) + len(self.computing))
-        if self.scenario.late == "pace" and not may_begin(under_way, self.scenario.delay_bound) and under_way:
+        if self.scenario.late == "pace" and under_way >= self.scenario.delay_bound:
             self.held.append((sender, version))
         else:
             self._begin(sender, version, at)

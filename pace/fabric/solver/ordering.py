@@ -76,8 +76,8 @@ def order_updates(
     late
         What happens to an update that others would overtake past its deadline. ``drop`` drops it; ``hold``
         has the server hold the others; ``pace`` drops it too, and leaves it to the admission of new
-        computations (``pace.fabric.solver.pacing``) that none is late; ``downweight`` keeps it, and commits
-        it late with the weight 1 / sqrt(1 + positions late).
+        computations that none is late; ``downweight`` keeps it, and commits it late with the weight
+        1 / sqrt(1 + positions late).
 
     Notes
     -----
