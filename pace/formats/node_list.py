@@ -21,7 +21,7 @@ from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import CollectiveCall, CollectiveOp, Communicator, GraphNode, OpCost
 from pace.errors import FormatError
-from pace.formats.reading import read_lines, stream_json, warn
+from pace.formats.reading import number, read_lines, stream_json, warn, whole_number
 from pace.formats.tensor_types import DTYPES
 
 COLLECTIVES: dict[str, CollectiveOp] = {
@@ -86,11 +86,12 @@ def read_times(path: str | Path) -> CollectiveTimes:
     """Read a table of collective times; raises FormatError with the line at fault."""
     sizes: list[int] = []
     rows: dict[tuple[str, CollectiveOp], tuple[int, tuple[tuple[float, float], ...]]] = {}
-    for number, line in read_lines(path):
+    for line_number, line in read_lines(path):
+        position = f"line {line_number}"
         if not sizes:
-            sizes = [int(size) for size in re.findall(r"(\d+)MB", line)]
+            sizes = [int(size) for size in re.findall(r"\b([1-9]\d{0,8})MB", line)]
             if not sizes:
-                raise FormatError(path, 'expected a header with sizes such as "1MB (ms)"', f"line {number}")
+                raise FormatError(path, 'expected a header with sizes such as "1MB (ms)"', position)
             continue
         cells = line.split()
         if not cells or set(line) <= {"-", " "}:
@@ -98,14 +99,11 @@ def read_times(path: str | Path) -> CollectiveTimes:
         op = COLLECTIVES.get(cells[2]) if len(cells) > 2 else None
         if op is None:
             continue  # a variant of another row, such as all_gather_into_tensor_out
-        try:
-            times = [float(cell) / 1e3 for cell in cells[3 : 3 + len(sizes)]]
-            ranks = int(cells[1])
-        except ValueError:
-            times, ranks = [], 0
+        ranks = whole_number(cells[1], path, "the group's size", position)
+        times = [number(cell, path, "a time", position) / 1e3 for cell in cells[3 : 3 + len(sizes)]]
         if len(times) != len(sizes) or ranks < 1:
             raise FormatError(
-                path, f"expected a group, its size, a collective and {len(sizes)} times", f"line {number}"
+                path, f"expected a group, its size, a collective and {len(sizes)} times", position
             )
         samples = tuple(
             (float(size * _MEGABYTE), seconds) for size, seconds in zip(sizes, times, strict=True)
@@ -143,7 +141,11 @@ def read_node_list(
     rows = [_row(path, place, row) for place, row in enumerate(stream_json(path, "item"))]
     if not rows:
         raise FormatError(path, "no nodes")
-    names = {row["i"]: row["name"] for row in rows}
+    names: dict[int, str] = {}
+    for place, row in enumerate(rows):
+        if row["i"] in names:
+            raise FormatError(path, f"i is {row['i']}: another node has it", f"[{place}]")
+        names[row["i"]] = row["name"]
     inputs = {row["i"] for row in rows if row["op"] in ("placeholder", "get_attr")}
     outputs = {row["i"] for row in rows if row["op"] == "output"}
     returned = {dep for row in rows if row["i"] in outputs for dep in row["deps"]}
@@ -182,15 +184,29 @@ def _shard_bytes(rows: Sequence[dict[str, Any]], inputs: set[int]) -> int:
 
 
 def _row(path: str | Path, place: int, row: Any) -> dict[str, Any]:
+    position = f"[{place}]"
     if not isinstance(row, dict) or not row.keys() >= _FIELDS or not isinstance(row["deps"], list):
-        raise FormatError(path, f"expected a node with {', '.join(sorted(_FIELDS))}", f"[{place}]")
+        raise FormatError(path, f"expected a node with {', '.join(sorted(_FIELDS))}", position)
+    for field in ("op", "name", "target", "kind"):
+        if not isinstance(row[field], str):
+            raise FormatError(path, f"{field} is {row[field]!r:.80}: expected a text", position)
     if row["kind"] not in COLLECTIVES and row["kind"] not in ("op", "wait"):
         raise FormatError(
-            path, f'"{row["kind"]}" is no collective; there are {", ".join(COLLECTIVES)}', f"[{place}]"
+            path, f'"{row["kind"]}" is no collective; there are {", ".join(COLLECTIVES)}', position
         )
     if row["kind"] in COLLECTIVES and not row.keys() >= {"group", "in_bytes"}:
-        raise FormatError(path, "a collective must have group and in_bytes", f"[{place}]")
-    return row
+        raise FormatError(path, "a collective must have group and in_bytes", position)
+    read = {
+        **row,
+        "i": whole_number(row["i"], path, "i", position),
+        "deps": [whole_number(dep, path, "a dependency", position) for dep in row["deps"]],
+        "bytes": whole_number(row["bytes"], path, "bytes", position),
+        "dur": number(row["dur"], path, "dur", position),
+    }
+    if row["kind"] in COLLECTIVES:
+        read["group"] = str(row["group"])
+        read["in_bytes"] = whole_number(row["in_bytes"], path, "in_bytes", position)
+    return read
 
 
 def _node(

@@ -93,6 +93,15 @@ def test_a_table_prices_buckets(tmp_path: Path) -> None:
         ({"kind": "broadcast"}, "is no collective"),
         ({"deps": None}, "expected a node"),
         ({"kind": "all_reduce"}, "group"),
+        ({"kind": ["op"]}, "kind is"),
+        ({"i": 3}, "i is 3: another node has it"),
+        ({"i": [4]}, "i is"),
+        ({"deps": [[3]]}, "a dependency is"),
+        ({"dur": "fast"}, "dur is 'fast': expected a number"),
+        ({"dur": -1}, "dur is -1: expected a number"),
+        ({"bytes": None}, "bytes is None"),
+        ({"target": None}, "target is None"),
+        ({"kind": "all_reduce", "group": "0", "in_bytes": "x"}, "in_bytes is 'x'"),
     ],
 )
 def test_a_node_that_cannot_be_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -116,6 +125,15 @@ def test_a_table_without_sizes_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "times.table"
     table.write_text("nothing\n")
     with pytest.raises(FormatError, match="header with sizes"):
+        read_times(table)
+
+
+@pytest.mark.parametrize("cell", ["nan", "-0.5", "inf", "1e400", "fast"])
+def test_a_time_that_cannot_be_is_named(tmp_path: Path, cell: str) -> None:
+    """With its line."""
+    table = tmp_path / "times.table"
+    table.write_text(TABLE.replace("0.50", cell, 1))
+    with pytest.raises(FormatError, match=f"line 3.*'{cell}'"):
         read_times(table)
 
 
