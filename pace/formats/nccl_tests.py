@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
 from pace.formats.reading import number, read_text, whole_number
+from pace.formats.tensor_types import DTYPES
 
 _TOOL = "nccl-tests"
 # mpirun --tag-output writes [1,0]<stdout>:, srun --label writes 0:
@@ -82,6 +84,14 @@ def _row(path: str | Path, line: str, columns: list[str], position: str) -> tupl
     if len(cells) < len(columns) or not (cells[0].isdigit() and cells[1].isdigit()):
         return None
     size = whole_number(cells[0], path, "size", position)
+    said = dict(zip(columns, cells, strict=False))
+    dtype = DTYPES.get(said.get("type", ""))
+    if not said.get("root", "-1").startswith("-"):
+        raise FormatError(path, f"has a root, rank {said['root'][:20]}: not an all-reduce", position)
+    if dtype is not None and size != int(cells[1]) * ELEMENT_BYTES[dtype]:
+        # A reduce-scatter counts the elements that each rank gets.
+        reason = f"{size} bytes are not {cells[1]} elements of {dtype}: not an all-reduce"
+        raise FormatError(path, reason, position)
     times = [cells[place] for place, column in enumerate(columns) if column == "time"]
     return _preferred(path, size, reversed(times), position)
 

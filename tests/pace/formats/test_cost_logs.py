@@ -110,6 +110,8 @@ def test_nccl_json_gives_the_same_as_the_table(tmp_path: Path) -> None:
         (NCCL_HEADER.replace(" time", "cputime") + NCCL_ROWS, "no device time"),
         ("# Collective test starting: alltoall_perf\n# busbw\n", "line 1: measures alltoall"),
         (NCCL_HEADER, "no all-reduce measurements found"),
+        (NCCL_HEADER + NCCL_ROWS.replace(" -1 ", " 0 "), "has a root, rank 0: not an all-reduce"),
+        (NCCL_HEADER + NCCL_ROWS.replace(" 256 ", " 64 "), "1024 bytes are not 64 elements"),
         (NCCL_HEADER + NCCL_ROWS.replace("27.50", "-7.50"), "line 11: time is '-7.50'"),
         ('{"bus_bw": 1}', 'no "results"'),
         ('{"bus_bw": 1, "results": [{"size": -4, "redop": "sum"}]}', r"results\[0\]: size is -4"),
