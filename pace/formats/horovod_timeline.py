@@ -293,10 +293,11 @@ def _iterations(path: str | Path, calls: Sequence[_Call]) -> list[dict[str, _Cal
     for call in calls:
         by_tensor[call.tensor].append(call)
     count = statistics.mode(sorted((len(made) for made in by_tensor.values()), reverse=True))
-    rare = sorted(tensor for tensor, made in by_tensor.items() if len(made) < count - 1)
-    if rare:
-        warn(path, f"{len(rare)} tensors are not reduced in every iteration and were left out: {rare[:3]}")
-    kept = [made for tensor, made in by_tensor.items() if tensor not in rare]
+    odd = {tensor for tensor, made in by_tensor.items() if abs(len(made) - count) > 1}
+    if odd:
+        shown = sorted(odd)[:3]
+        warn(path, f"{len(odd)} tensors are not reduced once in every iteration and were left out: {shown}")
+    kept = [made for tensor, made in by_tensor.items() if tensor not in odd]
     complete = min(len(made) for made in kept)
     if complete < 3:
         raise FormatError(path, f"{complete} complete iterations: at least 3 are needed, one of them warm-up")

@@ -70,9 +70,22 @@ def test_tensors_that_are_not_reduced_every_time_are_left_out(tmp_path: Path) ->
     events = horovod_events()
     once = [dict(event, pid=9) for event in events if event["pid"] == 3][:12]
     once[0] = once[0] | {"args": {"name": "allreduce.metric"}}
-    with pytest.warns(FormatWarning, match=r"1 tensors are not reduced in every iteration.*metric"):
+    with pytest.warns(FormatWarning, match=r"1 tensors are not reduced once in every iteration.*metric"):
         profile = read_horovod_profile(write_json(tmp_path / "t.json", events + once))
     assert [gradient.name for gradient in profile.gradients] == ["b", "w", "c"]
+
+
+def test_tensors_that_are_reduced_several_times_are_left_out(tmp_path: Path) -> None:
+    """Two calls of one name an iteration: the second iteration's first is the third, not the second."""
+    expected = read_horovod_profile(write_json(tmp_path / "t.json", horovod_events()))
+    metric = [dict(event, pid=9) for event in horovod_events() if event["pid"] == 3]
+    metric[0] |= {"args": {"name": "allreduce.metric"}}
+    again = [event | {"ts": event["ts"] + 1500} for event in metric if "ts" in event]
+    events = [*horovod_events(), *sorted([*metric, *again], key=lambda event: event.get("ts", 0))]
+    with pytest.warns(FormatWarning, match=r"1 tensors are not reduced once in every iteration.*metric"):
+        profile = read_horovod_profile(write_json(tmp_path / "t.json", events))
+    assert profile.ops == expected.ops
+    assert profile.gradients == expected.gradients
 
 
 @pytest.mark.parametrize(
