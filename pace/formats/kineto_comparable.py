@@ -5,17 +5,21 @@ gradients is brought to the form of the others: an op that it alone has counts f
 does for the clock.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from pace.formats.kineto_records import ROUNDING_S, FixedCall, KinetoStep, Part, RecordedOp
+from pace.errors import FormatError
+from pace.formats.kineto_records import ROUNDING_S, UPDATE, FixedCall, KinetoStep, Part, RecordedOp
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.reading import warn
+from pace.formats.recorded_collectives import RecordedCall
 
 _MOST_DIFFERENT = 0.1
+_FEW = 1 / 3  # of the steps may lack an update, which loss scaling skips now and then
 
 
 def comparable_steps(trace: KinetoTrace, steps: list[KinetoStep]) -> list[KinetoStep]:
@@ -39,6 +43,32 @@ def comparable_steps(trace: KinetoTrace, steps: list[KinetoStep]) -> list[Kineto
             f"{len(steps) - len(kept)} of {len(steps)} steps ran other operators and were left out",
         )
     return kept
+
+
+def refuse_micro_batches(
+    trace: KinetoTrace, steps: Sequence[KinetoStep], calls: Sequence[RecordedCall]
+) -> None:
+    """Refuse a trace whose steps are micro-batches: of one update, only some send or update.
+
+    Raises
+    ------
+    FormatError
+        If all-reduces or updates are missing in some of the steps and not in others.
+    """
+    moments = {
+        "no all-reduce": ([call.issued_s for call in calls], 0.0),
+        "no update": ([note.start_s for note in trace.annotations if note.name.startswith(UPDATE)], _FEW),
+    }
+    for lacking, (times_s, few) in moments.items():
+        times_s.sort()
+        inside = (bisect_left(times_s, step.end_s) - bisect_left(times_s, step.start_s) for step in steps)
+        without = sum(not count for count in inside)
+        if few * len(steps) < without < len(steps):
+            raise FormatError(
+                trace.path,
+                f"{without} of {len(steps)} steps have {lacking}, so they are parts of steps: call "
+                "profiler.step() once for each optimizer.step(), and record again",
+            )
 
 
 def _reshaped(step: KinetoStep, reference: KinetoStep) -> KinetoStep | None:

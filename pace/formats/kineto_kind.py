@@ -60,10 +60,14 @@ Sureness = Literal["certain", "likely", "a guess"]
 _REDUCE_NOTES = ("gloo:all_reduce", "nccl:all_reduce")
 _SMALLEST_BYTES = 4096  # less is a loss, a norm, or statistics
 _FEW_OPS = 20
+_SMALLER_TYPES = (1 / 2, 1 / 4, 1 / 8)  # such as float16 and int8 for float32
+_MOST = 0.5
 _OLD_BACKWARD = re.compile(r"^[A-Z]\w*Backward\d*$")
 _DDP_NOTE = "DistributedDataParallel.forward"
 _DDP_OP = "torch.distributed.ddp.reducer::"
 _BETWEEN_TWO = {"send", "recv", "coalesced_send", "coalesced_recv"}
+# A batch of sends and receives is one kernel, which does not say what it is.
+_BETWEEN_TWO_OPS = ("c10d::send", "c10d::recv_")
 _RECORD_AGAIN = "Train, then record with torch.profiler around whole steps, and pass that trace."
 _SHARDED_NEXT = (
     "pace headroom and pace import plan all-reduces of gradients and do not schedule these. To see what a "
@@ -87,7 +91,7 @@ _NEXT: dict[KindOfJob, str] = {
         "(guide: Train with FSDP2) and run `pace optimize FORWARD.json --other-pass BACKWARD.json --fsdp2`."
     ),
     "tensor parallel": (
-        "The all-reduces sum activations, which every layer waits for: no order hides them, and they do not "
+        "They sum activations, which every layer waits for: no order hides them, and they do not "
         "tell what an all-reduce of gradients costs. Import a trace of the same model without tensor "
         "parallelism."
     ),
@@ -149,11 +153,26 @@ def kind_without_steps(trace: KinetoTrace) -> JobKind | None:
         return None
     if any(note.name in _REDUCE_NOTES or note.name.startswith(UPDATE) for note in trace.annotations):
         return replace(SAMPLED, why="all-reduces or updates were recorded, and no backward ops")
+    if (share := _share_of_graphs(trace)) > _MOST:
+        why = f"{share:.0%} of the device's time is in CUDA graphs, whose operators are not recorded"
+        return replace(SAMPLED, why=f"{why}: record without CUDA graphs")
     collectives = _told(Counter(op.name for op in trace.ops if op.name.startswith("c10d::")))
     why = f"{len(trace.ops)} operators, no backward pass and no optimizer"
     why += f"; {collectives}" if collectives else ""
     sure: Sureness = "likely" if len(trace.ops) >= _FEW_OPS else "a guess"
     return JobKind(name="inference", sure=sure, why=why)
+
+
+def _share_of_graphs(trace: KinetoTrace) -> float:
+    """Return the share of the device's time in kernels that were launched together with others."""
+    together = Counter(work.correlation for work in trace.work)
+    total = sum(work.duration_s for work in trace.work)
+    shared = sum(
+        work.duration_s
+        for work in trace.work
+        if work.correlation in trace.launches and together[work.correlation] > 1
+    )
+    return shared / total if total else 0.0
 
 
 def kind_of_job(trace: KinetoTrace, steps: Sequence[KinetoStep], calls: Sequence[RecordedCall]) -> JobKind:
@@ -191,6 +210,15 @@ class _Seen:
         """Return the bytes that collectives of a name moved."""
         return sum(call.size_bytes or 0 for _, call in self.calls if call.name == name)
 
+    def forward(self, name: str) -> int:
+        """Return how many collectives of a name were issued in forward passes, small ones left out."""
+        return sum(
+            call.name == name
+            and step.part_at(call.issued_s) == "forward"
+            and (call.size_bytes or 0) >= _SMALLEST_BYTES
+            for step, call in self.calls
+        )
+
     def noted(self, *prefixes: str) -> str | None:
         """Return the first annotation with one of the prefixes."""
         return next((name for name in sorted(self.notes) if name.startswith(prefixes)), None)
@@ -210,6 +238,7 @@ def _sampled(seen: _Seen) -> JobKind | None:
 
 def _pipeline(seen: _Seen) -> JobKind | None:
     between = sum(seen.names[name] for name in _BETWEEN_TWO)
+    between = between or sum(op.name.startswith(_BETWEEN_TWO_OPS) for op in seen.collectives)
     if not between:
         return None
     return JobKind(
@@ -223,7 +252,7 @@ def _fsdp_note(seen: _Seen) -> str | None:
 
 def _hybrid(seen: _Seen) -> JobKind | None:
     scattered = seen.bytes_of("reduce_scatter")
-    if not scattered or not seen.reduces:
+    if not scattered or not seen.reduces or seen.forward("reduce_scatter"):
         return None
     small = [group for group in seen.groups.values() if seen.workers and 1 < group < seen.workers]
     share = seen.bytes_of(ALL_REDUCE) / scattered
@@ -243,14 +272,13 @@ def _fully_sharded(seen: _Seen) -> JobKind | None:
 
 
 def _tensor(seen: _Seen) -> JobKind | None:
-    forward = [
-        call
-        for step, call in seen.reduces
-        if step.part_at(call.issued_s) == "forward" and (call.size_bytes or 0) >= _SMALLEST_BYTES
-    ]
-    if len(forward) < 2 * len(seen.steps):
+    reduces = seen.forward(ALL_REDUCE)
+    scatters = 0 if seen.annotated_ddp else seen.forward("reduce_scatter")
+    if reduces + scatters < 2 * len(seen.steps):
         return None
-    why = f"{len(forward) // len(seen.steps)} all-reduces a step in the forward pass"
+    # Sequence parallelism sums activations with reduce-scatters; shards of gradients come in backward passes.
+    what = "reduce-scatters" if scatters else "all-reduces"
+    why = f"{(scatters or reduces) // len(seen.steps)} {what} a step in the forward pass"
     return JobKind(name="tensor parallel", sure="likely", why=why)
 
 
@@ -258,7 +286,7 @@ def _zero(seen: _Seen) -> JobKind | None:
     note = seen.noted("DeepSpeed", "deepspeed", UPDATE + "ZeroRedundancyOptimizer")
     if note is not None:
         return JobKind(name="ZeRO", sure="certain", why=f'the annotation "{note}"; {_told(seen.names)}')
-    scatters, gathers = seen.names["reduce_scatter"], seen.names["all_gather"] + seen.names["allgather"]
+    scatters, gathers = seen.names["reduce_scatter"], seen.names["all_gather"]
     if scatters >= len(seen.steps) and gathers >= len(seen.steps) and not seen.annotated_ddp:
         return JobKind(name="ZeRO", sure="likely", why=f"{_told(seen.names)} in {len(seen.steps)} steps")
     return None
@@ -308,8 +336,12 @@ def _in_every_pass(step: KinetoStep, reduces: Sequence[RecordedCall]) -> bool:
 def sent_share(
     steps: Sequence[KinetoStep], calls: Sequence[RecordedCall], sizes_bytes: Sequence[int]
 ) -> float:
-    """Return what share of its gradients' bytes every all-reduce carried; 1 if the shares differ."""
-    shares = set()
+    """Return what share of its gradients' bytes every all-reduce carried; 1 if the shares differ.
+
+    A single all-reduce may carry something else, so its share must be that of a smaller type.
+    """
+    shares: set[float] = set()
+    num_calls = 0
     for step in steps:
         own = [
             call for call in calls if call.name == ALL_REDUCE and step.start_s <= call.issued_s < step.end_s
@@ -318,8 +350,10 @@ def sent_share(
         ready = [sum(sizes_bytes[first:last]) for first, last in edges]
         if len(own) != len(edges) or 0 in ready or not all(call.size_bytes for call in own):
             return 1.0
+        num_calls = max(num_calls, len(own))
         shares |= {(call.size_bytes or 0) / size for call, size in zip(own, ready, strict=True)}
-    return shares.pop() if len(shares) == 1 and min(shares) < 1 else 1.0
+    share = shares.pop() if len(shares) == 1 else 1.0
+    return share if share in _SMALLER_TYPES or (share < 1 and num_calls > 1) else 1.0
 
 
 def with_hook(kind: JobKind, share: float) -> JobKind:

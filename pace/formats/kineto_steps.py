@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
+from pace.documents.base import repeated
 from pace.errors import FormatError
 from pace.formats.kineto_device import PlacedWork, place_device_work
 from pace.formats.kineto_kind import SAMPLED, kind_without_steps
@@ -106,6 +107,8 @@ def _opened(op: HostOp, nested: list[HostOp]) -> list[HostOp]:
 def _boundaries(trace: KinetoTrace) -> list[tuple[float, float, int | None]]:
     found = ((_STEP.fullmatch(note.name), note) for note in trace.annotations)
     steps = sorted((note.start_s, note.end_s, int(match[1])) for match, note in found if match)
+    if (twice := repeated(str(number) for _, _, number in steps)) is not None:
+        raise FormatError(trace.path, f"ProfilerStep#{twice} is in it twice: pass one trace for each rank")
     if steps:
         return list(steps)
     first = min(op.start_s for op in trace.ops)

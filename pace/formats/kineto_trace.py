@@ -35,7 +35,14 @@ _OLD_CATEGORIES = {
 }
 _OLD_ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "nccl:", "gloo:", "DistributedDataParallel.")
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-_LAUNCHES = {"cuda_runtime", "cuda_driver"}
+_LAUNCHES = {f"{device}_{of}" for device in ("cuda", "xpu", "privateuse1") for of in ("runtime", "driver")}
+# Kernels of NCCL, RCCL, oneCCL and others; not of a `syncClusters`.
+_CCL = re.compile(r"(?<![a-z])(?:n|r|one|h|x|ms|m)ccl", re.IGNORECASE)
+_ASCEND = "Ascend Hardware"
+_ASCEND_REFUSAL = (
+    "this is a trace of Ascend's profiler, whose kernels and collectives are not read. Put the layers' times "
+    "into a table and run `pace import layers TABLE.csv --workers N --bandwidth-gbps G`."
+)
 _MODULE = "nn.Module: "
 _GRADIENT = "torch::autograd::AccumulateGrad"
 _EPOCH_S = 1e9  # the year 2001: clocks that count from a host's start are far below
@@ -185,8 +192,18 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
             raise FormatError(path, "expected an object", f"traceEvents[{place}]")
         if event.get("ph") == "X":
             _take(trace, event, f"traceEvents[{place}]")
+        elif event.get("name") == "process_name" and event.get("args") == {"name": _ASCEND}:
+            raise FormatError(path, _ASCEND_REFUSAL)
     if not trace.ops:
-        raise FormatError(path, "no operators: expected a Kineto trace with cpu_op events")
+        only = "only the device was recorded: add ProfilerActivity.CPU, and record again"
+        raise FormatError(
+            path, only if trace.work else "no operators: expected a Kineto trace with cpu_op events"
+        )
+    processes = {op.thread[0] for op in trace.ops}
+    if len(processes) > 1:
+        raise FormatError(
+            path, f"operators of {len(processes)} processes in one file: pass one trace for each rank"
+        )
     return trace
 
 
@@ -344,10 +361,10 @@ def _ranks(arguments: dict[str, Any], workers: int | None) -> tuple[int, ...] | 
 
 def _named_collective(kernel: str) -> Collective | None:
     # Before torch 2.3 a kernel's name is all that tells it from compute.
-    lowered = kernel.lower()
-    if "nccl" not in lowered:
+    if not _CCL.search(kernel):
         return None
-    for name in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
-        if name in lowered.replace("_", ""):
+    plain = kernel.lower().replace("_", "")
+    for name in ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "sendrecv"):
+        if name in plain:
             return Collective(name, None, None, described=False)
     return Collective("unnamed", None, None, described=False)

@@ -18,6 +18,15 @@ _ISSUE = "c10d::"
 # Shorter calls of smaller sizes may take the same time because latency is most of it.
 _LONG_S, _LARGE_BYTES = 5e-4, 1 << 16
 _SILENT = ("gloo:barrier", "gloo:monitored_barrier")  # they carry nothing
+# NCCL's records, torch's annotations and Gloo's name one collective in several ways, such as
+# `_allgather_base`, `_all_gather_base` and `all_gather`.
+_COMMON_NAMES = (
+    ("allreducebarrier", "barrier"),
+    ("allreduce", ALL_REDUCE),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoall", "all_to_all"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
         name = host.name if host is not None and not said.described else said.name
         kernels.append(
             RecordedCall(
-                name=ALL_REDUCE if name.replace("_", "").startswith("allreduce") else name,
+                name=_common_name(name),
                 issued_s=work.start_s if launch is None else launch[1],
                 start_s=work.start_s,
                 duration_s=work.duration_s,
@@ -91,7 +100,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
         annotations.append(
             RecordedCall(
                 # Gloo reduces all and takes its shard.
-                name="reduce_scatter" if is_scatter else note.name.removeprefix(_GLOO),
+                name="reduce_scatter" if is_scatter else _common_name(note.name.removeprefix(_GLOO)),
                 issued_s=note.start_s if op is None else op.start_s,
                 start_s=note.start_s,
                 duration_s=note.end_s - note.start_s,
@@ -102,6 +111,11 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
             )
         )
     return sorted(kernels or annotations, key=attrgetter("start_s"))
+
+
+def _common_name(name: str) -> str:
+    plain = name.replace("_", "")
+    return next((common for start, common in _COMMON_NAMES if plain.startswith(start)), name)
 
 
 def _issues(trace: KinetoTrace, notes: list[HostOp]) -> dict[int, HostOp]:

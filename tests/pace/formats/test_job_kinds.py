@@ -13,6 +13,7 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.kineto import read_kineto
+from pace.formats.reading import FormatWarning
 from pace.whatif.headroom import headroom
 from tests.pace.formats.job_kinds import (
     KINDS,
@@ -23,6 +24,7 @@ from tests.pace.formats.job_kinds import (
     hook_events,
     hybrid_events,
     late_events,
+    one_bucket_events,
     serial_events,
     single_events,
 )
@@ -76,6 +78,18 @@ def test_a_hook_that_sends_half_halves_the_bytes(tmp_path: Path) -> None:
         (600, "float16"),
     ]
     assert profile.metadata["recorded_allreduces_match"] is True
+
+
+def test_a_single_all_reduce_of_something_else_is_no_hook(tmp_path: Path) -> None:
+    """Of 2,040 bytes of gradients it carries 8: no type is so much smaller."""
+    events = one_bucket_events()
+    for event in events:
+        if event["name"] == "gloo:all_reduce":
+            event["args"]["Input Dims"] = [[2]]
+    with pytest.warns(FormatWarning, match="carried 8 bytes, and the 3 gradients found have 2,040"):
+        profile = _read(tmp_path, events)
+    assert profile.metadata["job"]["kind"] == "DDP"
+    assert [gradient.size_bytes for gradient in profile.gradients] == [40, 800, 1200]
 
 
 def test_replica_groups_share_shards(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pace.errors import FormatError
 from pace.formats.any_format import read_any
 from pace.formats.kineto import read_kineto
 from pace.formats.recognize import tell_format
-from tests.pace.formats.job_kinds import document_of, serial_events
-from tests.pace.formats.traces import Event, kineto_document, kineto_events, write_json
+from tests.pace.formats.job_kinds import STEP_US, ddp_events, document_of, serial_events
+from tests.pace.formats.kineto_features import make_event
+from tests.pace.formats.traces import MAIN, STREAM, Event, kineto_document, kineto_events, write_json
 
 _OLD = {"cpu_op": "Operator", "user_annotation": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime"}
 
@@ -64,3 +65,61 @@ def test_a_trace_that_lost_all_but_the_job_is_still_a_trace(tmp_path: Path) -> N
     assert tell_format(path) == "kineto"
     with pytest.raises(FormatError, match="no operators: expected a Kineto trace"):
         read_any([path])
+
+
+def test_the_ranks_of_a_job_in_one_file_are_refused(tmp_path: Path) -> None:
+    """Their operators would be taken for one process's, and their steps for each other's."""
+    events = ddp_events()
+    others = [event | {"pid": 200} for event in events if event.get("pid") == 100]
+    path = write_json(tmp_path / "merged.json", document_of([*events, *others]))
+    with pytest.raises(FormatError, match="of 2 processes in one file: pass one trace for each rank"):
+        read_kineto([path])
+    same_process = [event | {"tid": 900 + event["tid"]} for event in events if "tid" in event]
+    path = write_json(tmp_path / "merged.json", document_of([*events, *same_process]))
+    with pytest.raises(FormatError, match="ProfilerStep#0 is in it twice"):
+        read_kineto([path])
+
+
+def test_ascends_profiler_is_told_from_kineto(tmp_path: Path) -> None:
+    """Its kernels have no category, so nothing of the device would be seen."""
+    device = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "Ascend Hardware"}}
+    path = write_json(tmp_path / "trace_view.json", [*ddp_events(), device])
+    with pytest.raises(FormatError, match=r"Ascend's profiler.*pace import layers"):
+        read_any([path])
+
+
+def test_steps_of_micro_batches_are_refused(tmp_path: Path) -> None:
+    """A step in the trace would be taken for one that sends and updates everything."""
+    quiet = [
+        event
+        for event in ddp_events()
+        if event.get("ts", 0) >= 1_000_000 + STEP_US
+        or event["name"] not in ("gloo:all_reduce", "c10d::allreduce_")
+    ]
+    with pytest.raises(FormatError, match=r"1 of 3 steps have no all-reduce, .*once for each optimizer.step"):
+        read_kineto([write_json(tmp_path / "t.json", document_of(quiet))])
+    update = make_event("user_annotation", "Optimizer.step#SGD.step", MAIN, 1_007_950 + STEP_US, 200)
+    with pytest.raises(FormatError, match=r"2 of 3 steps have no update, .*once for each optimizer.step"):
+        read_kineto([write_json(tmp_path / "t.json", document_of([*ddp_events(), update]))])
+
+
+def test_cuda_graphs_are_not_taken_for_inference(tmp_path: Path) -> None:
+    """All kernels of a step have one launch, and only what runs outside the graph is an operator."""
+    events: list[Event] = []
+    for step in range(3):
+        at, launch = 1_000_000 + STEP_US * step, {"correlation": step}
+        events += [
+            make_event("user_annotation", f"ProfilerStep#{step}", MAIN, at, 9000),
+            make_event("cpu_op", "aten::copy_", MAIN, at + 10, 20),
+            make_event("cuda_runtime", "cudaGraphLaunch", MAIN, at + 50, 9, **launch),
+            *(make_event("kernel", f"k{k}", STREAM, at + 100 * k, 90, **launch) for k in range(1, 9)),
+        ]
+    with pytest.raises(FormatError, match=r"100% of the device's time is in CUDA graphs.* without CUDA"):
+        read_kineto([write_json(tmp_path / "t.json", kineto_document(events))])
+
+
+def test_a_trace_of_the_device_alone_says_what_to_record(tmp_path: Path) -> None:
+    """Kernels without operators come from `activities=[ProfilerActivity.CUDA]`."""
+    kernels = [event for event in kineto_events() if event.get("cat") in ("kernel", "cuda_runtime")]
+    with pytest.raises(FormatError, match=r"only the device was recorded: add ProfilerActivity\.CPU"):
+        read_kineto([write_json(tmp_path / "t.json", kineto_document(kernels))])
