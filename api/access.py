@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 _TOKEN = re.compile(r"pace_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _USE_NOTED_S = 60.0
+# A valid key is not looked up again for this long, and a revoked key works this long.
+_TRUST_S = 5.0
 _MOST_KNOWN = 10_000
 # A key of which nothing is known.
 _UNKNOWN: "tuple[float, ApiKey | None]" = (0.0, None)
@@ -76,8 +78,6 @@ class AccessControl:
     failure_limit
         Largest rate of invalid keys or tokens from one address. Beyond it, only keys and tokens that were
         recently valid are accepted from there. Empty for no limit.
-    trust_s
-        Seconds for which a valid key is not looked up again; a revoked key works this long.
     observe
         Called with the tenant of every admitted request.
     """
@@ -90,7 +90,6 @@ class AccessControl:
         *,
         issuer: "OidcIssuer | None" = None,
         failure_limit: str = "",
-        trust_s: float = 5.0,
         observe: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._keys = keys
@@ -98,7 +97,6 @@ class AccessControl:
         self._threads = threads
         self._rates = RateWindows(rate_limit) if rate_limit else None
         self._failures = RateWindows(failure_limit) if failure_limit else None
-        self._trust_s = trust_s
         self._observe = observe
         self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
         self._noted: dict[str, float] = {}
@@ -194,7 +192,7 @@ class AccessControl:
         until, key = self._known.get(key_id, _UNKNOWN)
         if until < now:
             key = await self._threads.run(keys.find, key_id)
-            self._known[key_id] = (now + self._trust_s, key)
+            self._known[key_id] = (now + _TRUST_S, key)
             self._known.move_to_end(key_id)
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)

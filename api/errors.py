@@ -126,9 +126,6 @@ class TaskIsFinished(Refused):
 class TaskCancelled(Refused):
     """A task that was cancelled."""
 
-    def __init__(self, detail: str = "the task was cancelled") -> None:
-        super().__init__(detail)
-
 
 class TaskFailed(Refused):
     """A task that ended without a result; `problem` says why, as it was stored."""

@@ -262,7 +262,7 @@ class TaskQueue:
                     state="cancelled",
                     finished_at=datetime.now(UTC),
                     lease_owner=None,
-                    problem=_stored(TaskCancelled()),
+                    problem=_stored(TaskCancelled("the task was cancelled")),
                 )
             )
         return self.status(tenant, task_id)

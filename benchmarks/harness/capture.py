@@ -30,31 +30,24 @@ from pace.runtime.transports.gloo import GlooTransport
 
 _PORT = 19000
 _SERVERS_PORT = 19100
+_LARGEST_BYTES = 4 << 20
 
 
 def capture_cost(
-    on: Sequence[Host],
-    backend: Backend,
-    *,
-    largest_bytes: int = 4 << 20,
-    seconds_per_size: float = 1.5,
-    shards: int = 1,
+    on: Sequence[Host], backend: Backend, *, largest_bytes: int = _LARGEST_BYTES, shards: int = 1
 ) -> SampledAllReduce:
     """Time all-reduces between these hosts and return what they cost.
 
     Beyond `largest_bytes` the cost goes on with its last slope, which is the network's rate. With `shards`,
     over torch, the hosts that hold the same shard all-reduce among them, those of all shards at once.
     """
-    arguments = (largest_bytes, seconds_per_size, shards)
-    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", *arguments)
+    measured: AllReduceMeasurement = _measured(on, backend, "allreduce", largest_bytes, 1.5, shards)
     return measured.document
 
 
-def capture_halves(
-    on: Sequence[Host], backend: Backend, *, largest_bytes: int = 4 << 20, seconds_per_size: float = 1.0
-) -> tuple[SampledHalf, SampledHalf]:
+def capture_halves(on: Sequence[Host], backend: Backend) -> tuple[SampledHalf, SampledHalf]:
     """Time reduce-scatters and all-gathers as PACE's transports make them; return what they cost."""
-    first, second = _measured(on, backend, "halves", largest_bytes, seconds_per_size)
+    first, second = _measured(on, backend, "halves", _LARGEST_BYTES, 1.0)
     return first.half, second.half
 
 

@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks.harness.conditions import study_parser, write_json
 
 _GIB = 1 << 30
-_CHUNK = 64 << 10
 _TENSOR_BYTES = 32 << 20
 
 

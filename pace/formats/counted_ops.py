@@ -99,9 +99,9 @@ def _touched(op: TracedOp) -> float:
     return float(sum(tensor.size_bytes for tensor in (*op.inputs, *op.outputs)))
 
 
-def _matrices(op: TracedOp, count: int = 2) -> tuple[Shape, Shape] | None:
-    """Return the last two inputs of `count` dimensions or more, which are what is multiplied."""
-    matrices = [shape for shape in op.shapes if len(shape) >= count]
+def _matrices(op: TracedOp) -> tuple[Shape, Shape] | None:
+    """Return the last two inputs of two dimensions or more, which are what is multiplied."""
+    matrices = [shape for shape in op.shapes if len(shape) >= 2]
     return (matrices[-2], matrices[-1]) if len(matrices) >= 2 else None
 
 

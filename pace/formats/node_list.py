@@ -61,7 +61,6 @@ VIEWS = frozenset(
 )
 _FIELDS = {"i", "op", "name", "target", "deps", "bytes", "kind", "dur"}
 _MEGABYTE = 1 << 20
-Row = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

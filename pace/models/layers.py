@@ -258,9 +258,9 @@ class Architecture:
             name, [x], shape, forward=Work(moved=moved), backward=Work(moved=moved + x.size)
         )
 
-    def avg_pool(self, name: str, x: Value, kernel: int, *, stride: int = 1, padding: int = 0) -> Value:
-        """Mean over windows."""
-        shape = _pooled(x, kernel, stride, padding)
+    def avg_pool(self, name: str, x: Value, kernel: int, *, padding: int = 0) -> Value:
+        """Mean over windows that are one apart."""
+        shape = _pooled(x, kernel, 1, padding)
         work = Work(moved=x.size + math.prod(shape))
         return self.add_layer(name, [x], shape, forward=work, backward=work)
 

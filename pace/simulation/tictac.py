@@ -164,34 +164,16 @@ def tao(dag: TransferDag) -> FloatArray:
     return place.astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """TicTac's equations 1-4 for one measured or simulated makespan.
+def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> float:
+    """Return TicTac's E = (U - makespan) / (U - L) (equations 1-3); 1 where no order matters.
 
-    Attributes
+    U is the time of all ops and transfers one after another, L that of the busiest resource.
+
+    Parameters
     ----------
-    worst_s, best_s
-        U: the time of all ops and transfers one after another; L: the time of the busiest resource.
-    efficiency
-        E = (U - makespan) / (U - L); 1 where no order matters.
-    speedup_potential
-        S = (U - L) / L.
+    busy_s
+        Seconds of work of each resource: compute and channels.
     """
-
-    worst_s: float
-    best_s: float
-    efficiency: float
-    speedup_potential: float
-
-
-def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> Efficiency:
-    """Return the metrics, from the total seconds of each resource (compute, channels) and a makespan."""
     busy = np.asarray(busy_s, dtype=np.float64)
     worst, best = float(busy.sum()), float(busy.max(initial=0.0))
-    spread = worst - best
-    return Efficiency(
-        worst_s=worst,
-        best_s=best,
-        efficiency=(worst - makespan_s) / spread if spread > 0 else 1.0,
-        speedup_potential=spread / best if best > 0 else 0.0,
-    )
+    return (worst - makespan_s) / (worst - best) if worst > best else 1.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
-from pace.simulation.tictac import Efficiency, TransferDag, ordering_efficiency
+from pace.simulation.tictac import TransferDag, ordering_efficiency
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.least_bytes import least_bytes_servers
@@ -84,7 +84,7 @@ class WorkerRun:
     starts_s: FloatArray
     ends_s: FloatArray
     makespan_s: float
-    efficiency: Efficiency
+    efficiency: float
 
 
 def run_worker(

@@ -137,7 +137,6 @@ def measure_allreduce(
     max_runs: int = 60,
     max_seconds_per_size: float = 3.0,
     warmup_calls: int = 3,
-    calls_at_once: int = CALLS_AT_ONCE,
     pairs: bool = True,
 ) -> AllReduceMeasurement:
     """Time all-reduces of six or more sizes; every rank of the group must call it.
@@ -153,9 +152,6 @@ def measure_allreduce(
         Limits of the repetition of a size. At least three runs are made.
     warmup_calls
         Number of calls of each size before those that count.
-    calls_at_once
-        The least number of calls in a run. With large buffers on a slow network it decides how long the
-        measurement takes. Runs of small buffers have as many calls as fit into 50 ms.
     pairs
         Whether to measure two all-reduces at once as well.
 
@@ -172,10 +168,10 @@ def measure_allreduce(
         tensor = buffer[: size_bytes // 4]
         time_run(network, [tensor], calls=warmup_calls)
         durations: list[float] = []
-        calls = calls_at_once
+        calls = CALLS_AT_ONCE
         # Every rank has the same minima, so all ranks make the same runs.
         while True:
-            mean = time_run(network, [tensor], calls=calls, before=1 if calls == calls_at_once else calls)
+            mean = time_run(network, [tensor], calls=calls, before=1 if calls == CALLS_AT_ONCE else calls)
             if calls * mean < SECONDS_PER_RUN and not durations:
                 calls *= 2
                 continue

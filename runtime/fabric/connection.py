@@ -26,6 +26,8 @@ from pace.wire.outbox import Outbox, Parcel
 from pace.wire.streams import Stream
 
 BLOCK_BYTES = 128 << 10
+# A larger tensor is not accepted.
+_MOST_BYTES = 1 << 36
 _UNLIMITED = float((1 << 32) - 1)
 
 
@@ -76,19 +78,14 @@ class FabricLink:
         Both ends know the token of the other; belongs to the link from now on.
     name
         Name of the other end, for messages to people.
-    most_bytes
-        The largest tensor that is accepted.
     first
         Frames to be written before all others: the welcome that is due to a caller.
     """
 
-    def __init__(
-        self, stream: Stream, *, name: str, most_bytes: int = 1 << 36, first: bytes | None = None
-    ) -> None:
+    def __init__(self, stream: Stream, *, name: str, first: bytes | None = None) -> None:
         self.name = name
         self.host = ""
         self._stream = stream
-        self._most_bytes = most_bytes
         self._incoming: dict[int, Incoming] = {}
         self._over = threading.Event()
         self._on_message: Callable[[FabricLink, Message], None] = lambda _link, _message: None
@@ -193,10 +190,8 @@ class FabricLink:
         if not isinstance(message, TransferIntro):
             self._on_message(self, message)
             return
-        if message.size_bytes > self._most_bytes:
-            raise WireFault(
-                f"a tensor of {message.size_bytes:,} bytes; at most {self._most_bytes:,} are allowed"
-            )
+        if message.size_bytes > _MOST_BYTES:
+            raise WireFault(f"a tensor of {message.size_bytes:,} bytes; at most {_MOST_BYTES:,} are allowed")
         if message.transfer in self._incoming:
             raise WireFault(f"transfer {message.transfer} is under way already")
         incoming = self._incoming[message.transfer] = Incoming(message)

@@ -40,6 +40,9 @@ from pace.runtime.fabric.peer_links import PeerLinks
 from pace.runtime.fabric.scheduler_call import CONNECT_S, SchedulerCall
 from pace.wire.addresses import ServerAddress
 
+# Pushes wait this long for a scheduler that is gone.
+_PATIENCE_S = 600.0
+
 
 class HostDaemon(Closing):
     """Running once built.
@@ -61,8 +64,6 @@ class HostDaemon(Closing):
         Whether the model is the server's or a replica's.
     shard
         Which part of the model a server holds, of how many.
-    patience_s
-        How long pushes wait for a scheduler that is gone.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class HostDaemon(Closing):
         serving: ssl.SSLContext | None = None,
         trusting: ssl.SSLContext | None = None,
         silence_s: float = 20.0,
-        patience_s: float = 600.0,
     ) -> None:
         self.name, self.model = name, model
         self._replica, self._shard = replica, shard
@@ -97,7 +97,7 @@ class HostDaemon(Closing):
             on_registration=self._begin_again,
             obey=self._obey,
             on_absence=self._do_without,
-            patience_s=patience_s,
+            patience_s=_PATIENCE_S,
         )
         self._store = ByteStore()
         self._workers = LocalWorkers(name, self._store, self._scheduler.tell)

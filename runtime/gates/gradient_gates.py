@@ -94,12 +94,6 @@ def _kind_of(parameter: nn.Parameter) -> Any:
     return nn.Parameter if issubclass(kind, nn.Parameter) else kind
 
 
-def gated(parameter: nn.Parameter) -> bool:
-    """Return whether a gate handles a parameter's gradient."""
-    entry = _gates.get(id(parameter))
-    return entry is not None and entry[0]() is parameter
-
-
 def bypassed() -> bool:
     """Return whether this thread is inside ``without_gates``, for an optimizer's update."""
     return _this_thread.bypassed

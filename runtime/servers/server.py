@@ -22,6 +22,8 @@ from pace.wire.streams import Stream
 
 _MOST_CALLERS = 256
 _MOST_SESSIONS = 64
+# A server that closes waits this long until workers have received their results.
+_LAST_RESULTS_S = 5.0
 
 
 class Server(Closing):
@@ -123,15 +125,13 @@ class Server(Closing):
         # Without the lock: a session calls this with its own held.
         self.sessions.pop(session.job, None)
 
-    def close(self, *, reason: str | None = None, within_s: float = 5.0) -> None:
+    def close(self, *, reason: str | None = None) -> None:
         """Stop listening, send workers their remaining results, and end all connections. Idempotent.
 
         Parameters
         ----------
         reason
             Why jobs fail here; None if they may have ended.
-        within_s
-            How long to wait until workers have received their results, in seconds.
         """
         with self._lock:
             self._closed = True
@@ -142,7 +142,7 @@ class Server(Closing):
                 session.finish()
             else:
                 session.abort(reason)
-        self._listener.join(within_s)
+        self._listener.join(_LAST_RESULTS_S)
         for session in sessions:
             session.drop()
         self._listener.join(1.0)

@@ -67,22 +67,17 @@ def serve_in_order(instance: TwoLinks, order: IntArray) -> TwoLinkSolution:
     return timed(instance, push_starts, pull_starts, push_order=order)
 
 
-def insertion_search(instance: TwoLinks, *, enough: float = 0.0) -> TwoLinkSolution:
+def insertion_search(instance: TwoLinks) -> TwoLinkSolution:
     """Search for one order for both links: insert job by job, then move single jobs until no move helps.
 
     It starts from the orders by tail, by Johnson and by ready time, and from the order in which the jobs are
     best inserted. The result is the best schedule found; longest tail first without idling is also
     considered. A heuristic without a guarantee; each round of moves takes O(n^3).
-
-    Parameters
-    ----------
-    enough
-        Stop at a schedule with this objective, in seconds, for example a proven lower bound.
     """
     from pace.solver.kernels import two_links as kernel
 
     best = longest_tail_first(instance)
-    if not len(instance) or best.objective <= enough:
+    if not len(instance):
         return best
     arrays = (instance.ready, instance.push, instance.pull, instance.tail)
     by_tail = longest_tail_order(instance)
@@ -97,8 +92,6 @@ def insertion_search(instance: TwoLinks, *, enough: float = 0.0) -> TwoLinkSolut
     )
     for seed in seeds:
         order = seed.copy()
-        if kernel.reinsert(*arrays, order, enough) < best.objective:
+        if kernel.reinsert(*arrays, order) < best.objective:
             best = serve_in_order(instance, order)
-            if best.objective <= enough:
-                break
     return best

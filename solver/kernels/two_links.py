@@ -54,10 +54,8 @@ def objective_in_order(
 
 
 @compiled
-def reinsert(
-    ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, order: IntArray, enough: float
-) -> float:
-    """Move one job at a time to its best place until no move helps or the objective is at most `enough`.
+def reinsert(ready: FloatArray, up: FloatArray, down: FloatArray, tail: FloatArray, order: IntArray) -> float:
+    """Move one job at a time to its best place until no move helps.
 
     Changes `order` in place and returns its objective. Each round takes O(n^3).
     """
@@ -65,7 +63,7 @@ def reinsert(
     best = objective_in_order(ready, up, down, tail, order)
     trial = np.empty(n, dtype=np.int64)
     improved = True
-    while improved and best > enough:
+    while improved:
         improved = False
         for source in range(n):
             job = order[source]

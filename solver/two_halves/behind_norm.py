@@ -38,7 +38,6 @@ def best_reduce_scatters(
     sizes: IntArray,
     cost: CostCurve,
     *,
-    enough: float = 0.0,
     max_group_bytes: int | None = None,
 ) -> tuple[list[int], float]:
     """Return the first elements of the runs whose last reduce-scatter ends earliest, and that end in seconds.
@@ -49,9 +48,6 @@ def best_reduce_scatters(
         Seconds, not decreasing.
     sizes : array of shape (n,)
         Bytes, greater than zero.
-    enough
-        Stop at this end, in seconds. For an affine cost, the result is the fewest runs that reach it or the
-        optimum.
     max_group_bytes
         Largest size of a run of more than one element.
     """
@@ -60,7 +56,7 @@ def best_reduce_scatters(
         return [], 0.0
     if cost.line is None:
         return best_fifo(chain, cost, max_group_bytes=max_group_bytes)
-    return best_layered(chain, cost, enough=enough, max_group_bytes=max_group_bytes)
+    return best_layered(chain, cost, enough=0.0, max_group_bytes=max_group_bytes)
 
 
 def best_all_gathers(

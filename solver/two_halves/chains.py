@@ -18,19 +18,13 @@ updates take time, the bound still holds, but the plan must be simulated.
 
 import numpy as np
 
-from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
 from pace.solver.one_machine import Instance
 from pace.solver.two_halves.calls import Half, dependencies
 
 
 def chained_instance(
-    scattered: Half,
-    gathered: Half,
-    *,
-    reduce_scatter: CostCurve,
-    all_gather: CostCurve,
-    update_s: FloatArray | None = None,
+    scattered: Half, gathered: Half, *, reduce_scatter: CostCurve, all_gather: CostCurve
 ) -> Instance:
     """Return the calls as independent jobs: first all reduce-scatters, then all gathers.
 
@@ -43,18 +37,15 @@ def chained_instance(
         The calls of both halves.
     reduce_scatter, all_gather
         The costs of both kinds of calls.
-    update_s : array of shape (num_gathers,)
-        Seconds that the update of each gather's shard takes (default: 0).
     """
     first = scattered.durations(reduce_scatter)
     second = gathered.durations(all_gather)
-    update = np.zeros(len(gathered)) if update_s is None else update_s
     head = np.zeros(len(gathered))
     tail = np.zeros(len(scattered))
     pairs = dependencies(scattered, gathered)
     before, after = pairs[:, 0], pairs[:, 1]
-    np.maximum.at(head, after, (scattered.times + first)[before] + update[after])
-    np.maximum.at(tail, before, (update + second + gathered.times)[after])
+    np.maximum.at(head, after, (scattered.times + first)[before])
+    np.maximum.at(tail, before, (second + gathered.times)[after])
     return Instance(
         ready=np.concatenate([scattered.times, head]),
         processing=np.concatenate([first, second]),

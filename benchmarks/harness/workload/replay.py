@@ -207,10 +207,10 @@ class Replay(nn.Module):
         Decides this rank's data, the directions d. Weights start equal on all ranks.
     """
 
-    def __init__(self, profile: Profile, *, rank: int, stream: Stream | None = None) -> None:
+    def __init__(self, profile: Profile, *, rank: int) -> None:
         super().__init__()
         self.plan = plan = plan_replay(profile)
-        self.stream = stream or Stream()
+        self.stream = Stream()
         self.forward_before_s = plan.forward_before_s
         self.backward_after_s = plan.backward_after_s
         starts, directions = initial_weights(profile), directions_of(profile, rank)

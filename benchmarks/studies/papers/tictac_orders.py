@@ -42,7 +42,7 @@ def steps(dag: WorkerDag, order: str, runs: int, workers: int) -> tuple[np.ndarr
             shuffled = random.permutation(len(dag.recvs)).astype(np.float64)
             made = run_worker(dag, shuffled if fixed is None else fixed, durations_s=durations)
             times[run, worker] = made.makespan_s
-            efficiencies[run, worker] = made.efficiency.efficiency
+            efficiencies[run, worker] = made.efficiency
     return times, efficiencies
 
 

@@ -82,7 +82,7 @@ def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
     pulls = total * made.profile.workers / exchange.worker_bytes_per_s
     pushes = 0.0 if made.cluster.ratios else pulls
     busy = [made.profile.timing.compute_s, pulls, pushes]
-    return np.array([ordering_efficiency(busy, float(time)).efficiency for time in windows_s])
+    return np.array([ordering_efficiency(busy, float(time)) for time in windows_s])
 
 
 def toy(count: int, *, chain: bool) -> Profile:

@@ -179,7 +179,6 @@ def aggregate_alike(
     *,
     target: int,
     size: AggregateSize = DENSE,
-    begin_s: float = 0.0,
 ) -> Aggregation:
     """Return a plan with another's groups and aggregators: parts of the same updates for another target."""
     relays: list[int] = []
@@ -198,7 +197,7 @@ def aggregate_alike(
         plan.num_direct,
         np.array(ends, dtype=np.int64),
         size,
-        begin_s,
+        begin_s=0.0,
     )
 
 

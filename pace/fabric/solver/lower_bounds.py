@@ -33,9 +33,7 @@ def machine_bound(updates: Updates, capacities: Capacities) -> float:
     return max(float(alone), here + float(together))
 
 
-def time_indexed_bound(
-    updates: Updates, capacities: Capacities, horizon_s: float, num_slots: int = NUM_SLOTS
-) -> float:
+def time_indexed_bound(updates: Updates, capacities: Capacities, horizon_s: float) -> float:
     """Return a bound on the sum of ends from a linear program over slots of time.
 
     With M the mean time at which bytes are sent, taken at the start of each slot, an update ends no earlier
@@ -50,7 +48,7 @@ def time_indexed_bound(
     from scipy.sparse import csr_array
 
     n = len(updates)
-    edges = np.linspace(0.0, horizon_s, num_slots + 1)
+    edges = np.linspace(0.0, horizon_s, NUM_SLOTS + 1)
     alone = np.array([updates.finish(g, capacities) for g in range(n)])
     sent = [g for g in range(n) if updates.size[g] > 0 and updates.host[g] != updates.server]
     rest = float(alone.sum() - alone[sent].sum())
@@ -71,33 +69,33 @@ def time_indexed_bound(
         limits.append(limit)
 
     def x(place: int, slot: int) -> int:
-        return place * num_slots + slot
+        return place * NUM_SLOTS + slot
 
-    first_end = len(sent) * num_slots
-    for slot in range(num_slots):
+    first_end = len(sent) * NUM_SLOTS
+    for slot in range(NUM_SLOTS):
         add([(x(place, slot), 1.0) for place in range(len(sent))], float(server[slot]))
     for host in hosts:
         area = _areas(capacities, 2 * host, edges) / scale
         mine = [place for place, g in enumerate(sent) if updates.host[g] == host]
-        for slot in range(num_slots):
+        for slot in range(NUM_SLOTS):
             add([(x(place, slot), 1.0) for place in mine], float(area[slot]))
     most = capacities.most()
     for place, g in enumerate(sent):
         rate = min(most[2 * int(updates.host[g])], most[2 * updates.server + 1])
         share = scale / updates.size[g]
-        mean = [(x(place, slot), float(edges[slot]) * share) for slot in range(num_slots)]
+        mean = [(x(place, slot), float(edges[slot]) * share) for slot in range(NUM_SLOTS)]
         add([*mean, (first_end + place, -1.0)], -float(updates.size[g] / (2 * rate)))
     upper = [
         (0.0, 0.0 if edges[slot + 1] <= updates.ready[g] else np.inf)
         for g in sent
-        for slot in range(num_slots)
+        for slot in range(NUM_SLOTS)
     ]
     program = linprog(  # type: ignore[call-overload]  # its types know no sparse matrices
         np.concatenate((np.zeros(first_end), np.ones(len(sent)))).astype(np.float64),
         A_ub=csr_array((values, (rows, columns)), shape=(len(limits), first_end + len(sent))),
         b_ub=np.array(limits),
         A_eq=csr_array(
-            (np.ones(first_end), (np.repeat(np.arange(len(sent)), num_slots), np.arange(first_end))),
+            (np.ones(first_end), (np.repeat(np.arange(len(sent)), NUM_SLOTS), np.arange(first_end))),
             shape=(len(sent), first_end + len(sent)),
         ),
         b_eq=updates.size[sent] / scale,

@@ -17,9 +17,7 @@ def cluster_for(
     *,
     servers: int,
     colocated: bool = False,
-    partition_s: float | None = None,
     worker_bytes_per_s: float | None = None,
-    server_bytes_per_s: float | None = None,
     round_trip_s: float | None = None,
 ) -> Cluster:
     """Return `servers` parameter servers on the network of a profile's all-reduce.
@@ -32,10 +30,8 @@ def cluster_for(
         Number of servers.
     colocated
         Whether they run on the workers' hosts.
-    partition_s
-        theta, the seconds that each part loses (default: ByteScheduler's 47 us).
-    worker_bytes_per_s, server_bytes_per_s, round_trip_s
-        Rates of the links and the round trip (default: those that follow from the profile).
+    worker_bytes_per_s, round_trip_s
+        Rate of the workers' links and the round trip (default: those that follow from the profile).
 
     Raises
     ------
@@ -60,8 +56,8 @@ def cluster_for(
         servers=servers,
         colocated=colocated,
         worker_bytes_per_s=rate if worker_bytes_per_s is None else worker_bytes_per_s,
-        server_bytes_per_s=at_servers if server_bytes_per_s is None else server_bytes_per_s,
-        partition_s=lost if partition_s is None else partition_s,
+        server_bytes_per_s=at_servers,
+        partition_s=lost,
         round_trip_s=trip if round_trip_s is None else round_trip_s,
         min_partition_bytes=least,
     )

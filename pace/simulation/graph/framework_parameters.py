@@ -10,6 +10,9 @@ from pace.planning.graph.arrays import bucket_keys, program_of
 from pace.simulation.graph.units import sharded_units
 from pace.solver.graph.program import Program
 
+# Of an element in graphs that name no dtype.
+_UNNAMED_BYTES = 2
+
 
 def code_to_paste(settings: Fsdp2Settings) -> str:
     """Return Python code that gives a model these settings without PACE.
@@ -52,17 +55,16 @@ def code_to_paste(settings: Fsdp2Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def deepspeed_config(graph: CollectiveGraph, settings: Fsdp2Settings, *, element_bytes: int = 2) -> str:
+def deepspeed_config(graph: CollectiveGraph, settings: Fsdp2Settings) -> str:
     """Return the part of a DeepSpeed configuration with the same sizes, as JSON.
 
     ZeRO-3 prefetches and reduces what has so many elements: those of a unit, times the units that are ahead.
-    Most units are blocks; embeddings are larger, and need room only. `element_bytes` is for graphs that name
-    no dtype.
+    Most units are blocks; embeddings are larger, and need room only.
     """
     program = program_of(graph)
     units = sharded_units(program, 0, settings.blocks_per_unit)
-    gathered = [_elements(graph, program, unit, element_bytes) for unit in units.gathers]
-    reduced = [_elements(graph, program, unit, element_bytes) for unit in units.reductions]
+    gathered = [_elements(graph, program, unit) for unit in units.gathers]
+    reduced = [_elements(graph, program, unit) for unit in units.reductions]
     ahead = settings.backward_ahead if units.reductions else settings.forward_ahead
     unit = median_high(gathered)
     zero: dict[str, object] = {
@@ -76,11 +78,11 @@ def deepspeed_config(graph: CollectiveGraph, settings: Fsdp2Settings, *, element
     return json.dumps({"zero_optimization": zero})
 
 
-def megatron_arguments(graph: CollectiveGraph, settings: Fsdp2Settings, *, element_bytes: int = 2) -> str:
+def megatron_arguments(graph: CollectiveGraph, settings: Fsdp2Settings) -> str:
     """Return Megatron-LM's arguments for its own FSDP: it prefetches what has so many elements."""
     program = program_of(graph)
     units = sharded_units(program, 0, settings.blocks_per_unit)
-    unit = median_high(_elements(graph, program, unit, element_bytes) for unit in units.gathers)
+    unit = median_high(_elements(graph, program, unit) for unit in units.gathers)
     ahead = settings.backward_ahead if units.reductions else settings.forward_ahead
     return (
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather "
@@ -88,11 +90,11 @@ def megatron_arguments(graph: CollectiveGraph, settings: Fsdp2Settings, *, eleme
     )
 
 
-def _elements(graph: CollectiveGraph, program: Program, unit: tuple[int, ...], element_bytes: int) -> int:
+def _elements(graph: CollectiveGraph, program: Program, unit: tuple[int, ...]) -> int:
     keys = bucket_keys(graph)
     total = 0
     for node in unit:
         dtype = keys[program.key[node]][2]
         size = max(int(program.input_bytes[node]), int(program.output_bytes[node]))
-        total += size // (element_bytes if dtype is None else ELEMENT_BYTES[dtype])
+        total += size // (_UNNAMED_BYTES if dtype is None else ELEMENT_BYTES[dtype])
     return total

@@ -93,19 +93,9 @@ class Fsdp2:
         """Gather units ahead of their use, and reduce them one behind the other."""
         return self.plan_units(program, sharded_units(program, self.unit_collectives, self.blocks_per_unit))
 
-    def plan_units(
-        self, program: Program, units: ShardedUnits, kept: Collection[int] = frozenset()
-    ) -> ProgramPlan:
-        """Plan given units.
-
-        Parameters
-        ----------
-        program
-            One in which kept units are gathered already (``pace.solver.graph.kept_gathers.with_kept``).
-        kept
-            Places in ``units.gathers``. Only the other units are gathered, and only they count as ahead.
-        """
-        plan = reordered(program, *self.place_units(program, units, kept))
+    def plan_units(self, program: Program, units: ShardedUnits) -> ProgramPlan:
+        """Plan given units."""
+        plan = reordered(program, *self.place_units(program, units))
         if not self.separate_reduce_scatter_group:
             return plan
         return replace(plan, apart=reduce_scatters(program, units))
@@ -115,7 +105,12 @@ class Fsdp2:
     ) -> tuple[list[Bucket], FloatArray]:
         """Return the buckets and the places of a plan; the buckets do not depend on the knobs.
 
-        The parameters are those of `plan_units`.
+        Parameters
+        ----------
+        program
+            One in which kept units are gathered already (``pace.solver.graph.kept_gathers.with_kept``).
+        kept
+            Places in ``units.gathers``. Only the other units are gathered, and only they count as ahead.
         """
         places = _Places(program, units)
         every = [min(units.first_use[node] for node in unit) for unit in units.gathers]

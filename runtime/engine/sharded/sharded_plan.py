@@ -22,6 +22,7 @@ from pace.runtime.engine.plan import (
 )
 from pace.runtime.engine.sharded.early_gathers import SendTimes, order_from_step
 
+_CREDIT_BYTES = 8 * MEBIBYTE
 _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
 
 
@@ -90,14 +91,13 @@ def plan_shards_locally(
     workers: int,
     *,
     max_group_bytes: int = 4 * MEBIBYTE,
-    credit_bytes: int = 8 * MEBIBYTE,
 ) -> SendPlan:
     """Return a plan made without any measurement: neighbors share groups, the same in both halves.
 
     It assumes that gradients become ready in reverse order, and parameters are needed in order.
     """
     fused = plan_locally(
-        gradients, max_group_bytes=max_group_bytes, max_segment_bytes=1 << 62, credit_bytes=credit_bytes
+        gradients, max_group_bytes=max_group_bytes, max_segment_bytes=1 << 62, credit_bytes=_CREDIT_BYTES
     )
     elements = {g.name: g.size_bytes // _ELEMENT_BYTES[g.dtype] for g in gradients}
     shards = tuple(
@@ -130,7 +130,7 @@ def plan_shards_locally(
             PlannedSegment(group=number, offset_bytes=0, size_bytes=group.size_bytes)
             for number, group in enumerate(groups)
         ),
-        credit_bytes=credit_bytes,
+        credit_bytes=_CREDIT_BYTES,
         shards=shards,
     )
 

@@ -146,16 +146,13 @@ class MeasuredState:
 class OracleState:
     """Rates of a network document some time ago, for experiments; results are labeled so.
 
-    Parameters
-    ----------
-    began_s
-        When the document's time began, on the scheduler's clock.
+    The document's time begins with the scheduler's clock.
     """
 
-    def __init__(self, network: FabricNetwork, *, lag_s: float = 0.0, began_s: float = 0.0) -> None:
+    def __init__(self, network: FabricNetwork, *, lag_s: float = 0.0) -> None:
         self.name = f"oracle, {lag_s:g} s late"
         self._hosts = {host.name: host for host in network.hosts}
-        self._lag_s, self._began_s = lag_s, began_s
+        self._lag_s = lag_s
 
     def rates(self, host: str, now_s: float) -> tuple[float, float]:
         """Return the document's rates, `lag_s` ago."""
@@ -164,7 +161,7 @@ class OracleState:
             return DEFAULT_BYTES_PER_S, DEFAULT_BYTES_PER_S
         up, down = known.up_bytes_per_s, known.down_bytes_per_s
         for change in known.changes:
-            if change.at_s > now_s - self._lag_s - self._began_s:
+            if change.at_s > now_s - self._lag_s:
                 break
             up = up if change.up_bytes_per_s is None else change.up_bytes_per_s
             down = down if change.down_bytes_per_s is None else change.down_bytes_per_s

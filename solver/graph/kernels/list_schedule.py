@@ -6,7 +6,6 @@ from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
 
 OP, COLLECTIVE, WAIT = 0, 1, 2
-ROUNDING = 1e-12
 
 
 @compiled

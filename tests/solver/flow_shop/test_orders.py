@@ -200,7 +200,7 @@ def test_moves_are_priced_as_they_are_served(instance: TwoLinks) -> None:
     order = longest_tail_order(instance)
     assert kernel.objective_in_order(*arrays, order) == serve_in_order(instance, order).objective
     found = order.copy()
-    value = kernel.reinsert(*arrays, found, 0.0)
+    value = kernel.reinsert(*arrays, found)
     assert sorted(found.tolist()) == list(range(len(instance)))
     assert value == serve_in_order(instance, found).objective <= serve_in_order(instance, order).objective
 

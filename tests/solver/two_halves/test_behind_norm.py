@@ -26,7 +26,7 @@ def test_reduce_scatters_by_hand() -> None:
     The first two are sent by the time the third is there, together or not; it ends at 6 + 1.5. Together from
     2 to 4.5 it is one call less.
     """
-    cuts, end = best_reduce_scatters(np.array([1.0, 2.0, 6.0]), np.array([1, 1, 1]), UNIT, enough=7.5)
+    cuts, end = best_reduce_scatters(np.array([1.0, 2.0, 6.0]), np.array([1, 1, 1]), UNIT)
     assert end == 7.5
     assert cuts == [0, 2]
 

@@ -57,20 +57,6 @@ def test_halves_put_together_differently() -> None:
     assert one_machine.solve(instance).objective == 8
 
 
-def test_an_update_lengthens_heads_and_tails() -> None:
-    """A second for the update of the only shard: 1 + 1 + 1 + 1 + 2 = 6 is a bound, and here the window."""
-    first, second = calls([1], [2], [1], [[0]], [[0]])
-    instance = chained_instance(
-        first,
-        second,
-        reduce_scatter=SECOND_A_BYTE,
-        all_gather=SECOND_A_BYTE,
-        update_s=np.array([1.0]),
-    )
-    assert (instance.ready.tolist(), instance.tail.tolist()) == ([1, 3], [4, 2])
-    assert one_machine.solve(instance).objective == 6
-
-
 def shortest_by_search(first: Half, second: Half) -> float:
     """Return the shortest window of whole-second calls, by trying what to serve in every second."""
     pairs = dependencies(first, second).tolist()

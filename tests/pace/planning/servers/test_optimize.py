@@ -330,8 +330,8 @@ def test_a_network_is_read_off_the_profile() -> None:
     servers = cluster_for(profile, servers=2).exchange
     assert servers.worker_bytes_per_s == 1.0  # 2 (W - 1) / W over 1.5
     assert servers.round_trip_s == pytest.approx(2 * 0.5 / 6)
-    given = cluster_for(profile, servers=2, worker_bytes_per_s=5.0, partition_s=0.25).exchange
-    assert (given.worker_bytes_per_s, given.partition_s) == (5.0, 0.25)
+    given = cluster_for(profile, servers=2, worker_bytes_per_s=5.0, round_trip_s=0.25).exchange
+    assert (given.worker_bytes_per_s, given.round_trip_s) == (5.0, 0.25)
 
 
 def test_a_segment_on_the_connection_of_another_is_found(judged: tuple[Profile, Schedule]) -> None:
