@@ -90,6 +90,25 @@ _EXAMPLE = {
     ],
     "message_s": 1e-4,
 }
+# Two buckets whose best orders differ between the engines: all orders are tried.
+_ENUMERATED = _EXAMPLE | {
+    "tensors": [
+        {"name": "layer 0", "size_bytes": 4_000_000, "work": ["quantize"]},
+        {"name": "layer 1", "size_bytes": 5_000_000, "work": ["copy"]},
+    ],
+    "receivers": [
+        {
+            "name": f"engine {number}",
+            "bytes_per_s": 1.25e9,
+            "work": [
+                {"kind": "copy", "seconds_per_byte": copy},
+                {"kind": "quantize", "seconds_per_byte": quantize},
+            ],
+            "hop_s": 1e-5,
+        }
+        for number, (copy, quantize) in enumerate([(5e-10, 2e-9), (2e-9, 1e-10)])
+    ],
+}
 # More buckets than have all their orders tried, and more bytes than the credit: both searches.
 _SEARCHED = _EXAMPLE | {
     "tensors": [
@@ -173,6 +192,7 @@ KIND = Kind(
     answer=_answer,
     samples=(
         (_EXAMPLE, "{}"),
+        (_ENUMERATED, "{}"),
         (_SEARCHED, "{}"),
         (_HELD_ONCE, "{}"),
         # Deltas use the same compiled code as buckets, and their example takes ten times as long.

@@ -41,6 +41,7 @@ _PLAN: dict[str, Any] = {
     },
 }
 _MOST_ALONE_S = 60.0
+_PLAN_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"rule": "paper"}, {"order": "search"})
 _POLICIES = ("fifo", "tao", "p3")
 
 
@@ -137,10 +138,11 @@ def _simulate(policy: str) -> None:
     simulation(document, SimulationRequest(profile_id=profile.sha256, policies=(policy,)))
 
 
-def _plan_transfers() -> None:
+def _transfer_plans() -> list[Callable[[], object]]:
     from pace.api.workers.transfer_plans import plan_of
 
-    plan_of(json.dumps(_PLAN).encode(), False, 2**20)
+    bodies = (json.dumps(_PLAN | {"options": options}).encode() for options in _PLAN_OPTIONS)
+    return [partial(plan_of, body, False, len(body)) for body in bodies]
 
 
 def _samples() -> list[Callable[[], object]]:
@@ -156,7 +158,7 @@ def _answer(kind: "Kind", asked: Mapping[str, Any], options: str) -> None:
 # What is not loaded yet, the next one last; a fork has what its parent has loaded.
 _left: list[Callable[[], object]] = [
     _samples,
-    _plan_transfers,
+    _transfer_plans,
     _simulations,
     _every_schedule,
     _schedules,

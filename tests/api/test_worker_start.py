@@ -50,6 +50,38 @@ def test_processes_that_are_killed_while_they_start_are_started_again(tmp_path: 
         assert service.http.get("/readyz").status_code == 200
 
 
+_NOT_MET = """
+import importlib, pkgutil
+import pace
+from numba.core.registry import CPUDispatcher
+from pace.api.workers.kernels import load_kernels
+
+load_kernels()
+found = {}
+for module in pkgutil.walk_packages(pace.__path__, "pace."):
+    if ".kernels." in module.name:
+        each = vars(importlib.import_module(module.name)).items()
+        found |= {(module.name, name): loop for name, loop in each if isinstance(loop, CPUDispatcher)}
+# What compiled code calls is compiled with it.
+called = {name for loop in found.values() for name in loop.py_func.__code__.co_names}
+for (module, name), loop in found.items():
+    if loop.py_func.__module__ == module and name not in called and not loop.overloads:
+        print(module, name)
+"""
+# Commands and programs call these.
+_NOT_OF_THE_SERVICE = {
+    "pace.simulation.kernels.worker run",
+    "pace.solver.kernels.two_links insert_one_by_one",
+    "pace.solver.kernels.two_links reinsert",
+}
+
+
+def test_every_compiled_loop_of_the_service_is_loaded() -> None:
+    """No request meets one that workers did not meet as they started: it would wait for the compiler."""
+    not_met = subprocess.run([sys.executable, "-c", _NOT_MET], capture_output=True, text=True, check=True)
+    assert set(not_met.stdout.splitlines()) == _NOT_OF_THE_SERVICE
+
+
 def _has_loaded_numba(process: psutil.Process) -> bool:
     return "llvmlite" in Path(f"/proc/{process.pid}/maps").read_text()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.options import Options
-from pace.documents.profile import Gradient, Op, Profile
+from pace.documents.profile import DType, Gradient, Op, Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
@@ -236,6 +236,9 @@ def warm_up() -> None:
     for profile in _smallest_profiles([1.0, 2.0] * 2):
         for options in (Options(), Options(fusion="paper"), Options(framework="ddp")):
             optimize_allreduce(profile, options)
+    # Groups of one dtype are found without the local search.
+    for profile in _smallest_profiles([1.0, 2.0] * 2, dtypes=("float32", "int32")):
+        optimize_allreduce(profile)
 
 
 def warm_up_for_layers() -> None:
@@ -247,14 +250,20 @@ def warm_up_for_layers() -> None:
         optimize_allreduce(profile)
 
 
-def _smallest_profiles(forward_s: Sequence[float]) -> Iterator[Profile]:
-    """Yield profiles with a gradient for each forward op, of these durations, and every kind of cost."""
+def _smallest_profiles(
+    forward_s: Sequence[float], dtypes: Sequence[DType] = ("float32",)
+) -> Iterator[Profile]:
+    """Yield profiles with a gradient for each forward op, of these durations, and every kind of cost.
+
+    Gradients have these dtypes in turn, of four bytes each.
+    """
     ops, gradients = [], []
     for layer, duration_s in enumerate(forward_s):
         backward, gradient = f"bwd/{layer}", f"gradient {layer}"
         forward = Op(name=f"fwd/{layer}", duration_s=duration_s, deps=(backward,), waits_for=(gradient,))
         ops += [Op(name=backward, duration_s=1.0), forward]
-        gradients.append(Gradient(name=gradient, size_bytes=4 * (layer + 1), producer=backward))
+        dtype = dtypes[layer % len(dtypes)]
+        gradients.append(Gradient(name=gradient, size_bytes=4 * (layer + 1), dtype=dtype, producer=backward))
     for allreduce in (
         AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1),
         SampledAllReduce(samples=((4, 0.1), (8, 0.4), (16, 0.5))),
