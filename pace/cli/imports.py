@@ -183,7 +183,7 @@ def execution_trace(
 
 @app.command(epilog="Example: pace import chakra trace.et --workers 8 -o profile.json")
 def chakra(
-    trace: Annotated[Path, _files("Chakra execution trace of one rank (.et or JSON).")],
+    trace: Annotated[Path, _files("Chakra execution trace of one rank (.et).")],
     output: Output,
     workers: Annotated[int, typer.Option(help="Number of workers that took part in the recording.")],
     cost: Cost = None,

@@ -19,6 +19,8 @@ from pace.formats.chakra_messages import stream_nodes
 from pace.formats.execution_trace import TracedTensor, tensors_of
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
 from pace.formats.reading import warn
+from pace.formats.recorded_collectives import without_waiting
+from pace.formats.repeated_passes import refuse_repeated_passes
 from pace.formats.step_records import StepGradient, StepOp, TrainingStep
 from pace.formats.training_step import profile_of_step
 
@@ -59,7 +61,9 @@ def read_chakra(
     if allreduce is None:
         if not reader.samples:
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
-        allreduce = SampledAllReduce(samples=tuple(sorted(reader.samples.items())), ranks=1)
+        sizes = sorted(reader.samples)
+        seconds = without_waiting(sizes, [reader.samples[size] for size in sizes])
+        allreduce = SampledAllReduce(samples=tuple(zip(sizes, seconds, strict=True)), ranks=1)
     return profile_of_step(
         path,
         step,
@@ -77,9 +81,14 @@ class _Node:
     id: int
     name: str
     duration_s: float
-    annotation: bool
+    scope: int | None
     sequence: int | None
     tensor: TracedTensor | None
+
+    @property
+    def annotation(self) -> bool:
+        """Whether it is no operator, but a mark of the user's."""
+        return self.scope == _ANNOTATION_SCOPE
 
 
 class _Reader:
@@ -140,7 +149,7 @@ class _Reader:
                 id=node.id,
                 name=node.name,
                 duration_s=duration_s,
-                annotation=attributes.get("scope") == _ANNOTATION_SCOPE,
+                scope=attributes.get("scope"),
                 sequence=sequence if sequence is not None and sequence >= 0 else None,
                 tensor=tensors[0] if tensors else None,
             )
@@ -200,6 +209,11 @@ def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> Training
                 if node.tensor is None:
                     raise FormatError(path, f"the gradient accumulated at id {node.id} has no shape")
                 gradients.append((node.tensor, len(backward) - 1))
+    refuse_repeated_passes(
+        path,
+        ((node.name, node.scope, node.sequence) for node in after),
+        [tensor for tensor, _ in gradients],
+    )
     unjoined = sum(backward[place][2] not in consumer for _, place in gradients)
     if unjoined:
         warn(path, f"{unjoined} gradients have no forward op: they are taken to be needed by the first one")

@@ -16,6 +16,7 @@ from pace.formats.tensor_types import DTYPES, elements_of
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _STEP = "ProfilerStep#"
+_UNDEFINED = "Tensor(nullptr (uninitialized))"
 _REDUCES = ("nccl:all_reduce", "gloo:all_reduce")
 
 
@@ -29,7 +30,13 @@ class TracedTensor:
 
 @dataclass(slots=True)
 class TracedOp:
-    """A node: an operator, an annotation or a thread's root."""
+    """A node: an operator, an annotation or a thread's root.
+
+    Attributes
+    ----------
+    undefined
+        Whether its first input is no tensor, as the gradient of a parameter that a fused kernel updates.
+    """
 
     id: int
     parent: int
@@ -40,6 +47,7 @@ class TracedOp:
     inputs: list[TracedTensor]
     outputs: list[TracedTensor]
     shapes: list[tuple[int, ...]]
+    undefined: bool = False
 
 
 @dataclass(slots=True)
@@ -100,7 +108,7 @@ def read_execution_trace(path: str | Path, *, keep_ops: bool = False) -> Executi
         if not isinstance(node, dict):
             raise FormatError(path, "expected an object", f"nodes[{place}]")
         op = _op(path, node, f"nodes[{place}]", shapes=keep_ops)
-        if op.name == _ACCUMULATE:
+        if op.name == _ACCUMULATE and not op.undefined:
             if not op.inputs:
                 raise FormatError(path, "a gradient is accumulated that has no shape", f"nodes[{place}]")
             trace.gradients.append((op.record, op.inputs[0]))
@@ -132,6 +140,7 @@ def _op(path: str | Path, node: dict[str, Any], position: str, *, shapes: bool) 
         inputs=_tensors(node, "input") if wanted else [],
         outputs=_tensors(node, "output") if wanted else [],
         shapes=_shapes(node) if shapes else [],
+        undefined=_values(node, "input", "types")[:1] == [_UNDEFINED],
     )
 
 

@@ -80,7 +80,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         f"gradients    {report['gradients']}, {report['gradient_bytes']:,} bytes, the largest "
         f"{report['largest_gradient_bytes']:,}; {report['workers']} workers"
     )
-    if "clock" not in report:
+    if "tied_parameters" not in report:
         return
     if report["tied_parameters"]:
         yield f"tied         gradients of parameters that several layers share: {report['tied_parameters']}"

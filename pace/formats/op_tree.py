@@ -14,6 +14,7 @@ from pace.errors import FormatError
 from pace.formats.execution_trace import TracedOp
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
 from pace.formats.reading import warn
+from pace.formats.repeated_passes import refuse_repeated_passes
 from pace.formats.step_records import StepGradient, StepOp, TrainingStep
 
 MAX_DEPTH = 500
@@ -103,6 +104,8 @@ def _step(
     for op in ops[first:]:
         if op.name == BACKWARD + ACCUMULATE:
             node = tree.find(op, ACCUMULATE)
+            if node is not None and node.undefined:
+                continue
             if node is None or not node.inputs or not backward:
                 raise FormatError(
                     tree.path, f"the gradient accumulated at id {op.id} has no shape or no producer"
@@ -115,6 +118,12 @@ def _step(
             producers.append(op)
         elif not COMMUNICATION.match(op.name):
             update_s += duration(op)
+    ran = (op for op in tree.ops if ops[first].id <= op.id <= ops[-1].id)
+    refuse_repeated_passes(
+        tree.path,
+        ((op.name, op.scope, op.sequence) for op in ran),
+        [node.inputs[0] for node, _ in gradients],
+    )
     unjoined = 0
     joined = []
     for node, producer in gradients:

@@ -50,6 +50,11 @@ _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
         f"XLA's ops are not read: {_TABLE}.",
     ),
     (
+        (b'"workload_graph"',),
+        "a Chakra trace as JSON",
+        "Pass the trace (.et) that it was made from.",
+    ),
+    (
         (b"speedscope.app", b'"exporter":"py-spy'),
         "samples of a stack profiler, which have no operators",
         f"{_RECORD}.",

@@ -245,7 +245,7 @@ def recorded_cost(
     sizes = sorted(by_size)
     seconds = [float(middle(by_size[size])) for size in sizes]
     if not together:
-        seconds = _without_waiting(sizes, seconds)
+        seconds = without_waiting(sizes, seconds)
     return SampledAllReduce(
         samples=tuple(zip(map(float, sizes), seconds, strict=True)),
         counts=tuple(len(by_size[size]) for size in sizes),
@@ -254,7 +254,7 @@ def recorded_cost(
     )
 
 
-def _without_waiting(sizes: Sequence[int], seconds: Sequence[float]) -> list[float]:
+def without_waiting(sizes: Sequence[float], seconds: Sequence[float]) -> list[float]:
     """Return at most what all-reduces took, by size: never more than a larger one, nor more for each byte.
 
     A latency and a time for each byte allow nothing else. Waiting for late ranks does: it lengthens the

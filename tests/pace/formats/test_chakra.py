@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.any_format import read_any
 from pace.formats.chakra import read_chakra
 from pace.formats.reading import FormatWarning
-from tests.pace.formats.traces import chakra_trace, generated_chakra_trace
+from tests.pace.formats.traces import chakra_trace, generated_chakra_trace, write_json
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -40,11 +42,11 @@ def test_durations_of_kernels_or_of_ops_by_hand(tmp_path: Path, device: bool) ->
 
 
 def test_the_shortest_call_of_each_size_is_the_cost(tmp_path: Path) -> None:
-    """One rank cannot tell waiting from sending. A given cost takes its place."""
+    """One rank cannot tell waiting from sending, but 4 bytes take no longer than 840."""
     path = tmp_path / "trace.et.gz"
     path.write_bytes(gzip.compress(chakra_trace()))
     profile = read_chakra(path, workers=2)
-    assert profile.allreduce.model_dump()["samples"] == ((840.0, pytest.approx(70e-6)),)
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({4: 70e-6, 840: 70e-6})
     given = AffineAllReduce(latency_s=1.0, seconds_per_byte=0.0)
     assert read_chakra(path, workers=2, allreduce=given).allreduce == given
 
@@ -84,6 +86,32 @@ def test_a_generated_trace_is_named_with_what_to_do_next(tmp_path: Path) -> None
     path.write_bytes(generated_chakra_trace())
     with pytest.raises(FormatError, match=r"generator .* 8 nodes .*COMP_NODE_0.*pace import layers"):
         read_any([path])
+
+
+def test_micro_batches_are_refused(tmp_path: Path) -> None:
+    """Each gradient would be there twice, and the second forward pass would be part of the backward pass."""
+    path = tmp_path / "trace.et"
+    path.write_bytes(chakra_trace(micro_batches=2))
+    with pytest.raises(FormatError, match="2 backward passes over the same 2 gradients"):
+        read_chakra(path, workers=2)
+
+
+def test_a_trace_of_json_is_named_with_what_to_do_next(tmp_path: Path) -> None:
+    """Chakra's tools write it for people; it has no attributes of nodes."""
+    path = write_json(
+        tmp_path / "trace.json", {"workload_graph": [{"Id": 2, "Name": "aten::mm", "NodeType": 4}]}
+    )
+    with pytest.raises(FormatError, match=r"a Chakra trace as JSON.*\.et"):
+        read_any([path])
+
+
+def test_an_import_by_content_tells_what_it_found(tmp_path: Path) -> None:
+    """The report has no lines that are of Kineto traces only."""
+    path = tmp_path / "trace.et"
+    path.write_bytes(chakra_trace())
+    done = CliRunner().invoke(app, ["import", str(path), "--workers", "2", "-o", str(tmp_path / "p.json")])
+    assert done.exit_code == 0, done.output
+    assert "gradients    2, 840 bytes, the largest 800; 2 workers" in done.stdout
 
 
 def test_the_number_of_workers_is_asked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.counted_ops import CountedWork, product_of, work_with_calls
-from pace.formats.execution_trace import TracedOp, TracedTensor
+from pace.formats.execution_trace import TracedOp, TracedTensor, read_execution_trace
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile
 from tests.pace.formats.traces import shaped_execution_trace, write_json
@@ -44,6 +44,21 @@ def test_durations_are_counted_by_hand(tmp_path: Path) -> None:
         }
     )
     assert profile.metadata["origin"] == "computed"
+
+
+def test_micro_batches_are_refused(tmp_path: Path) -> None:
+    """Each gradient would be there three times."""
+    with pytest.raises(FormatError, match="3 backward passes over the same 2 gradients"):
+        _read(tmp_path, shaped_execution_trace(micro_batches=3))
+
+
+def test_gradients_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
+    """As of embeddings that a fused kernel updates in the backward pass."""
+    document = shaped_execution_trace()
+    (bias, _) = (node for node in document["nodes"] if node["name"] == "torch::autograd::AccumulateGrad")
+    bias["inputs"] = {"values": [], "shapes": [[]], "types": ["Tensor(nullptr (uninitialized))"]}
+    assert [gradient.size_bytes for gradient in _read(tmp_path, document).gradients] == [800]
+    assert [tensor.size_bytes for _, tensor in read_execution_trace(tmp_path / "et.json").gradients] == [800]
 
 
 def test_products_bind_when_memory_is_fast(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def execution_trace_document(*, steps: int = 3, first_record: int = 90_000, old:
     return {"schema": "1.0.3-chakra.0.0.4" if old else "1.1.1-chakra.0.0.4", "pid": 1, "nodes": nodes}
 
 
-def shaped_execution_trace(*, batch: int = 4) -> Event:
+def shaped_execution_trace(*, batch: int = 4, micro_batches: int = 1) -> Event:
     """Return one step of a linear layer (20 to 10, with bias) on `batch` rows, every tensor recorded.
 
     `aten::linear` calls `t` and `addmm`; backward computes the weight's gradient only, for the input
@@ -147,6 +147,13 @@ def shaped_execution_trace(*, batch: int = 4) -> Event:
         (21, 2, "c10d::allreduce_", 0, -1, [[210]], [[210]]),
         (22, 3, "aten::add_", 0, -1, [w, w], [w]),
     ]
+    passes = rows[3:20]
+    for later in range(100, 100 * micro_batches, 100):
+        rows[-2:-2] = [
+            (i + later, p + later if p > 3 else p, name, scope, n if n < 0 else n + later, reads, writes)
+            for i, p, name, scope, n, reads, writes in passes
+        ]
+    rows[-2:] = [(row[0] + 100 * (micro_batches - 1), *row[1:]) for row in rows[-2:]]
     nodes = []
     for identity, parent, name, scope, sequence, inputs, outputs in rows:
         attributes = {"rf_id": identity, "scope": scope, "seq_id": sequence}
@@ -213,20 +220,19 @@ def horovod_events(*, iterations: int = 4, own_late_us: int = 0) -> list[Event]:
     return events
 
 
-def chakra_trace(*, device: bool = True) -> bytes:
+def chakra_trace(*, device: bool = True, micro_batches: int = 1) -> bytes:
     """Return the model of ``shaped_execution_trace`` as Chakra writes it, with an annotated update.
 
     With `device`, addmm, relu, the two backward ops and the update launch kernels of 100, 20, 30, 200
-    and 50 us, and two collectives of 840 bytes take 75 and 70 us; without, these are the ops' own
-    durations. Dependencies chain the nodes, a kernel's also names the kernel before it.
+    and 50 us, two collectives of 840 bytes take 75 and 70 us, and one of 4 bytes waits, in all 600 us;
+    without, these are the ops' own durations. Dependencies chain the nodes, a kernel's also names the kernel
+    before it.
     """
     durations = {6: 100, 7: 20, 10: 30, 13: 200, 23: 50}
-    rows = shaped_execution_trace()["nodes"]
-    rows[-1]["id"] = 23
-    rows.insert(
-        -1,
-        {"id": 22, "name": "Optimizer.step#SGD.step", "inputs": {}, "attrs": [{"name": "scope", "value": 7}]},
-    )
+    rows = shaped_execution_trace(micro_batches=micro_batches)["nodes"]
+    rows[-1]["id"] += 1
+    mark = {"id": rows[-1]["id"] - 1, "name": "Optimizer.step#SGD.step", "inputs": {}}
+    rows.insert(-1, mark | {"attrs": [{"name": "scope", "value": 7}]})
     nodes = [_message((1, b"0.0.4"))]
     kernel_before: list[int] = []
     for node in rows:
@@ -240,8 +246,9 @@ def chakra_trace(*, device: bool = True) -> bytes:
             nodes.append(_chakra_node(100 + identity, "kernel", 4, deps, durations[identity], kernel, {}))
             kernel_before = [100 + identity]
     reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": 840}
-    for identity, duration in ((200, 75), (201, 70)):
-        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, reduced, {}))
+    small = reduced | {"comm_size": 4}
+    for identity, duration, about in ((900, 75, reduced), (901, 70, reduced), (902, 600, small)):
+        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, about, {}))
     return b"".join(_varint(len(node)) + node for node in nodes)
 
 
