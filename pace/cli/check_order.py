@@ -7,6 +7,7 @@ import typer
 
 from pace.documents.order.order_report import StreamRule
 from pace.errors import InvalidOptions
+from pace.terminal.command_line import file_argument
 from pace.terminal.console import HtmlOption, JsonOption
 from pace.terminal.reporting import WRONG, reported
 
@@ -14,12 +15,9 @@ from pace.terminal.reporting import WRONG, reported
 def check_order(
     program: Annotated[
         list[Path],
-        typer.Argument(
-            help="A job program (JSON), schedules or graphs; or one file for each rank: FX graphs, profiler "
-            "traces, or dumps of PyTorch's flight recorder.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
+        file_argument(
+            "A job program (JSON), schedules or graphs; or one file for each rank: FX graphs, profiler "
+            "traces, or dumps of PyTorch's flight recorder."
         ),
     ],
     streams: Annotated[

@@ -9,13 +9,13 @@ from pydantic import TypeAdapter, ValidationError
 from pace.documents.base import explain, read_file
 from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.errors import InvalidOptions
+from pace.terminal.command_line import file_option
 from pace.terminal.console import NETWORK
 
 Cost = Annotated[
     Path | None,
-    typer.Option(
-        exists=True,
-        help="All-reduce cost (JSON), as `pace fit -o` writes it.",
+    file_option(
+        "All-reduce cost (JSON), as `pace fit -o` writes it.",
         show_default="the file's own cost, if it has one",
         rich_help_panel=NETWORK,
     ),

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost
+from pace.terminal.command_line import file_argument
 from pace.terminal.console import ExecutionTraceOption, HtmlOption, JsonOption, ParametersOption
 from pace.terminal.reporting import reported, tell_slowdown
 
@@ -14,12 +15,9 @@ from pace.terminal.reporting import reported, tell_slowdown
 def headroom(
     source: Annotated[
         list[Path],
-        typer.Argument(
-            help="PyTorch profiler traces, one for each rank; or a profile, or any other file that "
-            "`pace import` reads.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
+        file_argument(
+            "PyTorch profiler traces, one for each rank; or a profile, or any other file that "
+            "`pace import` reads."
         ),
     ],
     clip: Annotated[

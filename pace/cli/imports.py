@@ -11,7 +11,7 @@ from pace.documents.profile import Profile
 from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
-from pace.terminal.command_line import CommandGroup, CommandLine, writable
+from pace.terminal.command_line import CommandGroup, CommandLine, file_argument, file_option, output_option
 from pace.terminal.console import (
     ExecutionTraceOption,
     JsonOption,
@@ -40,16 +40,9 @@ app = CommandLine(
 )
 
 
-def _files(what: str) -> Any:
-    return typer.Argument(help=what, exists=True, dir_okay=False, readable=True)
-
-
-Output = Annotated[
-    Path, typer.Option("--output", "-o", callback=writable, help="Write the profile to this file (JSON).")
-]
+Output = Annotated[Path, output_option("Write the profile to this file (JSON).", "--output", "-o")]
 StepsOutput = Annotated[
-    Path,
-    typer.Option("--output", "-o", callback=writable, help="Write the steps document to this file (JSON)."),
+    Path, output_option("Write the steps document to this file (JSON).", "--output", "-o")
 ]
 RecordedWorkers = Annotated[
     int | None,
@@ -63,7 +56,7 @@ Batch = Annotated[float, typer.Option(help="Samples per worker and step.")]
 
 @app.command(epilog="Example: pace import kineto rank0.json.gz rank1.json.gz -o profile.json")
 def kineto(
-    traces: Annotated[list[Path], _files("Traces (.json or .json.gz), one for each rank.")],
+    traces: Annotated[list[Path], file_argument("Traces (.json or .json.gz), one for each rank.")],
     output: Output,
     execution_trace: ExecutionTraceOption = None,
     workers: RecordedWorkers = None,
@@ -102,7 +95,7 @@ def kineto(
 def any_format(
     files: Annotated[
         list[Path],
-        _files(
+        file_argument(
             "A file of any known tool, or the traces of all ranks, with an execution trace or a list "
             "of parameters."
         ),
@@ -144,7 +137,7 @@ def _tell(profile: Profile, *, as_json: bool) -> None:
     "--bandwidth-gbps 10 -o profile.json",
 )
 def execution_trace(
-    trace: Annotated[Path, _files("Execution trace of one rank (JSON).")],
+    trace: Annotated[Path, file_argument("Execution trace of one rank (JSON).")],
     output: Output,
     device_tflops: Annotated[
         float, typer.Option(help="Compute rate that the device reaches, in TFLOP/s, for example 15.")
@@ -183,7 +176,7 @@ def execution_trace(
 
 @app.command(epilog="Example: pace import chakra trace.et --workers 8 -o profile.json")
 def chakra(
-    trace: Annotated[Path, _files("Chakra execution trace of one rank (.et).")],
+    trace: Annotated[Path, file_argument("Chakra execution trace of one rank (.et).")],
     output: Output,
     workers: Annotated[int, typer.Option(help="Number of workers that took part in the recording.")],
     cost: Cost = None,
@@ -201,15 +194,12 @@ def chakra(
 
 @app.command("node-list", epilog="Example: pace import node-list nodes.json --times times.csv -o graph.json")
 def node_list(
-    nodes: Annotated[Path, _files("Node list (JSON), gzipped or not.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=writable, help="Write the graph to this file (JSON).")
-    ],
+    nodes: Annotated[Path, file_argument("Node list (JSON), gzipped or not.")],
+    output: Annotated[Path, output_option("Write the graph to this file (JSON).", "--output", "-o")],
     times: Annotated[
         list[Path] | None,
-        typer.Option(
-            exists=True,
-            help="Table of measured times of collectives (text); repeat the option for several.",
+        file_option(
+            "Table of measured times of collectives (text); repeat the option for several.",
             show_default="the node list's own times",
         ),
     ] = None,
@@ -234,7 +224,7 @@ def node_list(
 
 @app.command(epilog="Example: pace import layers layers.csv --workers 8 --bandwidth-gbps 10 -o profile.json")
 def layers(
-    table: Annotated[Path, _files("Table of layers: .csv, or graph.txt of PipeDream's profiler.")],
+    table: Annotated[Path, file_argument("Table of layers: .csv, or graph.txt of PipeDream's profiler.")],
     output: Output,
     workers: PlannedWorkers,
     cost: Cost = None,
@@ -258,7 +248,9 @@ def layers(
 
 @app.command("horovod-timeline", epilog="Example: pace import horovod-timeline timeline.json -o profile.json")
 def horovod_timeline(
-    timeline: Annotated[Path, _files("Timeline that HOROVOD_TIMELINE names (JSON); may be incomplete.")],
+    timeline: Annotated[
+        Path, file_argument("Timeline that HOROVOD_TIMELINE names (JSON); may be incomplete.")
+    ],
     output: Output,
     workers: RecordedWorkers = None,
     name: Name = None,
@@ -276,7 +268,8 @@ def horovod_timeline(
 )
 def tf_run_metadata(
     files: Annotated[
-        list[Path], _files("RunMetadata of traced steps (JSON): each file has one step or a list of steps.")
+        list[Path],
+        file_argument("RunMetadata of traced steps (JSON): each file has one step or a list of steps."),
     ],
     output: StepsOutput,
     bandwidth_gbps: Annotated[
@@ -341,7 +334,7 @@ def _rate(gbps: float) -> float:
 
 
 def fit(
-    logs: Annotated[list[Path], _files("Logs of all-reduces, all with the same number of workers.")],
+    logs: Annotated[list[Path], file_argument("Logs of all-reduces, all with the same number of workers.")],
     workers: RecordedWorkers = None,
     log_format: Annotated[
         str,
@@ -349,13 +342,7 @@ def fit(
     ] = "auto",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=writable,
-            help="Write the cost to this file (JSON).",
-            show_default="not written",
-        ),
+        output_option("Write the cost to this file (JSON).", "--output", "-o", show_default="not written"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from pace.models import NAMES, build
 from pace.models.catalog import architecture
-from pace.terminal.command_line import writable
+from pace.terminal.command_line import output_option
 from pace.terminal.console import make_console, make_table, question_tflops, write_profile
 from pace.terminal.reporting import reported
 
@@ -32,9 +32,7 @@ def model(
         int, typer.Option(help="Number of images, or of a language model's tokens, per worker and iteration.")
     ],
     workers: Annotated[int, typer.Option(help="Number of workers that train together.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=writable, help="Write the profile to this file (JSON).")
-    ],
+    output: Annotated[Path, output_option("Write the profile to this file (JSON).", "--output", "-o")],
     _list: Annotated[
         bool,
         typer.Option(

@@ -19,7 +19,7 @@ from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions
-from pace.terminal.command_line import writable
+from pace.terminal.command_line import file_argument, file_option, output_option
 from pace.terminal.console import (
     OUTPUT,
     SERVERS,
@@ -145,21 +145,18 @@ def optimize(
     ] = False,
     other_pass: Annotated[
         Path | None,
-        typer.Option(
-            help="With --fsdp2: graph of the same model's other pass (forward or backward), to choose "
+        file_option(
+            "With --fsdp2: graph of the same model's other pass (forward or backward), to choose "
             "settings for both.",
             show_default="one pass",
-            exists=True,
-            dir_okay=False,
         ),
     ] = None,
     output: ScheduleOutput = None,
     as_json: JsonOption = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            callback=writable,
-            help="Write the predicted iteration to this file as a Chrome trace, for ui.perfetto.dev.",
+        output_option(
+            "Write the predicted iteration to this file as a Chrome trace, for ui.perfetto.dev.",
             show_default="no trace",
             rich_help_panel=OUTPUT,
         ),
@@ -167,9 +164,8 @@ def optimize(
     plot: PlotOption = None,
     write_lp: Annotated[
         Path | None,
-        typer.Option(
-            callback=writable,
-            help="Write the linear program to this .lp or .mps file; needs --slot-s.",
+        output_option(
+            "Write the linear program to this .lp or .mps file; needs --slot-s.",
             show_default="not written",
             rich_help_panel=OUTPUT,
         ),
@@ -294,10 +290,7 @@ def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedu
 
 def check(
     profile: ProfileOrGraphArgument,
-    schedule: Annotated[
-        Path,
-        typer.Argument(help="Schedule to check (JSON), from `pace optimize`.", exists=True, dir_okay=False),
-    ],
+    schedule: Annotated[Path, file_argument("Schedule to check (JSON), from `pace optimize`.")],
     as_json: JsonOption = False,
 ) -> None:
     """Check a schedule against its profile, independently of the solver.

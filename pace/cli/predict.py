@@ -12,6 +12,7 @@ from pace.documents.throughput.fleet import Fleet
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
 from pace.documents.throughput.steps import load_steps
 from pace.errors import InvalidOptions
+from pace.terminal.command_line import file_argument, file_option
 from pace.terminal.console import (
     NETWORK,
     OUTPUT,
@@ -34,12 +35,9 @@ from pace.terminal.service_connection import connect
 def predict(
     steps: Annotated[
         Path,
-        typer.Argument(
-            help="Steps of one worker with parameter servers (JSON), from `pace import tf-run-metadata` or "
-            "`pace import profile`.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
+        file_argument(
+            "Steps of one worker with parameter servers (JSON), from `pace import tf-run-metadata` or "
+            "`pace import profile`."
         ),
     ],
     workers: Annotated[
@@ -96,11 +94,9 @@ def predict(
     ] = None,
     fleet: Annotated[
         Path | None,
-        typer.Option(
-            help="Fleet document (JSON): how workers differ from the recorded one.",
+        file_option(
+            "Fleet document (JSON): how workers differ from the recorded one.",
             show_default="all workers are like the recorded one",
-            exists=True,
-            dir_okay=False,
         ),
     ] = None,
     num_steps: Annotated[
@@ -187,11 +183,9 @@ def predict(
 def fit_overhead(
     table: Annotated[
         Path,
-        typer.Argument(
-            help="CSV file with columns bytes and seconds: size of a transfer, and time from its last packet "
-            "until the receiver has finished.",
-            exists=True,
-            dir_okay=False,
+        file_argument(
+            "CSV file with columns bytes and seconds: size of a transfer, and time from its last packet "
+            "until the receiver has finished."
         ),
     ],
     as_json: JsonOption = False,

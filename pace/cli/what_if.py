@@ -37,7 +37,10 @@ from pace.whatif.scenario import TwoLevel
 from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
-PROFILED = "as profiled"
+
+
+def _profiled(what: str, panel: str) -> Any:
+    return typer.Option(help=what, show_default="as profiled", rich_help_panel=panel)
 
 
 def what_if(
@@ -64,58 +67,27 @@ def what_if(
             show_default="not computed",
         ),
     ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of workers, for example 8,16,32 or 1-8.", show_default=PROFILED, rich_help_panel=JOB
-        ),
-    ] = None,
+    workers: Annotated[str | None, _profiled("Numbers of workers, for example 8,16,32 or 1-8.", JOB)] = None,
     batch: Annotated[
-        str | None,
-        typer.Option(
-            help="Samples per worker and iteration, for example 16,32,64.",
-            show_default=PROFILED,
-            rich_help_panel=JOB,
-        ),
+        str | None, _profiled("Samples per worker and iteration, for example 16,32,64.", JOB)
     ] = None,
     compute_speedup: Annotated[
-        str | None,
-        typer.Option(
-            help="Factors by which compute is faster, for example 1,2,4.",
-            show_default=PROFILED,
-            rich_help_panel=JOB,
-        ),
+        str | None, _profiled("Factors by which compute is faster, for example 1,2,4.", JOB)
     ] = None,
     compression: Annotated[
-        str | None,
-        typer.Option(
-            help="Factors by which gradients are compressed, for example 1,2,10.",
-            show_default=PROFILED,
-            rich_help_panel=JOB,
-        ),
+        str | None, _profiled("Factors by which gradients are compressed, for example 1,2,10.", JOB)
     ] = None,
     bandwidth_gbps: Annotated[
         str | None,
-        typer.Option(
-            help="Link bandwidths in Gbit/s, for example 1,5,10 or 1:25:1 (from:to:step).",
-            show_default=PROFILED,
-            rich_help_panel=NETWORK,
-        ),
+        _profiled("Link bandwidths in Gbit/s, for example 1,5,10 or 1:25:1 (from:to:step).", NETWORK),
     ] = None,
     latency_s: Annotated[
-        str | None,
-        typer.Option(
-            help="Latencies of one message in seconds, for example 1e-5,5e-5.",
-            show_default=PROFILED,
-            rich_help_panel=NETWORK,
-        ),
+        str | None, _profiled("Latencies of one message in seconds, for example 1e-5,5e-5.", NETWORK)
     ] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(
-            help="All-reduce algorithms, separated by commas: ring, tree, halving-doubling, two-level.",
-            show_default=PROFILED,
-            rich_help_panel=NETWORK,
+        _profiled(
+            "All-reduce algorithms, separated by commas: ring, tree, halving-doubling, two-level.", NETWORK
         ),
     ] = None,
     workers_per_node: Annotated[

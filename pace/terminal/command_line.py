@@ -33,6 +33,21 @@ def writable(ctx: typer.Context, path: Path | None) -> Path | None:
         raise OSError(number, os.strerror(number), str(path))
 
 
+def file_argument(what: str, **settings: Any) -> Any:
+    """Return an argument that names existing files."""
+    return typer.Argument(help=what, exists=True, dir_okay=False, readable=True, **settings)
+
+
+def file_option(what: str, *names: str, **settings: Any) -> Any:
+    """Return an option that names existing files."""
+    return typer.Option(*names, help=what, exists=True, dir_okay=False, readable=True, **settings)
+
+
+def output_option(what: str, *names: str, **settings: Any) -> Any:
+    """Return an option that names a file to write."""
+    return typer.Option(*names, help=what, callback=writable, **settings)
+
+
 def _unwrapped(settings: dict[str, Any]) -> dict[str, Any]:
     """Put each paragraph of a help on one line: typer would print the line breaks of a docstring."""
     paragraphs = re.split(r"\n\s*\n", (settings.get("help") or "").strip())

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.terminal.command_line import writable
+from pace.terminal.command_line import file_argument, file_option, output_option
 
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")
@@ -19,21 +19,15 @@ JOB, NETWORK, SERVERS, SERVICE, OUTPUT = "The job", "Network", "Parameter server
 
 ProfileArgument = Annotated[
     Path,
-    typer.Argument(
-        help="Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
+    file_argument(
+        "Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job."
     ),
 ]
 ProfileOrGraphArgument = Annotated[
     Path,
-    typer.Argument(
-        help="Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job; "
-        "or a graph, from `pace import node-list` or `CollectivePlanner`.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
+    file_argument(
+        "Profile of one training iteration (JSON), from `pace import`, `pace model` or a training job; "
+        "or a graph, from `pace import node-list` or `CollectivePlanner`."
     ),
 ]
 JsonOption = Annotated[
@@ -47,20 +41,16 @@ JitterOption = Annotated[
 ]
 ExecutionTraceOption = Annotated[
     Path | None,
-    typer.Option(
-        help="PyTorch execution trace of the same step, for the sizes of gradients.",
+    file_option(
+        "PyTorch execution trace of the same step, for the sizes of gradients.",
         show_default="sizes from the trace itself",
-        exists=True,
-        dir_okay=False,
     ),
 ]
 ParametersOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Names and shapes of the model's parameters (JSON), for traces that hold no shapes.",
+    file_option(
+        "Names and shapes of the model's parameters (JSON), for traces that hold no shapes.",
         show_default="shapes from the trace itself",
-        exists=True,
-        dir_okay=False,
     ),
 ]
 CsvOption = Annotated[
@@ -68,29 +58,32 @@ CsvOption = Annotated[
 ]
 PlotOption = Annotated[
     Path | None,
-    typer.Option(
-        callback=writable,
-        help="Write charts to this file: .png, .svg or .pdf.",
-        show_default="no charts",
-        rich_help_panel=OUTPUT,
+    output_option(
+        "Write charts to this file: .png, .svg or .pdf.", show_default="no charts", rich_help_panel=OUTPUT
     ),
 ]
 HtmlOption = Annotated[
     Path | None,
-    typer.Option(
-        callback=writable,
-        help="Write a self-contained HTML page to this file.",
-        show_default="no page",
-        rich_help_panel=OUTPUT,
+    output_option(
+        "Write a self-contained HTML page to this file.", show_default="no page", rich_help_panel=OUTPUT
     ),
 ]
 ScheduleOutput = Annotated[
     Path | None,
-    typer.Option(
+    output_option(
+        "Write the schedule to this file (JSON).",
         "--output",
         "-o",
-        callback=writable,
-        help="Write the schedule to this file (JSON).",
+        show_default="not written",
+        rich_help_panel=OUTPUT,
+    ),
+]
+PlanOutput = Annotated[
+    Path | None,
+    output_option(
+        "Write the plan to this file (JSON).",
+        "--output",
+        "-o",
         show_default="not written",
         rich_help_panel=OUTPUT,
     ),
@@ -111,11 +104,9 @@ ColocatedOption = Annotated[
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Cluster document (JSON) that describes the servers, instead of --servers and --colocated.",
+    file_option(
+        "Cluster document (JSON) that describes the servers, instead of --servers and --colocated.",
         show_default="none",
-        exists=True,
-        dir_okay=False,
         rich_help_panel=SERVERS,
     ),
 ]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pace.errors import CommunicationFailed, InvalidOptions
+from pace.terminal.command_line import file_option
 
 _POLL_S = 0.2
 TLS = "TLS"
@@ -17,31 +18,21 @@ TLS = "TLS"
 Bind = Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free port.")]
 Certificate = Annotated[
     Path | None,
-    typer.Option(
-        help="Certificate chain of this process (PEM file).",
-        show_default="no TLS",
-        exists=True,
-        dir_okay=False,
-        rich_help_panel=TLS,
-    ),
+    file_option("Certificate chain of this process (PEM file).", show_default="no TLS", rich_help_panel=TLS),
 ]
 CertificateKey = Annotated[
     Path | None,
-    typer.Option(
-        help="Private key of the certificate (PEM file).",
+    file_option(
+        "Private key of the certificate (PEM file).",
         show_default="in the file of --tls-cert",
-        exists=True,
-        dir_okay=False,
         rich_help_panel=TLS,
     ),
 ]
 Authority = Annotated[
     Path | None,
-    typer.Option(
-        help="Certificate authority of the other processes' certificates (PEM file).",
+    file_option(
+        "Certificate authority of the other processes' certificates (PEM file).",
         show_default="no TLS",
-        exists=True,
-        dir_okay=False,
         rich_help_panel=TLS,
     ),
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pace.documents.cluster import Cluster
-from pace.terminal.command_line import CommandLine, writable
+from pace.terminal.command_line import CommandLine, file_option, output_option
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -25,11 +25,9 @@ app = CommandLine(help="Run parameter servers, and measure the links to them.", 
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        help="File with the secret token that servers and workers share.",
+    file_option(
+        "File with the secret token that servers and workers share.",
         show_default="the variable PACE_SERVERS_TOKEN",
-        exists=True,
-        dir_okay=False,
     ),
 ]
 
@@ -81,11 +79,10 @@ def measure(
     mebibytes: Annotated[int, typer.Option(min=1, help="Size of a measured push in MiB.")] = 32,
     output: Annotated[
         Path | None,
-        typer.Option(
+        output_option(
+            "Write a cluster document (JSON) to this file, for `pace optimize --cluster`.",
             "-o",
             "--output",
-            callback=writable,
-            help="Write a cluster document (JSON) to this file, for `pace optimize --cluster`.",
             show_default="not written",
         ),
     ] = None,

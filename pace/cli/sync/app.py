@@ -21,8 +21,8 @@ from pace.documents.sync.sync_plan import SyncPlan, load_sync_plan
 from pace.documents.sync.sync_problem import load_sync_problem, sync_kind
 from pace.documents.sync.weight_sync import WeightSync
 from pace.errors import InvalidOptions, InvalidSync
-from pace.terminal.command_line import CommandLine, writable
-from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
+from pace.terminal.command_line import CommandLine, file_argument
+from pace.terminal.console import JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import judged, reported
 
@@ -33,11 +33,8 @@ app = CommandLine(
 SHOWN_POINTS = 400
 SyncArgument = Annotated[
     Path,
-    typer.Argument(
-        help="Weight-sync, resharding or delta-sync document (JSON): tensors, sender, receivers and links.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
+    file_argument(
+        "Weight-sync, resharding or delta-sync document (JSON): tensors, sender, receivers and links."
     ),
 ]
 
@@ -45,17 +42,7 @@ SyncArgument = Annotated[
 @app.command(epilog="Example: pace sync plan sync.json -o plan.json")
 def plan(
     document: SyncArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=writable,
-            help="Write the plan to this file (JSON).",
-            show_default="not written",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    output: PlanOutput = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan how new weights reach receivers with the shortest pause, and print a bound that no plan beats.
@@ -92,16 +79,7 @@ def plan(
 @app.command(epilog="Example: pace sync check sync.json plan.json")
 def check(
     document: SyncArgument,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            help="Plan (JSON), from `pace sync plan`.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ],
+    plan_file: Annotated[Path, file_argument("Plan (JSON), from `pace sync plan`.", metavar="PLAN")],
     as_json: JsonOption = False,
 ) -> None:
     """Check a plan, independently of the planner.
@@ -134,15 +112,7 @@ def _load(document: Path) -> WeightSync | Resharding | DeltaSync:
     "what-if", epilog="Example: pace sync what-if sync.json --bandwidth-gbps 25,100 --receivers 4,16"
 )
 def what_if(
-    document: Annotated[
-        Path,
-        typer.Argument(
-            help="Weight-sync document (JSON): tensors, links and receivers.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ],
+    document: Annotated[Path, file_argument("Weight-sync document (JSON): tensors, links and receivers.")],
     bandwidth_gbps: Annotated[
         str | None,
         typer.Option(

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from pace.documents.sync.outer_plan import OuterPlan, load_outer_plan
 from pace.documents.sync.outer_sync import OuterSync, load_outer_sync
-from pace.terminal.command_line import CommandLine, writable
-from pace.terminal.console import OUTPUT, JsonOption, make_console, make_table
+from pace.terminal.command_line import CommandLine, file_argument
+from pace.terminal.console import JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_numbers
 from pace.terminal.reporting import counted, judged, reported
 
@@ -24,24 +24,9 @@ app = CommandLine(
 
 SHOWN_FRAGMENTS = 24
 OuterArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Outer-sync document (JSON): layers, steps, workers, links, and the largest delay.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-    ),
+    Path, file_argument("Outer-sync document (JSON): layers, steps, workers, links, and the largest delay.")
 ]
-PlanArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="PLAN",
-        help="Plan (JSON), from `pace diloco plan`.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-    ),
-]
+PlanArgument = Annotated[Path, file_argument("Plan (JSON), from `pace diloco plan`.", metavar="PLAN")]
 
 
 @app.command(epilog="Example: pace diloco plan outer.json -o plan.json")
@@ -55,17 +40,7 @@ def plan(
             "link.",
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=writable,
-            help="Write the plan to this file (JSON).",
-            show_default="not written",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    output: PlanOutput = None,
     as_json: JsonOption = False,
 ) -> None:
     """Choose fragments, send steps, links and delays for the highest utilization, and print its bound."""

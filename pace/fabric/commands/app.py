@@ -17,8 +17,8 @@ from pace.fabric.commands.processes import LATE
 from pace.fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace.fabric.documents.scenario import FabricScenario
 from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
-from pace.terminal.command_line import CommandLine, writable
-from pace.terminal.console import CsvOption, HtmlOption, JsonOption, make_console, make_table
+from pace.terminal.command_line import CommandLine, file_argument, output_option
+from pace.terminal.console import CsvOption, HtmlOption, JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
 from pace.terminal.reporting import WRONG, counted, judged, reported
 
@@ -43,28 +43,11 @@ app.command(epilog="Example: pace fabric receive -o weights.bin --bind 0.0.0.0:7
 )
 
 NetworkArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Network document (JSON): hosts and the rates of their links.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-    ),
+    Path, file_argument("Network document (JSON): hosts and the rates of their links.")
 ]
-BatchArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Batch document (JSON): the updates to transfer.", exists=True, dir_okay=False, readable=True
-    ),
-]
+BatchArgument = Annotated[Path, file_argument("Batch document (JSON): the updates to transfer.")]
 ScenarioArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Scenario document (JSON): a network, its workers and their computations.",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-    ),
+    Path, file_argument("Scenario document (JSON): a network, its workers and their computations.")
 ]
 
 
@@ -106,22 +89,11 @@ def plan(
             "the last).",
         ),
     ] = "commit",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=writable,
-            help="Write the plan to this file (JSON).",
-            show_default="not written",
-        ),
-    ] = None,
+    output: PlanOutput = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            callback=writable,
-            help="Write the plan to this file as a Chrome trace, for ui.perfetto.dev.",
-            show_default="no trace",
+        output_option(
+            "Write the plan to this file as a Chrome trace, for ui.perfetto.dev.", show_default="no trace"
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -181,12 +153,7 @@ def _describe(made: TransferPlan, console: Console) -> None:
 def check(
     network: NetworkArgument,
     batch: BatchArgument,
-    plan: Annotated[
-        Path,
-        typer.Argument(
-            help="Transfer plan to check (JSON), from `pace fabric plan`.", exists=True, dir_okay=False
-        ),
-    ],
+    plan: Annotated[Path, file_argument("Transfer plan to check (JSON), from `pace fabric plan`.")],
     as_json: JsonOption = False,
 ) -> None:
     """Check a transfer plan, independently of the solver.
@@ -311,12 +278,7 @@ def _at_least(option: str, text: str | None, least: int) -> tuple[int, ...]:
 
 @app.command("check-log", epilog="Example: pace fabric check-log commits.jsonl --delay-bound 8")
 def check_log(
-    log: Annotated[
-        Path,
-        typer.Argument(
-            help="Commit log to check, as `pace fabric serve --log` writes it.", exists=True, dir_okay=False
-        ),
-    ],
+    log: Annotated[Path, file_argument("Commit log to check, as `pace fabric serve --log` writes it.")],
     delay_bound: Annotated[
         int | None,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pace.errors import InvalidOptions
-from pace.terminal.command_line import writable
+from pace.terminal.command_line import file_option, output_option
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -35,11 +35,9 @@ LATE = (
 SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the fabric's scheduler.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        help="File with the secret token that all processes of the fabric share.",
+    file_option(
+        "File with the secret token that all processes of the fabric share.",
         show_default=f"the variable {TOKEN}",
-        exists=True,
-        dir_okay=False,
     ),
 ]
 HostName = Annotated[str, typer.Option("--name", help="Name of this host, as in the network document.")]
@@ -50,19 +48,10 @@ Advertised = Annotated[
     ),
 ]
 ModelFile = Annotated[
-    Path,
-    typer.Option(
-        "--model",
-        help="Initial model: a .npy file of float32, float16 or bfloat16.",
-        exists=True,
-        dir_okay=False,
-    ),
+    Path, file_option("Initial model: a .npy file of float32, float16 or bfloat16.", "--model")
 ]
 LogFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--log", callback=writable, help="Append the commit log to this file.", show_default="no log"
-    ),
+    Path | None, output_option("Append the commit log to this file.", "--log", show_default="no log")
 ]
 Silence = Annotated[
     float, typer.Option(min=1, help="Seconds without any message after which a connection counts as lost.")
@@ -103,10 +92,8 @@ def scheduler(
     ] = None,
     network: Annotated[
         Path | None,
-        typer.Option(
-            help="Network document (JSON) with the initial rates of links.",
-            show_default="rates are measured",
-            exists=True,
+        file_option(
+            "Network document (JSON) with the initial rates of links.", show_default="rates are measured"
         ),
     ] = None,
     servers: Annotated[
@@ -173,10 +160,7 @@ def scheduler(
         ),
     ] = None,
     transfer_log: Annotated[
-        Path | None,
-        typer.Option(
-            callback=writable, help="Append a line for every transfer to this file.", show_default="no log"
-        ),
+        Path | None, output_option("Append a line for every transfer to this file.", show_default="no log")
     ] = None,
     token_file: TokenFile = None,
     tls_cert: Certificate = None,

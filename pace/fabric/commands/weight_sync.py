@@ -9,7 +9,7 @@ import typer
 
 from pace.errors import CommunicationFailed, InvalidOptions
 from pace.fabric.commands.processes import TOKEN, TokenFile
-from pace.terminal.command_line import writable
+from pace.terminal.command_line import file_argument, output_option
 from pace.terminal.console import JsonOption
 from pace.terminal.processes import (
     Authority,
@@ -28,9 +28,7 @@ _POLL_S = 0.2
 
 
 def distribute(
-    weights: Annotated[
-        Path, typer.Argument(help="File of weights to send, of any format.", exists=True, dir_okay=False)
-    ],
+    weights: Annotated[Path, file_argument("File of weights to send, of any format.")],
     to: Annotated[str, typer.Option(help="HOST:PORT of each receiver, separated by commas, fastest first.")],
     version: Annotated[int, typer.Option(min=0, help="Version number of the weights.")] = 0,
     direct: Annotated[
@@ -89,13 +87,7 @@ def distribute(
 
 def receive(
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            callback=writable,
-            help="File for the weights; replaced whenever weights arrive.",
-        ),
+        Path, output_option("File for the weights; replaced whenever weights arrive.", "--output", "-o")
     ],
     bind: Bind = "127.0.0.1:7090",
     once: Annotated[bool, typer.Option("--once", help="Stop after the first weights.")] = False,
