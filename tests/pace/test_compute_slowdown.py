@@ -283,3 +283,9 @@ def test_people_are_told_that_compute_is_slowed_down(tmp_path: Path) -> None:
             done = CliRunner().invoke(app, [command, str(path)])
             assert done.exit_code == 0
             assert ("x 1.25 as long while communication is under way" in done.stderr) is told
+
+
+def test_a_transfer_of_no_time_may_start_together_with_another() -> None:
+    """It comes first, in whatever order they are listed."""
+    clock = ComputeClock.carrying(2.0, np.array([0.0, 1.0, 1.0]), np.array([1.0, 2.0, 1.0]))
+    assert clock.wall_s([1.0, 2.0, 3.0]).tolist() == [2.0, 4.0, 5.0]
