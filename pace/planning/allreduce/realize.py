@@ -29,6 +29,7 @@ from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
 # Plans whose windows differ by less count as equally fast. The one that is faster on a slower network wins.
 TIE = 1e-4
+ROUNDING = 1e-9
 SLOWER_NETWORK = 1.1
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
@@ -83,11 +84,13 @@ def fastest_plan(
     ]
     plans, note = _with_whole_groups(problem, plans, options)
     if not options.scenarios:
-        enough = min(_window(problem, plan) for plan in plans) * (1 + TIE)
+        least = min(_window(problem, plan) for plan in plans)
         best = min(
-            (plan for plan in plans if _window(problem, plan) <= enough),
+            (plan for plan in plans if _window(problem, plan) <= least * (1 + TIE)),
             key=lambda plan: (window_when_slower(problem, plan), len(plan.sending.groups)),
         )
+        if note and _window(problem, best) > least * (1 + ROUNDING):
+            note = f"; no plan of whole groups is over {100 * TIE:g} % faster"
         return replace(best, note=note)
     from pace.planning.allreduce.scenarios import price, sample
 

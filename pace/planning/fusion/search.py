@@ -151,10 +151,13 @@ def _continuous_window(problem: FusionProblem, partition: Partition) -> float:
 def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     """Minimize the end of the last all-reduce, first in, first out; only this end matters with a barrier."""
     classes = problem.classes()
-    exact = "exact" if len(classes) <= 1 else "each dtype by itself, heuristic"
+    # As for layered chains: otherwise, groups with gaps can be better.
+    cap = options.max_group_bytes
+    among = "" if problem.cost.line and (cap is None or cap >= problem.sizes.sum()) else " among runs"
+    exact = f"exact{among}" if len(classes) <= 1 else "each dtype by itself, heuristic"
     method = f"dynamic program over prefixes, first in first out with a barrier, {exact}"
     if len(classes) == 1:
-        chain_, cap = problem.chain_of(classes[0]), options.max_group_bytes
+        chain_ = problem.chain_of(classes[0])
         cuts, _ = best_fifo(chain_, problem.cost, max_group_bytes=cap)
         cuts = fewer_runs(chain_, problem.cost, cuts, max_group_bytes=cap)
         found = _cut(classes[0], cuts)

@@ -107,6 +107,10 @@ def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPla
     assert plan is not None
     among = "" if problem.reduce_scatter.line and problem.all_gather.line and cap is None else " among runs"
     how = f"exact{among}" if exact else "each dtype by itself, heuristic"
+    if options.max_segment_bytes is not None:
+        how += ", before calls are cut"
+    if gradients.slowdown != 1:
+        how += "; on the compute clock"
     return plan, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
 
 

@@ -183,6 +183,9 @@ def test_exact_is_said_only_where_it_is() -> None:
     assert method(line, max_group_bytes=10) == f"{exact} among those"
     assert method(curve) == f"{exact} among those"
     assert method(line, slot_s=1.0).endswith("in continuous time")
+    assert method(line, framework="ddp").endswith("barrier, exact")
+    assert method(line, framework="ddp", max_group_bytes=10).endswith("barrier, exact among runs")
+    assert method(curve, framework="ddp").endswith("barrier, exact among runs")
     assert method(line, fusion="paper").endswith("heuristic")
 
 
