@@ -83,6 +83,17 @@ def least_stretch_s(times: DerivedTimes, bound: SetBound | ChainBound) -> float:
     )
 
 
+def least_durations(schedule: Schedule) -> list[float]:
+    """Return the seconds of each group in one piece, or in its segments if these take less."""
+    cut = [0.0] * len(schedule.groups)
+    for segment in schedule.transfers:
+        cut[segment.group] += segment.end_s - segment.start_s
+    return [
+        parts if parts < group.duration_s * (1 - TOLERANCE) else group.duration_s
+        for parts, group in zip(cut, schedule.groups, strict=True)
+    ]
+
+
 def _jobs(schedule: Schedule, times: DerivedTimes) -> tuple[list[float], list[float], list[float]]:
     """Return ready time, duration and tail of every group in seconds, rounded as the oracle rounds them.
 
@@ -90,8 +101,9 @@ def _jobs(schedule: Schedule, times: DerivedTimes) -> tuple[list[float], list[fl
     """
     slot_s = schedule.solver.slot_s
     ready = [group.ready_s for group in schedule.groups]
-    duration = [group.duration_s for group in schedule.groups]
+    duration = least_durations(schedule)
     if slot_s is not None:
+        duration = [group.duration_s for group in schedule.groups]
         ready = [slots(value, slot_s) * slot_s for value in ready]
         rate = 1 - times.lost
         duration = [slots_served(value * rate, slot_s) * slot_s / rate for value in duration]

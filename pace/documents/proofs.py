@@ -26,7 +26,8 @@ class Proof(Document):
     server
         Number of the server, for link "server".
     set
-        Numbers of the groups, each sent in one transfer. In a sharded schedule without a norm, an
+        Numbers of the groups, each sent in one transfer, or in the schedule's segments if these take less
+        time, as they may if the cost jumps. In a sharded schedule without a norm, an
         all-gather's ready time is the latest end of what it needs if nothing else were sent, and a
         reduce-scatter's tail the longest of an all-gather that needs it with what follows that all-gather.
     num_transfers

@@ -18,13 +18,19 @@ updates take time, the bound still holds, but the plan must be simulated.
 
 import numpy as np
 
+from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
 from pace.solver.one_machine import Instance
 from pace.solver.two_halves.calls import Half, dependencies
 
 
 def chained_instance(
-    scattered: Half, gathered: Half, *, reduce_scatter: CostCurve, all_gather: CostCurve
+    scattered: Half,
+    gathered: Half,
+    *,
+    reduce_scatter: CostCurve,
+    all_gather: CostCurve,
+    calls_s: FloatArray | None = None,
 ) -> Instance:
     """Return the calls as independent jobs: first all reduce-scatters, then all gathers.
 
@@ -37,9 +43,11 @@ def chained_instance(
         The calls of both halves.
     reduce_scatter, all_gather
         The costs of both kinds of calls.
+    calls_s : array of shape (num_calls,)
+        Seconds of each call, gathers last (default: by their costs).
     """
-    first = scattered.durations(reduce_scatter)
-    second = gathered.durations(all_gather)
+    first = scattered.durations(reduce_scatter) if calls_s is None else calls_s[: len(scattered)]
+    second = gathered.durations(all_gather) if calls_s is None else calls_s[len(scattered) :]
     head = np.zeros(len(gathered))
     tail = np.zeros(len(scattered))
     pairs = dependencies(scattered, gathered)

@@ -1,7 +1,7 @@
 """From a profile to its schedule of all-reduces: fusion search, oracle, segments, proofs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver.arrays import FloatArray
 from pace.solver.compute_clock import ComputeClock
 from pace.solver.one_machine import Instance, certify
+from pace.solver.sending import least_durations
 from pace.solver.whole_groups import MOST_GRADIENTS
 from pace.version import __version__
 
@@ -132,6 +133,10 @@ def write_lp(schedule: Schedule, path: Path) -> None:
 def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     problem, plan = found.problem, found.plan
     instance = oracle_instance(plan.buffers, problem.cost, options.slot_s)
+    if options.slot_s is None:
+        lengths = plan.sending.ends - plan.sending.starts
+        durations = least_durations(instance.processing, plan.sending.groups, lengths)
+        instance = replace(instance, processing=durations)
     unit = options.slot_s or 1.0
     solution = found.oracle.solve(instance)
     proof = certify(instance, solution)

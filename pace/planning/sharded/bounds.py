@@ -8,8 +8,10 @@ from pace.documents.proofs import NormBound, Proof, SetBound
 from pace.planning.fusion.bounds import chain_bound, fusion_bound, stretch_s
 from pace.planning.sharded.plans import ShardedPlan
 from pace.planning.sharded.problem import ShardingProblem
+from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
 from pace.solver.one_machine import certify, solve
+from pace.solver.sending import least_durations
 from pace.solver.two_halves.chains import chained_instance
 
 
@@ -33,9 +35,15 @@ def proof_of_calls(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
 
 
 def whole_stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
-    """Return by how many seconds a plan's calls lengthen compute if none is cut."""
-    first = float(np.sum(plan.scattered.durations(problem.reduce_scatter)))
-    return problem.stretch_s(first + float(np.sum(plan.gathered.durations(problem.all_gather))))
+    """Return by how many seconds a plan's calls lengthen compute if none is cut without need."""
+    return problem.stretch_s(float(np.sum(_calls_s(problem, plan))))
+
+
+def _calls_s(problem: ShardingProblem, plan: ShardedPlan) -> FloatArray:
+    """Return the seconds of each call, reduce-scatters first, in one piece or in the plan's segments."""
+    first = plan.scattered.durations(problem.reduce_scatter)
+    whole = np.concatenate([first, plan.gathered.durations(problem.all_gather)])
+    return least_durations(whole, plan.sending.calls, plan.sending.ends - plan.sending.starts)
 
 
 def least_stretch_s(problem: ShardingProblem, proof: NormBound | SetBound) -> float:
@@ -50,6 +58,7 @@ def _chained(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
         plan.gathered,
         reduce_scatter=problem.reduce_scatter,
         all_gather=problem.all_gather,
+        calls_s=_calls_s(problem, plan),
     )
     proof = certify(instance, solve(instance))
     total = float(np.sum(instance.processing[list(proof.jobs)]))
@@ -68,11 +77,12 @@ def _behind_norm(problem: ShardingProblem, plan: ShardedPlan) -> Proof:
     if not len(first):
         return Proof(min_ready_s=0.0, total_s=0.0, min_tail_s=0.0, bound_s=0.0)
     by_ready = np.argsort(first.times, kind="stable")
-    lasting = first.durations(problem.reduce_scatter)[by_ready]
+    calls_s = _calls_s(problem, plan)
+    lasting = calls_s[: len(first)][by_ready]
     # Of all sets of calls that end last, the one without a pause between its calls.
     begins = int(np.argmax(first.times[by_ready] + np.cumsum(lasting[::-1])[::-1]))
     by_tail = np.argsort(-second.times, kind="stable")
-    gathering = second.durations(problem.all_gather)[by_tail]
+    gathering = calls_s[len(first) :][by_tail]
     last = int(np.argmax(np.cumsum(gathering) + second.times[by_tail]))
     ready, tail = float(first.times[by_ready[begins]]), float(second.times[by_tail[last]])
     total = float(np.sum(lasting[begins:])) + float(np.sum(gathering[: last + 1]))

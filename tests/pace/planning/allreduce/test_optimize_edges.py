@@ -217,3 +217,14 @@ def test_segments_beyond_counting_are_refused() -> None:
     profile = layered([4_000_000, 4_000_000], allreduce=affine(1, 1e-6))
     with pytest.raises(InvalidOptions, match=r"2,000,000 segments.* use 9,"):
         optimize(profile, Options(max_segment_bytes=4))
+
+
+def test_a_proof_counts_segments_that_take_less_time_than_one_call() -> None:
+    """The cost jumps from 0.5 s for 4 bytes to 4 s for 16: four calls of 4 bytes take 2 s."""
+    profile = layered([16], allreduce=SampledAllReduce(samples=((4, 0.5), (16, 4.0))))
+    for slowdown in (1.0, 2.0):
+        predicted = assert_right(
+            profile.replace(compute_slowdown=slowdown), Options(max_segment_bytes=4)
+        ).predicted
+        assert predicted.iteration_s == pytest.approx(1 + 2 + 1)
+        assert predicted.lower_bound_s <= predicted.ideal_iteration_s <= predicted.iteration_s

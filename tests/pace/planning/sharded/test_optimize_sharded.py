@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pace import Options, Profile
 from pace.checker import check
-from pace.documents.collective_costs import RingAllReduce
+from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import parse_schedule
@@ -331,3 +331,45 @@ def test_gradients_without_bytes_are_in_no_call(count: int) -> None:
     assert made.transfers == ()
     assert made.predicted.iteration_s == made.predicted.compute_s
     assert check(profile, made) == []
+
+
+def test_exact_is_said_only_where_it_is() -> None:
+    """With a norm: not if calls are cut, which costs latency, or if traffic slows compute."""
+
+    def method(profile: Profile, **chosen: object) -> str:
+        options = Options.model_validate({"exchange": "sharded"} | chosen)
+        return optimize(profile, options).solver.method
+
+    profile = layered([8, 664], allreduce=affine(1, 0.25)).replace(update="global-norm")
+    assert method(profile).endswith(", exact")
+    assert method(profile, max_segment_bytes=200).endswith("exact, before calls are cut")
+    assert method(profile.replace(compute_slowdown=2.0)).endswith("exact; on the compute clock")
+
+
+def test_a_proof_counts_segments_that_take_less_time_than_one_call() -> None:
+    """The cost jumps from 1 s for 8 bytes to 5 s for 16. Of both halves, two calls of half a second each."""
+    jumping = SampledAllReduce(samples=((8, 1.0), (16, 5.0)))
+    profile = layered([16], allreduce=jumping, forward_s=[0.0])
+    for update in ("per-gradient", "global-norm"):
+        each = profile.replace(update=update)
+        schedule = optimize(each, Options(exchange="sharded", max_segment_bytes=8))
+        predicted = schedule.predicted
+        assert predicted.iteration_s == 1 + 2 + (update == "global-norm")
+        assert predicted.lower_bound_s <= predicted.ideal_iteration_s <= predicted.iteration_s
+        assert check(each, schedule) == []
+
+
+def test_a_norm_that_takes_no_time_comes_before_calls_that_do() -> None:
+    """Calls of up to 8 bytes take no time, and 16 take 2 s: the gather begins when the norm does."""
+    cost = SampledAllReduce(samples=((8, 0.0), (16, 2.0)))
+    profile = layered([16], allreduce=cost).replace(update="global-norm", compute_slowdown=2.0)
+    assert check(profile, optimize(profile)) == []
+
+
+def test_a_norm_may_take_longer_than_a_window_in_which_nothing_is_sent() -> None:
+    """Times then differ by rounding only."""
+    cost = RingAllReduce(
+        bandwidth_bytes_per_s=7149579917.51716, latency_s=0.0, reduce_bytes_per_s=3377363696.805365
+    )
+    profile = Profile(name="empty", workers=3, ops=(), gradients=(), allreduce=cost, update="global-norm")
+    assert check(profile, optimize(profile)) == []
