@@ -53,10 +53,10 @@ def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, p
 
 
 def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:
-    node = graph.nodes[found.peak_node].name
+    where = f', at node "{graph.nodes[found.peak_node].name}"' if graph.nodes else ""
     return (
         f"a memory budget of {budget:,} bytes is too small: the best plan found needs {found.peak_bytes:,} "
-        f'bytes, at node "{node}"; allow at least that'
+        f"bytes{where}; allow at least that"
     )
 
 

@@ -124,3 +124,10 @@ def test_options_of_other_exchanges_are_refused() -> None:
         pace.optimize(graph, Options(max_group_bytes=4))
     with pytest.raises(InvalidOptions, match='not "sharded"'):
         pace.optimize(graph, Options(exchange="sharded"))
+
+
+def test_a_budget_that_is_too_small_for_no_nodes_is_refused() -> None:
+    """What is resident needs memory without any node."""
+    graph = graph_of([]).model_copy(update={"resident_bytes": 100})
+    with pytest.raises(InvalidOptions, match="needs 100 bytes; allow at least that"):
+        planned(graph, 1)
