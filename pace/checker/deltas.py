@@ -35,7 +35,7 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
     derived = {
         "anchors": plan.anchor_s - hashed,
         "ask": plan.delta_s + late * plan.anchor_s,
-        "wait": plan.delta_s + (plan.anchor_s - plan.delta_s) / every,
+        "wait": (plan.anchor_s + (every - 1) * plan.delta_s) / every,
     }
     sent = math.fsum(_changed_bytes(problem, tensor) for tensor in problem.sync.tensors)
     sizes = {"anchors": total, "ask": sent + late * total, "wait": sent + (total - sent) / every}

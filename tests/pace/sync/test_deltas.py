@@ -106,3 +106,9 @@ def test_impossible_documents_are_refused(changed: dict[str, Any], said: str) ->
     """With a line that names the field."""
     with pytest.raises(InvalidSync, match=said):
         problem_of(**changed)
+
+
+def test_a_plan_with_slow_copies_of_the_base_is_accepted() -> None:
+    """The pause of a delta is a billion times that of an anchor: nothing may be lost by rounding."""
+    problem = problem_of(base_s_per_byte=1e3, most_versions=1)
+    assert check_deltas(problem, plan_deltas(problem)) == []
