@@ -83,11 +83,21 @@ def greatest_bound_s(
         ways = [_narrower(way, down) for way in ways]
     alone = [_end_s(way, u.size_bytes, u.ready_s) for way, u in zip(ways, away, strict=True)]
     bound = sum(alone)
+    if not np.isfinite(bound):
+        return np.inf
     if not relayed and away:
         bound = max(bound, _one_after_the_other(down, away))
-        if len(updates) <= _MOST_IN_PROGRAM:
-            most = [max(rate for _, rate in way) for way in ways]
-            bound = max(bound, _program(hosts, down, away, alone, most, plan.predicted.last_commit_s))
+        sent = [place for place, update in enumerate(away) if update.size_bytes]
+        if sent and len(updates) <= _MOST_IN_PROGRAM:
+            least = _program(
+                hosts,
+                down,
+                [away[place] for place in sent],
+                [alone[place] for place in sent],
+                [max(rate for _, rate in ways[place]) for place in sent],
+                plan.predicted.last_commit_s,
+            )
+            bound = max(bound, least + sum(alone) - sum(alone[place] for place in sent))
     return (here + bound) / len(updates)
 
 
