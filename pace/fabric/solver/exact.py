@@ -73,6 +73,7 @@ def solve_exactly(updates: Updates, capacities: Capacities) -> ExactOrder:
     commits = [g for i in range(best_kept) for g in range(n) if variables.place[g][i].value() > 0.5]
     scale = variables.scale
     lengths = np.array([max(length.value(), 0.0) for length in variables.length])[:best_kept]
+    lengths *= variables.scale_s
     ends = np.cumsum(lengths)
     pieces = []
     for g in commits:
@@ -87,13 +88,14 @@ def solve_exactly(updates: Updates, capacities: Capacities) -> ExactOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderVariables:
-    """Variables of the program; bytes are in units of `scale`."""
+    """Variables of the program; bytes are in units of `scale`, and times of `scale_s` seconds."""
 
     place: list[list[pulp.LpVariable]]
     length: list[pulp.LpVariable]
     carried: list[list[pulp.LpVariable]]
     kept: list[pulp.LpVariable]
     scale: float
+    scale_s: float
 
 
 def build(
@@ -102,9 +104,15 @@ def build(
     """Return the program that maximizes the number kept or, that number fixed, minimizes commit times."""
     n = len(updates)
     scale = float(updates.size.max()) or 1.0
-    size = updates.size / scale
-    server = capacities.rate_at(2 * updates.server + 1, 0.0) / scale
-    rate = [min(capacities.rate_at(2 * host, 0.0) / scale, server) for host in updates.host.tolist()]
+    # What is on the server's host is there already.
+    size = np.where(updates.host == updates.server, 0.0, updates.size / scale)
+    bytes_per_s = capacities.rate_at(2 * updates.server + 1, 0.0)
+    # The solver's tolerances are absolute: the server's link takes one unit of time for the largest update.
+    scale_s = scale / bytes_per_s if bytes_per_s > 0 else 1.0
+    server = bytes_per_s * scale_s / scale
+    rate = [
+        min(capacities.rate_at(2 * host, 0.0) * scale_s / scale, server) for host in updates.host.tolist()
+    ]
     program = pulp.LpProblem("fabric_order", pulp.LpMaximize if num_kept is None else pulp.LpMinimize)
     both, positions = range(n), range(n)
     variables = OrderVariables(
@@ -113,6 +121,7 @@ def build(
         carried=[[program.add_variable(f"x_{g}_{i}", 0) for i in positions] for g in both],
         kept=[program.add_variable(f"a_{g}", 0, 1) for g in both],
         scale=scale,
+        scale_s=scale_s,
     )
     z, length, x, a = variables.place, variables.length, variables.carried, variables.kept
     if num_kept is None:
@@ -127,7 +136,7 @@ def build(
         for i in positions:
             program += x[g][i] <= rate[g] * length[i], f"uplink_{g}_{i}"
             program += x[g][i] <= size[g] * pulp.lpSum(z[g][i:]), f"before_commit_{g}_{i}"
-            if i + 1 > last or rate[g] <= 0:
+            if i + 1 > last or (rate[g] <= 0 < size[g]):
                 program += z[g][i] == 0, f"deadline_{g}_{i}"
     for i in positions:
         program += pulp.lpSum(z[g][i] for g in both) <= 1, f"position_{i}"

@@ -130,3 +130,18 @@ def test_the_exact_program_says_what_it_takes() -> None:
     shared = Updates(size=np.ones(2), host=np.zeros(2, dtype=int), server=1)
     with pytest.raises(ValueError, match="one update a host"):
         solve_exactly(shared, Capacities.constant([1, 1], [1, 1]))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_exact_order_does_not_depend_on_the_unit_of_time(scale: float) -> None:
+    """Tolerances of the solver are absolute."""
+    updates, capacities = star(E3)
+    faster = Capacities(capacities.times, capacities.rates / scale, capacities.counts)
+    assert solve_exactly(updates, faster).total_s == pytest.approx(11.32333 * scale, rel=1e-5)
+
+
+def test_the_exact_order_needs_no_link_for_what_is_at_the_server() -> None:
+    """An update on the server's host is committed at once, and so is one without bytes."""
+    updates = Updates(size=np.array([100.0, 0.0, 100.0]), host=np.array([2, 1, 0]), server=2)
+    exact = solve_exactly(updates, Capacities.constant([100, 0, 100], [100, 100, 100]))
+    assert exact.commit_s.tolist() == pytest.approx([0.0, 0.0, 1.0])
