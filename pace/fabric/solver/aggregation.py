@@ -36,7 +36,9 @@ class AggregateSize:
 
     def of(self, sizes: Sequence[float] | FloatArray) -> float:
         """Return the size of the sum of updates of these sizes."""
-        sent = max(sizes) if self.at_most_bytes is None else min(sum(sizes), self.at_most_bytes)
+        sent = max(sizes)
+        if self.at_most_bytes is not None and len(sizes) > 1:
+            sent = min(sum(sizes), self.at_most_bytes)
         return float(max(sent, self.at_least_bytes) * (self.vectors if len(sizes) > 1 else 1))
 
 

@@ -334,3 +334,43 @@ def test_the_bound_is_for_the_updates_that_are_kept() -> None:
     assert searched.predicted.mean_commit_s == pytest.approx(10.0)
     assert 5.5 * (1 - 1e-6) <= searched.predicted.lower_bound_s <= 10.0
     assert check_transfers(network, batch, searched) == check_transfers(network, batch, greedy) == []
+
+
+@pytest.mark.parametrize("other_bytes", [0, 1000])
+def test_updates_without_bytes_are_judged(other_bytes: int) -> None:
+    """They are at the server when they are ready, even if their link carries nothing."""
+    network = network_of({"h0": 0.0, "h1": 100.0})
+    updates = [
+        {"id": host, "host": host, "size_bytes": size, "version": 1, "ready_s": 1.0}
+        for host, size in (("h0", 0), ("h1", other_bytes))
+    ]
+    batch = UpdateBatch.model_validate({"version": 1, "updates": updates})
+    assert check_transfers(network, batch, plan_transfers(network, batch)) == []
+
+
+def test_a_plan_that_keeps_what_no_link_carries_is_refused() -> None:
+    """No bound can be derived for it, and the checker says what is wrong."""
+    network = network_of({"h0": 0.0, "h1": 100.0})
+    batch = batch_of({"a": (8, "h0", 100), "b": (8, "h1", 100)})
+    plan = plan_transfers(network, batch)
+    both = {"updates": ("b", "a"), "weights": (1.0, 1.0), "version": 102}
+    kept = {"dropped": (), "order": ("b", "a"), "commits": (plan.commits[0].model_copy(update=both),)}
+    found = check_transfers(network, batch, plan.model_copy(update=kept))
+    assert any('"a" never reaches the server' in each for each in found)
+
+
+def test_the_limit_of_sums_is_not_one_of_single_updates() -> None:
+    """Over an aggregator, an update of 100 bytes would not shrink to the 3 bytes that sums have at most."""
+    rates = {"s": 10.0, "h1": 100.0, "h2": 100.0}
+    hosts = [{"name": name, "up_bytes_per_s": r, "down_bytes_per_s": r} for name, r in rates.items()]
+    network = FabricNetwork.model_validate({"hosts": hosts, "server": "s", "aggregators": ["h1"]})
+    batch = UpdateBatch.model_validate(
+        {
+            "version": 1,
+            "updates": [{"id": "a", "host": "h2", "size_bytes": 100, "version": 1}],
+            "sum_size": {"kind": "sparse", "at_most_bytes": 3},
+        }
+    )
+    plan = plan_transfers(network, batch)
+    assert check_transfers(network, batch, plan) == []
+    assert plan.predicted.last_commit_s == 10.0

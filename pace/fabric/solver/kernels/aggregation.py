@@ -88,7 +88,8 @@ def best_split(
             if complete > best + SAME_MOMENT or complete == np.inf:
                 feasible = False
                 break
-            sent = max(largest if at_most <= 0.0 else min(together, at_most), at_least)
+            # The limit is one of sums: a single update is sent as it is.
+            sent = max(largest if at_most <= 0.0 or members == 1 else min(together, at_most), at_least)
             if members > 1:
                 sent *= vectors
             e, _ = reserve(my_times, my_rates, my_counts, pieces, middle, target, sent, complete)
