@@ -7,7 +7,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from pace.api.errors import SpoolFull
@@ -60,12 +59,7 @@ class BodySpool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

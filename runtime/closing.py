@@ -1,6 +1,5 @@
 """What is closed at the end of a ``with`` block."""
 
-from types import TracebackType
 from typing import Self
 
 
@@ -10,9 +9,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ import copy
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -111,9 +110,7 @@ class Capture:
         self._recorder.begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self._recorder.stop()  # the loop may have ended early, inside a traced iteration
         self._contexts.close()
 

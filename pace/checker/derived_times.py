@@ -1,7 +1,7 @@
 """What a profile says, derived anew: ready times, tails, and how far two times may differ."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -91,6 +91,19 @@ def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
         total_bytes=sum(gradient.size_bytes for gradient in profile.gradients),
         lost=lost,
     )
+
+
+def check_predicted(schedule: Schedule, times: DerivedTimes, derived: dict[str, float]) -> Iterator[str]:
+    """Yield the predictions that differ from derived times by their names, and the gap if it does."""
+    predicted = schedule.predicted
+    for field, seconds in ({"compute_s": times.compute_s} | derived).items():
+        stated = getattr(predicted, field)
+        if not same(stated, seconds, times):
+            yield f"predicted.{field} is {stated!r}, derived {seconds!r}"
+    lower = derived["lower_bound_s"]
+    gap = predicted.iteration_s / lower - 1 if lower else 0.0
+    if abs(predicted.gap - gap) > 1e-6:
+        yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
 
 
 def same(stated: float, derived: float, times: DerivedTimes) -> bool:

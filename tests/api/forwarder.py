@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 
@@ -24,9 +23,7 @@ class Forwarder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

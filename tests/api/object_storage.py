@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -71,12 +70,7 @@ class ObjectServer:
             self._ends = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self._ends.close()
 
     @retry(retry=retry_if_exception_type(Exception), wait=wait_fixed(0.1), stop=stop_after_delay(60))

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any, Self
 
 from tests.fork_server import ForkedProcess
@@ -50,9 +50,7 @@ class ForkedProgram:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     @property

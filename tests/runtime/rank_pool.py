@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.runtime.launch import Backend, try_ranks
@@ -52,9 +51,7 @@ class RankPool:
     def __enter__(self) -> "RankPool":
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     def run(self, task: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -6,6 +6,18 @@ from typing import Any
 from pace.documents.sync.weight_sync import WeightSync
 
 
+def with_changes(document: bytes, changes: dict[str, Any]) -> str:
+    """Return a JSON document with other fields; ``a__0__b`` names field b of the first element of a."""
+    changed = json.loads(document)
+    for path, value in changes.items():
+        *inner, last = path.split("__")
+        place = changed
+        for name in inner:
+            place = place[int(name) if name.isdecimal() else name]
+        place[last] = value
+    return json.dumps(changed)
+
+
 def sync_fields(**changed: Any) -> dict[str, Any]:
     """Return the fields of four tensors to two receivers, of which the second also quantizes."""
     work = [{"kind": "copy", "seconds_per_byte": 1e-10}, {"kind": "quantize", "seconds_per_byte": 3e-10}]

@@ -12,7 +12,7 @@ from pace.documents.sync.weight_sync import parse_weight_sync
 from pace.errors import InvalidSync
 from pace.sync.plan import plan_sync
 from pace.sync.what_if import sync_grid
-from tests.pace.sync.problems import small_sync, sync_fields
+from tests.pace.sync.problems import small_sync, sync_fields, with_changes
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -55,14 +55,7 @@ def planned() -> bytes:
 def corrupted(**changed: Any) -> list[str]:
     """Return what the checker says of a plan with other fields."""
     problem = small_sync(credit_bytes=3_000_000)
-    document = json.loads(planned())
-    for path, value in changed.items():
-        *inner, last = path.split("__")
-        place = document
-        for name in inner:
-            place = place[int(name) if name.isdecimal() else name]
-        place[last] = value
-    return check_sync(problem, parse_sync_plan(json.dumps(document)))
+    return check_sync(problem, parse_sync_plan(with_changes(planned(), changed)))
 
 
 @pytest.mark.parametrize(

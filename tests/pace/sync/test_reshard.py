@@ -15,7 +15,7 @@ from pace.errors import InvalidSync
 from pace.sync.box_classes import num_cells
 from pace.sync.reshard import plan_reshard
 from pace.sync.stream_times import StreamOnLinks, stream_times
-from tests.pace.sync.problems import box, reshard_fields
+from tests.pace.sync.problems import box, reshard_fields, with_changes
 
 
 def problem_of(**changed: Any) -> Resharding:
@@ -164,14 +164,8 @@ def test_any_shards_are_covered(problem: Resharding) -> None:
 def corrupted(**changed: Any) -> list[str]:
     """Return what the checker says of a plan with other fields."""
     problem = problem_of()
-    document = json.loads(plan_reshard(problem).to_json())
-    for path, value in changed.items():
-        *inner, last = path.split("__")
-        place = document
-        for name in inner:
-            place = place[int(name) if name.isdecimal() else name]
-        place[last] = value
-    return check_reshard(problem, parse_reshard_plan(json.dumps(document)))
+    plan = plan_reshard(problem).to_json()
+    return check_reshard(problem, parse_reshard_plan(with_changes(plan, changed)))
 
 
 @pytest.mark.parametrize(

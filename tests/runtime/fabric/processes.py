@@ -4,7 +4,6 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -113,9 +112,7 @@ class Fabric:
     def __enter__(self) -> "Fabric":
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def place(self, name: str) -> ServerAddress:

@@ -18,6 +18,7 @@ from tests.runtime.loop_device import train_there
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import UNSEEN, Entry, Unseen, plain
 from tests.runtime.loops.loop_trainer import Trainer, assigned
+from tests.runtime.rank_pool import Failed
 
 Contribution = dict[nn.Parameter, torch.Tensor]
 
@@ -307,6 +308,14 @@ def unexplained(found: list[list[Entry]], program: Program) -> list[str]:
                 near *= 10
             allowed[at] = max(allowed[at], 10 * near)
     return differences(found, wanted, near=allowed)
+
+
+def check_against_plain_training(found: list[Any], program: Program) -> None:
+    """Compare all that a program saw on every rank with plain training."""
+    reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
+    assert not reasons, "\n".join([*reasons, str(program)])
+    said = unexplained(found, program)
+    assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
 
 
 def first_difference(left: Any, right: Any, near: float) -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.runtime.loops.loop_models import KINDS, LOOP_OPTIMIZERS
@@ -21,6 +22,16 @@ Operations = st.SearchStrategy[list[Operation]]
 def num_loops(usual: int) -> int:
     """How many loops to try: PACE_RANDOM_LOOPS, where it is set."""
     return int(os.environ.get("PACE_RANDOM_LOOPS", str(usual)))
+
+
+def settings_of_loops(usual: int) -> settings:
+    """Return the settings of a test that trains in random loops; it tries so many of them."""
+    return settings(
+        max_examples=num_loops(usual),
+        derandomize="PACE_RANDOM_LOOPS" not in os.environ,  # the suite tries the same; a search, new ones
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 
 
 def _one(*values: Any) -> st.SearchStrategy[Any]:

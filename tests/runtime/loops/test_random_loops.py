@@ -1,17 +1,16 @@
 """Law 1 and law 4 in random training loops, against plain training written down independently."""
 
 import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.loops.loop_program import Program
-from tests.runtime.loops.loop_reference import unexplained
+from tests.runtime.loops.loop_reference import check_against_plain_training
 from tests.runtime.loops.loop_trainer import run_program
-from tests.runtime.loops.random_loops import num_loops, programs
+from tests.runtime.loops.random_loops import programs, settings_of_loops
 from tests.runtime.rank_pool import Failed, RankPool
 
 
@@ -51,19 +50,11 @@ def check(pool: RankPool, program: Program) -> None:
     refused = (*REFUSED, REFUSED_IN_OTHER_STEPS) if keeps or reads_alone else REFUSED
     if any(why in each.reason for each in found if isinstance(each, Failed) for why in refused):
         return
-    reasons = [f"rank {rank}: {each.reason}" for rank, each in enumerate(found) if isinstance(each, Failed)]
-    assert not reasons, "\n".join([*reasons, str(program)])
-    said = unexplained(found, program)
-    assert not said, "\n".join([*said[:3], f"({len(said)} differences)", str(program)])
+    check_against_plain_training(found, program)
 
 
 @pytest.mark.timeout(0)
-@settings(
-    max_examples=num_loops(12),
-    derandomize="PACE_RANDOM_LOOPS" not in os.environ,  # the suite tries the same ones; a search, new ones
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings_of_loops(12)
 @given(data=st.data())
 def test_random_loops_train_as_plain_training_does(pool: RankPool, data: st.DataObject) -> None:
     """Whatever a loop does, it reads the same gradients and gets the same weights, on every rank."""

@@ -18,6 +18,7 @@ from pace.sync.outer.plan import plan_outer
 from pace.sync.outer.rivals import torchft_fragments
 from pace.sync.outer.simulation import simulate_outer
 from tests.pace.sync.outer.outer_problems import outer_fields, small_outer
+from tests.pace.sync.problems import with_changes
 from tests.solver.streaming.plans_of_small_models import best_period
 
 FAST = {"name": "fast", "bytes_per_s": 30e6, "latency_s": 0.001}
@@ -207,14 +208,7 @@ def planned() -> bytes:
 
 def corrupted(**changed: Any) -> list[str]:
     """Return what the checker says of a plan with other fields."""
-    document = json.loads(planned())
-    for path, value in changed.items():
-        *inner, last = path.split("__")
-        place = document
-        for name in inner:
-            place = place[int(name) if name.isdecimal() else name]
-        place[last] = value
-    return check_outer(WAN, parse_outer_plan(json.dumps(document)))
+    return check_outer(WAN, parse_outer_plan(with_changes(planned(), changed)))
 
 
 @pytest.mark.parametrize(
