@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, UPDATE, KinetoStep
 from pace.formats.kineto_trace import KinetoTrace
-from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall
+from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, issued_during
 
 KindOfJob = Literal[
     "inference",
@@ -198,10 +198,9 @@ class _Seen:
         self.accumulated_inside = sum(op.name == ACCUMULATE for op in trace.ops)
         self.groups = trace.groups
         self.workers = trace.workers
-        self.by_step = [
-            [call for call in calls if step.start_s <= call.issued_s < step.end_s] for step in steps
+        self.calls = [
+            (step, call) for step in steps for call in issued_during(calls, step.start_s, step.end_s)
         ]
-        self.calls = [(step, call) for step, own in zip(steps, self.by_step, strict=True) for call in own]
         self.names = Counter(call.name for _, call in self.calls)
         self.reduces = [(step, call) for step, call in self.calls if call.name == ALL_REDUCE]
         self.collectives = [op for op in trace.ops if op.name.startswith("c10d::")]
@@ -343,9 +342,7 @@ def sent_share(
     shares: set[float] = set()
     num_calls = 0
     for step in steps:
-        own = [
-            call for call in calls if call.name == ALL_REDUCE and step.start_s <= call.issued_s < step.end_s
-        ]
+        own = issued_during(calls, step.start_s, step.end_s)
         edges = list(pairwise([0, *step.reduced_after]))
         ready = [sum(sizes_bytes[first:last]) for first, last in edges]
         if len(own) != len(edges) or 0 in ready or not all(call.size_bytes for call in own):

@@ -28,7 +28,7 @@ from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
 from pace.formats.parameters import in_ready_order
 from pace.formats.reading import warn
-from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, recorded_calls
+from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, issued_during, recorded_calls
 from pace.formats.replay import ReplayedCall, shares_of_the_wire
 from pace.formats.step_records import StepCollective, StepGradient, StepOp, TrainingStep
 
@@ -88,7 +88,7 @@ class RankTrace:
 
     def calls_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return the all-reduces that a step issued."""
-        return [call for call in self.calls if step.start_s <= call.issued_s < step.end_s]
+        return list(issued_during(self.calls, step.start_s, step.end_s))
 
     def replayed_calls(self, step: KinetoStep) -> list[ReplayedCall]:
         """Return a step's all-reduces for a replay: on their lanes, as long as they took."""
@@ -100,10 +100,11 @@ class RankTrace:
             lane = call.thread or call.lane
             ready = bisect.bisect_right(step.accumulated_s, call.issued_s)
             behind = call.issued_s >= backward_end
-            over = [number for number in range(place) if calls[number].end_s <= call.issued_s]
-            follows = over[-1] + 1 if behind and over else 0
+            before = range(place) if behind else ()
+            over = [number for number in before if calls[number].end_s <= call.issued_s]
+            follows = over[-1] + 1 if over else 0
             # A trace's clock starts with its first event, which may lie in the middle of a step.
-            ended = [calls[number].end_s for number in over if behind]
+            ended = [calls[number].end_s for number in over]
             since = max(self._ready_s(step, ready, call), free.get(lane, -math.inf), *ended, -math.inf)
             free[lane] = call.end_s
             result.append(
@@ -128,7 +129,7 @@ class RankTrace:
 
     def collectives_of(self, step: KinetoStep) -> list[RecordedCall]:
         """Return all collectives that a step issued, in the order in which it did."""
-        others = [call for call in self._others if step.start_s <= call.issued_s < step.end_s]
+        others = issued_during(self._others, step.start_s, step.end_s)
         return sorted((*self.calls_of(step), *others), key=attrgetter("issued_s"))
 
 
@@ -172,8 +173,7 @@ def _reduced_units(
     """Make one gradient of what each all-reduce of a shard carries: made last, used first."""
     tensors: list[TracedTensor] = []
     for step in steps:
-        own = [call for call in reduces if step.start_s <= call.issued_s < step.end_s]
-        own.sort(key=attrgetter("issued_s"))
+        own = issued_during(reduces, step.start_s, step.end_s)
         edges = list(pairwise([0, *step.reduced_after]))
         units_before = edges[:-1] if edges[-1][1] else edges
         if len(own) != len(edges) or any(first == last for first, last in units_before):
@@ -210,8 +210,7 @@ def _with_sizes(
     found: list[RecordedCall] = []
     by_record = {} if shapes is None else shapes.allreduces
     for step in steps:
-        inside = [call for call in calls if step.start_s <= call.issued_s < step.end_s]
-        inside.sort(key=attrgetter("issued_s"))
+        inside = issued_during(calls, step.start_s, step.end_s)
         shares = shares_of_the_wire([(call.start_s, call.end_s) for call in inside])
         groups = [
             sum(tensor.size_bytes for tensor in gradients[before:after])
@@ -225,7 +224,7 @@ def _with_sizes(
             if not recorded and len(groups) == len(inside):
                 size = groups[place]
             found.append(replace(call, size_bytes=size, size_is_recorded=recorded, share=shares[place]))
-    return found
+    return sorted(found, key=attrgetter("issued_s"))
 
 
 def _median_step(rank: RankTrace) -> TrainingStep:

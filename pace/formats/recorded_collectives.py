@@ -63,8 +63,14 @@ class RecordedCall:
         return self.start_s + self.duration_s
 
 
+def issued_during(calls: Sequence[RecordedCall], start_s: float, end_s: float) -> Sequence[RecordedCall]:
+    """Return the calls that were issued from one moment to another, of calls in the order of their issue."""
+    key = attrgetter("issued_s")
+    return calls[bisect.bisect_left(calls, start_s, key=key) : bisect.bisect_left(calls, end_s, key=key)]
+
+
 def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
-    """Return the collectives of a trace in the order in which they started.
+    """Return the collectives of a trace in the order of their issue.
 
     NCCL's kernels where there are any, else the annotations that Gloo's threads write. A kernel that does
     not say what it is or what it moves is told by the annotations around its launch. Kernels launched
@@ -110,7 +116,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 thread=note.thread,
             )
         )
-    return sorted(kernels or annotations, key=attrgetter("start_s"))
+    return sorted(kernels or annotations, key=attrgetter("issued_s", "start_s"))
 
 
 def _common_name(name: str) -> str:

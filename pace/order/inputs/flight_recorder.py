@@ -177,6 +177,7 @@ def _read_dump(path: Path) -> _Dump:
         EOFError,
         IndexError,
         KeyError,
+        OverflowError,
         RecursionError,
         TypeError,
         ValueError,

@@ -1,6 +1,7 @@
 """Dumps of the flight recorder in the documented format, and what is refused."""
 
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,9 @@ def test_refusals(tmp_path: Path) -> None:
     gap = dump(tmp_path, 1, entry(0, "a", 1), entry(1, "a", 3))
     with pytest.raises(FormatError, match="not numbered one after another"):
         check_order([first, gap])
+    endless = dump(tmp_path, 1, entry(0, "a", 1) | {"record_id": math.inf})
+    with pytest.raises(FormatError, match=r"no dump of PyTorch's flight recorder .*OverflowError"):
+        check_order([first, endless])
     nameless = tmp_path / "dump"
     nameless.write_bytes(first.read_bytes())
     with pytest.raises(FormatError, match="ends with the rank"):
