@@ -83,6 +83,10 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     FormatError
         If neither name nor content tells the format.
     """
+    if head.startswith(b"PK\x03\x04") or head[257:262] == b"ustar":
+        raise FormatError(path, "this is an archive: unpack it, and pass the files in it")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError(path, "this is a text in UTF-16: save it in UTF-8")
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start:
