@@ -22,7 +22,7 @@ from pace.errors import FormatError
 from pace.formats.reading import number, open_binary, validated, warn
 
 _LABEL = re.compile(r"(?P<edge>edge_\S+) from (?P<source>/job:\S+) to (?P<target>/job:\S+)")
-_DEVICE = re.compile(r"job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
+_DEVICE = re.compile(r"job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d{1,9})")
 _SENDS, _RECVS = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 _HANDLES = ("VarHandleOp", "VariableV2", "Variable")
 # Before the key of a pull: no job has such a name.
@@ -110,7 +110,8 @@ def read_tf_run_metadata(
     dropped = len(traced) - len(whole)
     if dropped:
         warn(where, f"{dropped} of {len(traced)} steps were dropped: they lack rows or have another graph")
-    ops, order = _asked(*_ops(where, whole[0]))
+    with validated(where, "steps document"):
+        ops, order = _asked(*_ops(where, whole[0]))
     rate = bytes_per_s
     if rate is None:
         rate = _busy_rate(where, whole)
@@ -166,6 +167,11 @@ def _traced(path: str | Path, run: dict[str, Any], place: str) -> _Traced:
             device = _DEVICE.search(node.get("device", ""))
             if device is None:
                 raise FormatError(path, f'node "{node["name"]}" is on no job and task', place)
+            for part in ("name", "op"):
+                if not isinstance(node.get(part, ""), str):
+                    raise FormatError(
+                        path, f"the {part} of a node is {node[part]!r:.80}: expected a text", place
+                    )
             key = _key(device["job"], device["task"], node["name"])
             inputs = (_key(device["job"], device["task"], _bare(name)) for name in node.get("input", []))
             nodes[key] = _Node(
@@ -251,7 +257,7 @@ def _ops(path: str | Path, step: _Traced) -> tuple[list[StepsOp], list[str]]:
         if not kept[key]:
             stands_for[key] = tuple(before)
             continue
-        op = _op(step, key, graph, tuple(before))
+        op = _op(path, step, key, graph, tuple(before))
         stands_for[key] = (op.name,)
         ops.append(op)
         order.append(key)
@@ -279,7 +285,9 @@ def _start(step: _Traced, key: str) -> tuple[float, str]:
     return step.rows.get(key, (0.0, 0.0))[0], key
 
 
-def _op(step: _Traced, key: str, graph: "networkx.DiGraph[str]", deps: tuple[str, ...]) -> StepsOp:
+def _op(
+    path: str | Path, step: _Traced, key: str, graph: "networkx.DiGraph[str]", deps: tuple[str, ...]
+) -> StepsOp:
     node = step.nodes[key]
     if node.op not in _RECVS:
         if node.job == "ps":
@@ -300,7 +308,10 @@ def _op(step: _Traced, key: str, graph: "networkx.DiGraph[str]", deps: tuple[str
         return StepsOp(
             name=name, resource="uplink", server=server, size_bytes=size, deps=deps, parameter=parameter
         )
-    sender = next(before for before in graph.predecessors(key) if step.nodes[before].op in _SENDS)
+    senders = (before for before in graph.predecessors(key) if step.nodes[before].op in _SENDS)
+    sender = next(senders, None)
+    if sender is None:
+        raise FormatError(path, f'nothing sends what "{node.name}" receives')
     return StepsOp(
         name=f"down/{node.edge}",
         resource="downlink",

@@ -204,6 +204,14 @@ def broken(change: str) -> Any:
                 for name, other in ("xy", "yx")
             ]
             found[0]["partitionGraphs"][0]["node"] += loop
+        case "a name":
+            found[0]["partitionGraphs"][0]["node"].append({**node, "name": {}})
+        case "a long name":
+            node["device"] = "/job:worker/task:0"
+            found[0]["partitionGraphs"][0]["node"].append({**node, "name": "x" * 1001})
+        case "a sender":
+            for graph in found[0]["partitionGraphs"]:
+                graph["node"] = [each for each in graph["node"] if each["op"] not in ("_Send", "_HostSend")]
         case "a time":
             found[0]["stepStats"]["devStats"][0]["nodeStats"][0]["allStartMicros"] = "soon"
         case "nothing":
@@ -222,6 +230,9 @@ def broken(change: str) -> Any:
         ("another worker", "ops of several workers"),
         ("no device", "is on no job and task"),
         ("a loop", "have a cycle"),
+        ("a name", r"the name of a node is \{\}: expected a text"),
+        ("a long name", "makes no valid steps document: name"),
+        ("a sender", "nothing sends what .* receives"),
         ("a time", "allStartMicros is 'soon'"),
         ("nothing", "there is no RunMetadata"),
         ("a number", "no stepStats"),
