@@ -34,6 +34,11 @@ def _read_options() -> Iterator[tuple[str, str | None, bool]]:
                         yield f"{path.name} {name}", str(text.value), has_default
                     elif text is None:
                         yield f"{path.name} {name}", None, has_default
+                case ast.Call(
+                    func=ast.Attribute(attr="add_number"),
+                    args=[ast.Constant(value=str(name)), _, ast.Constant(value=str(text))],
+                ):
+                    yield f"{path.name} {name}", text, False  # the parser adds the default
 
 
 def test_every_option_has_a_phrase() -> None:

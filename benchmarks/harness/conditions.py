@@ -14,11 +14,17 @@ from typing import Any
 from pace.version import __version__
 
 
-def study_parser(description: str | None, *, writes_json: bool = False) -> argparse.ArgumentParser:
+class StudyParser(argparse.ArgumentParser):
+    """A parser of options whose help says their defaults."""
+
+    def add_number(self, name: str, default: float, what: str) -> None:
+        """Add an option for a number of the default's type."""
+        self.add_argument(name, type=type(default), default=default, help=f"{what} (default: %(default)s)")
+
+
+def study_parser(description: str | None, *, writes_json: bool = False) -> StudyParser:
     """Return the parser of a study with this docstring; with the option for ``write_json`` if it writes."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = StudyParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if writes_json:
         parser.add_argument(
             "--json",

@@ -121,19 +121,10 @@ def measure(num_hosts: int, rate_mbit_s: float, largest_bytes: int, rounds: int)
 def main() -> None:
     """Measure and print."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--hosts", type=int, default=4, help="number of hosts (default: %(default)s)")
-    parser.add_argument(
-        "--rate-mbit-s",
-        type=float,
-        default=200,
-        help="bandwidth of every link in Mbit/s (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--mebibytes", type=int, default=32, help="size of all gradients in MiB (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
-    )
+    parser.add_number("--hosts", 4, "number of hosts")
+    parser.add_number("--rate-mbit-s", 200.0, "bandwidth of every link in Mbit/s")
+    parser.add_number("--mebibytes", 32, "size of all gradients in MiB")
+    parser.add_number("--rounds", 3, "number of measured rounds")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(arguments.hosts, arguments.rate_mbit_s, arguments.mebibytes << 20, arguments.rounds)

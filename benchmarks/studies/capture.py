@@ -242,12 +242,8 @@ def main() -> None:
         metavar="A",
         help="models to capture (default: all)",
     )
-    parser.add_argument(
-        "--iterations", type=int, default=20, help="number of iterations to capture (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, help="number of torch's threads (default: %(default)s)"
-    )
+    parser.add_number("--iterations", 20, "number of iterations to capture")
+    parser.add_number("--threads", 1, "number of torch's threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []

@@ -74,9 +74,7 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, help="another checkout of this project, to compare with (default: none)"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="number of measured rounds (default: %(default)s)"
-    )
+    parser.add_number("--rounds", 5, "number of measured rounds")
     given = parser.parse_args()
     here = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory() as name:

@@ -251,10 +251,8 @@ def _sizes(model: nn.Module) -> list[GradientSize]:
 def main() -> None:
     """Measure and print."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="number of measured rounds (default: %(default)s)"
-    )
+    parser.add_number("--ranks", 2, "number of ranks")
+    parser.add_number("--rounds", 5, "number of measured rounds")
     arguments = parser.parse_args()
     found = {
         "alone": measure_alone(arguments.rounds),

@@ -244,15 +244,8 @@ def main() -> int:
         default="64,256,1024",
         help="sizes of parts in KiB, separated by commas (default: %(default)s)",
     )
-    parser.add_argument(
-        "--gib",
-        type=float,
-        default=1.0,
-        help="data that each run pushes and pulls, in GiB (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="repetitions of each measurement (default: %(default)s)"
-    )
+    parser.add_number("--gib", 1.0, "data that each run pushes and pulls, in GiB")
+    parser.add_number("--repeats", 3, "repetitions of each measurement")
     given = parser.parse_args()
     rows = []
     print("workers  part KiB  CPU s/GiB  bare socket  ratio  wall s/GiB  bare wall")

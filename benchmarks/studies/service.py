@@ -277,18 +277,8 @@ def main() -> None:
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all)"
     )
-    parser.add_argument(
-        "--seconds",
-        type=int,
-        default=5,
-        help="duration of one measurement of reads in seconds (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="number of measurements of reads; the median counts (default: %(default)s)",
-    )
+    parser.add_number("--seconds", 5, "duration of one measurement of reads in seconds")
+    parser.add_number("--rounds", 5, "number of measurements of reads; the median counts")
     given = parser.parse_args()
     parts = given.parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:

@@ -112,15 +112,8 @@ def measure(rate_mbit_s: float, times: int) -> dict[str, Any]:
 def main() -> int:
     """Print medians and the worst, and write JSON if asked to."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--rate-mbit-s",
-        type=float,
-        default=200.0,
-        help="bandwidth of every link in Mbit/s (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--times", type=int, default=30, help="number of measured chunks (default: %(default)s)"
-    )
+    parser.add_number("--rate-mbit-s", 200.0, "bandwidth of every link in Mbit/s")
+    parser.add_number("--times", 30, "number of measured chunks")
     given = parser.parse_args()
     reason = why_unavailable()
     if reason is not None:

@@ -135,12 +135,7 @@ def measure(browser: Browser, url: str, count: int) -> PageTimes:
 def main() -> None:
     """Measure both schedules and print them side by side."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--gradients",
-        type=int,
-        default=10_000,
-        help="number of gradients in the drawn profile (default: %(default)s)",
-    )
+    parser.add_number("--gradients", 10_000, "number of gradients in the drawn profile")
     arguments = parser.parse_args()
     program = shutil.which("chromium-headless-shell")
     if program is None:

@@ -59,31 +59,13 @@ def _arguments() -> Any:
         default=2,
         help="number of ranks, one on each host (default: %(default)s)",
     )
-    parser.add_argument(
-        "--mbit", type=float, default=500.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--blocks", type=int, default=8, help="number of transformer blocks (default: %(default)s)"
-    )
-    parser.add_argument("--width", type=int, default=384, help="width of the model (default: %(default)s)")
-    parser.add_argument(
-        "--sequences",
-        type=int,
-        default=4,
-        help="number of sequences in a rank's batch (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=128, help="number of tokens in a sequence (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="number of measurements of each contender (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=3, help="number of steps in a measurement (default: %(default)s)"
-    )
+    parser.add_number("--mbit", 500.0, "bandwidth of every link in Mbit/s")
+    parser.add_number("--blocks", 8, "number of transformer blocks")
+    parser.add_number("--width", 384, "width of the model")
+    parser.add_number("--sequences", 4, "number of sequences in a rank's batch")
+    parser.add_number("--tokens", 128, "number of tokens in a sequence")
+    parser.add_number("--rounds", 5, "number of measurements of each contender")
+    parser.add_number("--steps", 3, "number of steps in a measurement")
     arguments = parser.parse_args()
     if arguments.width < 1 or arguments.width % HEADS:
         parser.error(f"--width {arguments.width}: expected a multiple of {HEADS}")

@@ -33,21 +33,11 @@ def main() -> None:
     """Measure both plans."""
     parser = study_parser(__doc__, writes_json=True)
     add_workers(parser, workers=2, step_s=0.05, megabytes=2.0, of="a layer")
-    parser.add_argument(
-        "--mbit", type=float, default=100.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--layers", type=int, default=12, help="number of equal layers (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--period", type=int, default=40, help="number of steps in a period (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--delay", type=int, default=4, help="largest delay of a fragment in steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--periods", type=int, default=6, help="number of periods, with two of warm-up (default: %(default)s)"
-    )
+    parser.add_number("--mbit", 100.0, "bandwidth of every link in Mbit/s")
+    parser.add_number("--layers", 12, "number of equal layers")
+    parser.add_number("--period", 40, "number of steps in a period")
+    parser.add_number("--delay", 4, "largest delay of a fragment in steps")
+    parser.add_number("--periods", 6, "number of periods, with two of warm-up")
     arguments = read_options(parser)
     if arguments.periods <= WARM:
         parser.error(f"--periods {arguments.periods}: expected more than {WARM}, which are not counted")

@@ -207,37 +207,13 @@ def main() -> None:
         "--only", choices=("pace", "torchft"), help="measure only this contender (default: all)"
     )
     add_workers(parser, workers=4, step_s=0.1, megabytes=1.0, of="the model")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=3.0,
-        help="duration of the run with failures, in minutes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--every-s",
-        type=float,
-        default=20.0,
-        help="seconds from one failure to the next (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="number of local steps in a round (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--deadline-s",
-        type=float,
-        default=10.0,
-        help="time-out of an outer step in seconds (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--heartbeat-s",
-        type=float,
-        default=5.0,
-        help="torchft's heartbeat time-out in seconds (default: %(default)s)",
-    )
+    parser.add_number("--minutes", 3.0, "duration of the run with failures, in minutes")
+    parser.add_number("--every-s", 20.0, "seconds from one failure to the next")
+    parser.add_number("--steps", 20, "number of local steps in a round")
+    parser.add_number("--deadline-s", 10.0, "time-out of an outer step in seconds")
+    parser.add_number("--heartbeat-s", 5.0, "torchft's heartbeat time-out in seconds")
     parser.add_argument("--logs", type=Path, help="folder for the workers' logs (default: not kept)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed that chooses the killed workers (default: %(default)s)"
-    )
+    parser.add_number("--seed", 0, "seed that chooses the killed workers")
     arguments = read_options(parser)
     if arguments.every_s >= 60 * arguments.minutes:
         parser.error("--every-s is longer than --minutes: nothing would fail")

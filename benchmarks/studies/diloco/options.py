@@ -2,10 +2,10 @@
 
 import argparse
 
+from benchmarks.harness.conditions import StudyParser
 
-def add_workers(
-    parser: argparse.ArgumentParser, *, workers: int, step_s: float, megabytes: float, of: str
-) -> None:
+
+def add_workers(parser: StudyParser, *, workers: int, step_s: float, megabytes: float, of: str) -> None:
     """Add the options of workers, with these defaults.
 
     Parameters
@@ -13,21 +13,12 @@ def add_workers(
     of
         What has so many megabytes.
     """
-    parser.add_argument(
-        "--workers", type=int, default=workers, help="number of workers, at least 2 (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--step-s", type=float, default=step_s, help="seconds of compute of a step (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--megabytes",
-        type=float,
-        default=megabytes,
-        help=f"size of the parameters of {of} in MB (default: %(default)s)",
-    )
+    parser.add_number("--workers", workers, "number of workers, at least 2")
+    parser.add_number("--step-s", step_s, "seconds of compute of a step")
+    parser.add_number("--megabytes", megabytes, f"size of the parameters of {of} in MB")
 
 
-def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def read_options(parser: StudyParser) -> argparse.Namespace:
     """Return the options; the command ends with one line where a number cannot be measured with."""
     arguments = parser.parse_args()
     for name, value in vars(arguments).items():

@@ -41,9 +41,7 @@ CONTENDERS: dict[str, Callable[[argparse.Namespace], Turn]] = {
 def main() -> int:
     """Print examples a second of each contender."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--workers", type=int, default=2, help="number of worker processes (default: %(default)s)"
-    )
+    parser.add_number("--workers", 2, "number of worker processes")
     parser.add_argument(
         "--model",
         choices=("linear", "dlrm"),
@@ -54,24 +52,10 @@ def main() -> int:
     parser.add_argument(
         "--prefetch", action="store_true", help="with PACE, ask for the next batch's rows early"
     )
-    parser.add_argument(
-        "--rows",
-        type=int,
-        default=1_000_000,
-        help="number of rows of all tables, 64 numbers each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        default=512,
-        help="number of bags in a worker's batch, 5 keys each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=100, help="number of steps in a measurement (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--turns", type=int, default=3, help="number of measurements of each contender (default: %(default)s)"
-    )
+    parser.add_number("--rows", 1_000_000, "number of rows of all tables, 64 numbers each")
+    parser.add_number("--batch", 512, "number of bags in a worker's batch, 5 keys each")
+    parser.add_number("--steps", 100, "number of steps in a measurement")
+    parser.add_number("--turns", 3, "number of measurements of each contender")
     parser.add_argument("--tensorflow", type=Path, help="interpreter that has TensorFlow, to measure it too")
     parser.add_argument("--only", choices=CONTENDERS, help="measure only this contender (default: all)")
     options = parser.parse_args()

@@ -59,23 +59,11 @@ def main() -> None:
         default="fabric,async,ring,tree",
         help=f"systems to run, separated by commas: {', '.join(CONTENDERS + OTHERS)} (default: %(default)s)",
     )
-    parser.add_argument(
-        "--flows",
-        type=int,
-        default=2,
-        help="number of transfers that share a host's link in a ring or tree (default: %(default)s)",
-    )
-    parser.add_argument("--machines", type=int, default=8, help="number of machines (default: %(default)s)")
-    parser.add_argument(
-        "--megabytes",
-        type=float,
-        default=5.0,
-        help="size of an update in MB; compute times scale with it (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=75.0, help="duration of a run in seconds (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws (default: %(default)s)")
+    parser.add_number("--flows", 2, "number of transfers that share a host's link in a ring or tree")
+    parser.add_number("--machines", 8, "number of machines")
+    parser.add_number("--megabytes", 5.0, "size of an update in MB; compute times scale with it")
+    parser.add_number("--seconds", 75.0, "duration of a run in seconds")
+    parser.add_number("--seed", 0, "seed of the random draws")
     parser.add_argument(
         "--quick",
         action="store_true",

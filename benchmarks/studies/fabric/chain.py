@@ -31,21 +31,10 @@ WAYS = {"chain": "chain", "direct": "one sender"}
 def main() -> None:
     """Run both ways in turn, `--rounds` times."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--hosts", type=int, default=8, help="number of hosts that receive (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--mbit",
-        type=float,
-        default=100.0,
-        help="bandwidth of every link in Mbit/s, each way (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--mebibytes", type=float, default=12.0, help="size of the weights in MiB (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
-    )
+    parser.add_number("--hosts", 8, "number of hosts that receive")
+    parser.add_number("--mbit", 100.0, "bandwidth of every link in Mbit/s, each way")
+    parser.add_number("--mebibytes", 12.0, "size of the weights in MiB")
+    parser.add_number("--rounds", 3, "number of measured rounds")
     parser.add_argument("--only", choices=WAYS, help="measure only this way (default: both)")
     parser.add_argument(
         "--loopback", action="store_true", help="run all processes on this host, with unlimited links"

@@ -75,9 +75,7 @@ def main() -> None:
         type=Path,
         help="execution trace (JSON) with the sizes of gradients (default: none)",
     )
-    parser.add_argument(
-        "--gbytes", type=float, default=1.0, help="size of the trace in GB (default: %(default)s)"
-    )
+    parser.add_number("--gbytes", 1.0, "size of the trace in GB")
     parser.add_argument(
         "--folder", type=Path, help="folder for the large file during the run (default: a temporary folder)"
     )

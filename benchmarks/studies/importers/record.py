@@ -150,12 +150,8 @@ def main() -> None:
     """Record into the folder that the command line names."""
     parser = study_parser(__doc__)
     parser.add_argument("folder", type=Path, help="folder for the traces")
-    parser.add_argument(
-        "--steps", type=int, default=6, help="number of recorded steps of each model (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--buckets-mb", type=float, default=2.0, help="size of DDP buckets in MB (default: %(default)s)"
-    )
+    parser.add_number("--steps", 6, "number of recorded steps of each model")
+    parser.add_number("--buckets-mb", 2.0, "size of DDP buckets in MB")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     folder = str(arguments.folder.resolve())

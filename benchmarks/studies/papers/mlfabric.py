@@ -366,13 +366,8 @@ def _expected_growth(machines: int, flows: int) -> float:
 def main() -> None:
     """Print every table, or those that are asked for."""
     parser = study_parser(__doc__)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=40.0,
-        help="duration of a simulated run in seconds (default: %(default)s)",
-    )
-    parser.add_argument("--seeds", type=int, default=2, help="number of runs of a row (default: %(default)s)")
+    parser.add_number("--seconds", 40.0, "duration of a simulated run in seconds")
+    parser.add_number("--seeds", 2, "number of runs of a row")
     parser.add_argument("--only", help="some of planning,order-search,joint,ring-growth (default: all)")
     given = parser.parse_args()
     measured = {

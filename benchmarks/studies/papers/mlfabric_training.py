@@ -263,18 +263,8 @@ def _under(bound: int, seconds: float, knobs: dict[str, float], seed: int) -> tu
 def main() -> None:
     """Print both tables."""
     parser = study_parser(__doc__)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=40.0,
-        help="duration of a simulated run in seconds (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=3,
-        help="number of runs of each row, with different seeds (default: %(default)s)",
-    )
+    parser.add_number("--seconds", 40.0, "duration of a simulated run in seconds")
+    parser.add_number("--seeds", 3, "number of runs of each row, with different seeds")
     parser.add_argument(
         "--steps",
         nargs="+",

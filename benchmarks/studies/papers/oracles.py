@@ -127,9 +127,7 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
 def main() -> None:
     """Measure, and print the table."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--slots", type=int, default=400, help="number of time slots in an iteration (default: %(default)s)"
-    )
+    parser.add_number("--slots", 400, "number of time slots in an iteration")
     parser.add_argument(
         "--model",
         action="append",

@@ -105,12 +105,7 @@ def show(made: list[Row]) -> None:
 def main() -> None:
     """Print both figures and where the gains peak."""
     parser = study_parser(__doc__)
-    parser.add_argument(
-        "--device-tflops",
-        type=float,
-        default=8.0,
-        help="compute rate of the device in TFLOP/s (default: %(default)s)",
-    )
+    parser.add_number("--device-tflops", 8.0, "compute rate of the device in TFLOP/s")
     tflops = parser.parse_args().device_tflops
     print("\n### Fig. 3: an example of preemption\n")
     print(", ".join(f"{name} {seconds:g} s" for name, seconds in preemption_s().items()))

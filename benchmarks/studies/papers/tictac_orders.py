@@ -49,9 +49,7 @@ def steps(dag: WorkerDag, order: str, runs: int, workers: int) -> tuple[np.ndarr
 def main() -> None:
     """Print one table."""
     parser = study_parser(__doc__)
-    parser.add_argument(
-        "--runs", type=int, default=1000, help="number of simulated runs (default: %(default)s)"
-    )
+    parser.add_number("--runs", 1000, "number of simulated runs")
     runs = parser.parse_args().runs
     print(
         "| model | order | workers | step ms | spread | p95 over median | straggler effect | efficiency E |"

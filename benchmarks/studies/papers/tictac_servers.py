@@ -229,9 +229,7 @@ class KnownFrom:
 def main() -> None:
     """Print all tables."""
     parser = study_parser(__doc__)
-    parser.add_argument(
-        "--windows", type=int, default=200, help="number of simulated iterations (default: %(default)s)"
-    )
+    parser.add_number("--windows", 200, "number of simulated iterations")
     add_layers(parser)
     given = parser.parse_args()
     windows = given.windows

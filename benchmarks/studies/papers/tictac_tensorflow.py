@@ -29,13 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--model", choices=ALL_SHAPES, default="inception", help="model to train (default: %(default)s)"
     )
-    parser.add_argument("--workers", type=int, default=1, help="number of workers (default: %(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=2, help="number of measurements of each order (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="number of steps in a measurement (default: %(default)s)"
-    )
+    parser.add_number("--workers", 1, "number of workers")
+    parser.add_number("--rounds", 2, "number of measurements of each order")
+    parser.add_number("--steps", 20, "number of steps in a measurement")
     given = parser.parse_args()
     reason = why_unavailable() or why_no_tensorflow(given.python)
     if reason is not None:

@@ -41,7 +41,7 @@ def winners(cells: tuple[Cell, ...]) -> str:
 def main() -> None:
     """Print one table a profile."""
     parser = study_parser(__doc__)
-    parser.add_argument("--workers", type=int, default=8, help="number of workers (default: %(default)s)")
+    parser.add_number("--workers", 8, "number of workers")
     workers = parser.parse_args().workers
     grid = Grid(bandwidth_gbps=BANDWIDTHS_GBPS, workers=(workers,), policies=POLICIES)
     for profile in profiles():

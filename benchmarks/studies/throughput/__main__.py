@@ -136,36 +136,12 @@ def _arguments() -> argparse.Namespace:
             default=[1, 2],
             help="numbers of parameter servers (default: %(default)s)",
         )
-        command.add_argument(
-            "--rate-mbit-s",
-            type=float,
-            default=100.0,
-            help="bandwidth of every link in Mbit/s (default: %(default)s)",
-        )
-        command.add_argument(
-            "--total-bytes",
-            type=float,
-            default=4e6,
-            help="size of a model's parameters in bytes (default: %(default)s)",
-        )
-        command.add_argument(
-            "--profiled", type=int, default=30, help="number of steps to profile (default: %(default)s)"
-        )
-        command.add_argument(
-            "--steps",
-            type=int,
-            default=100,
-            help="number of steps to measure, warm-up included (default: %(default)s)",
-        )
-        command.add_argument(
-            "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
-        )
-        command.add_argument(
-            "--repetitions",
-            type=int,
-            default=3,
-            help="repetitions of each measurement (default: %(default)s)",
-        )
+        command.add_number("--rate-mbit-s", 100.0, "bandwidth of every link in Mbit/s")
+        command.add_number("--total-bytes", 4e6, "size of a model's parameters in bytes")
+        command.add_number("--profiled", 30, "number of steps to profile")
+        command.add_number("--steps", 100, "number of steps to measure, warm-up included")
+        command.add_number("--skip", 50, "number of warm-up steps to discard")
+        command.add_number("--repetitions", 3, "repetitions of each measurement")
         command.add_argument("--share-spread", type=float, help=_SHARE_SPREAD)
         command.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
         command.add_argument(
@@ -191,18 +167,9 @@ def _arguments() -> argparse.Namespace:
     shares.add_argument(
         "--workers", nargs="+", type=int, default=[4, 8], help="numbers of workers (default: %(default)s)"
     )
-    shares.add_argument(
-        "--rate-mbit-s",
-        type=float,
-        default=100.0,
-        help="bandwidth of every link in Mbit/s (default: %(default)s)",
-    )
-    shares.add_argument(
-        "--bytes", type=int, default=400_000, help="size of a transfer in bytes (default: %(default)s)"
-    )
-    shares.add_argument(
-        "--rounds", type=int, default=20, help="number of measured rounds (default: %(default)s)"
-    )
+    shares.add_number("--rate-mbit-s", 100.0, "bandwidth of every link in Mbit/s")
+    shares.add_number("--bytes", 400_000, "size of a transfer in bytes")
+    shares.add_number("--rounds", 20, "number of measured rounds")
     shares.add_argument(
         "--usual",
         action="store_true",
@@ -211,22 +178,13 @@ def _arguments() -> argparse.Namespace:
     shares.add_argument("--fair-links", action="store_true", help=_FAIR)
     repredicted = commands.add_parser("repredict", help="predict again what earlier runs measured")
     repredicted.add_argument("records", nargs="+", type=Path, help="records (JSON) of earlier runs")
-    repredicted.add_argument(
-        "--steps",
-        type=int,
-        default=100,
-        help="number of steps to measure, warm-up included (default: %(default)s)",
-    )
-    repredicted.add_argument(
-        "--skip", type=int, default=50, help="number of warm-up steps to discard (default: %(default)s)"
-    )
+    repredicted.add_number("--steps", 100, "number of steps to measure, warm-up included")
+    repredicted.add_number("--skip", 50, "number of warm-up steps to discard")
     repredicted.add_argument("--share-spread", type=float, help=_SHARE_SPREAD)
     repredicted.add_argument("--share-spread-bytes", type=int, help=_SPREAD_BYTES)
     record = commands.add_parser("record", help="make the traces that tests read")
     record.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
-    record.add_argument(
-        "--servers", type=int, default=1, help="number of parameter servers (default: %(default)s)"
-    )
+    record.add_number("--servers", 1, "number of parameter servers")
     record.add_argument("--output", type=Path, required=True, help="folder for the traces")
     arguments = parser.parse_args()
     if arguments.command == "shares" and arguments.fair_links and not arguments.usual:

@@ -47,21 +47,11 @@ class LocalHost:
 def main() -> None:
     """Measure all contenders, one after the other."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_argument(
-        "--megabytes", type=int, default=500, help="size of the model in MB (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--receivers", type=int, default=4, help="number of rollout engines (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--mbit", type=float, default=100.0, help="bandwidth of every link in Mbit/s (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--bucket-mib", type=int, default=64, help="size of fixed buckets in MiB (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="number of measured rounds (default: %(default)s)"
-    )
+    parser.add_number("--megabytes", 500, "size of the model in MB")
+    parser.add_number("--receivers", 4, "number of rollout engines")
+    parser.add_number("--mbit", 100.0, "bandwidth of every link in Mbit/s")
+    parser.add_number("--bucket-mib", 64, "size of fixed buckets in MiB")
+    parser.add_number("--rounds", 3, "number of measured rounds")
     parser.add_argument(
         "--loopback", action="store_true", help="run all processes on this host, with unlimited links"
     )
