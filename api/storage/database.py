@@ -10,9 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, ExceptionContext
+from sqlalchemy.exc import OperationalError
 
 from pace.api.storage.records import Record
+
+_POSTGRESQL_READ_ONLY = "25006"
 
 
 class Database:
@@ -94,9 +97,11 @@ class Upsert:
 def make_engine(url: URL) -> Engine:
     """Create the engine; SQLite gets WAL and explicit transactions."""
     if url.get_backend_name() != "sqlite":
-        return create_engine(
+        engine = create_engine(
             url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"connect_timeout": 5}
         )
+        event.listen(engine, "handle_error", _note_read_only, retval=True)
+        return engine
     engine = create_engine(url, connect_args={"timeout": 30})
     event.listen(engine, "do_connect", lambda *_: _make_private(url))
     event.listen(engine, "connect", _prepare_sqlite)
@@ -123,6 +128,15 @@ def _make_private(url: URL) -> None:
     if file is not None:
         with contextlib.suppress(OSError):  # SQLite says better what is wrong
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _note_read_only(context: ExceptionContext) -> OperationalError | None:
+    # As after a failover: writes are tried again, and on new connections, which may reach the new primary.
+    cause = context.original_exception
+    if getattr(cause, "sqlstate", None) != _POSTGRESQL_READ_ONLY:
+        return None
+    context.is_disconnect = True
+    return OperationalError(context.statement, context.parameters, cause)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pace.api.settings import Settings
@@ -108,6 +109,40 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, frail: Postgre
         failed = service.events("request-failed", 1)
         assert not any("exception" in entry for entry in service.log())
         assert all(len(json.dumps(entry)) < 1000 for entry in failed)
+
+
+def test_a_database_that_can_only_be_read_for_a_while(tmp_path: Path, frail: PostgresqlServer) -> None:
+    """As after a failover: reads are answered, writes are told to come again, and results wait."""
+    url = frail.create_database()
+    with ServiceProcess(tmp_path, url) as service, ThreadPoolExecutor(1) as pool:
+        created = service.post_schedule(layered_profile(5))
+        _execute(url, _REFUSE)  # from when the task ends, not from when it is accepted
+        asked = pool.submit(service.post_schedule, layered_profile(6))
+        service.events("result-not-stored", 1)
+        _execute(url, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+        refused = service.post_schedule(layered_profile(7))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert service.http.get(created.headers["location"]).content == created.content
+        _execute(url, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+        _execute(url, "DROP TRIGGER refuse ON solutions")
+        assert asked.result().status_code == 201
+        assert service.post_schedule(layered_profile(7)).status_code == 201
+        assert len(service.events("solved", 3)) == 3
+    assert "Traceback" not in service.log_path.read_text()
+
+
+_REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'only reads' USING ERRCODE = 'read_only_sql_transaction'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON solutions EXECUTE FUNCTION refuse();
+"""
+
+
+def _execute(url: str, *statements: str) -> None:
+    options = "-c default_transaction_read_only=off"
+    with psycopg.connect(url, autocommit=True, options=options) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def test_a_service_that_starts_before_its_database(tmp_path: Path, frail: PostgresqlServer) -> None:
