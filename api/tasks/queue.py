@@ -230,11 +230,18 @@ class TaskQueue:
             return queued | _expired_kinds(connection, datetime.now(UTC), running)
 
     def renew(self, running: Collection[str]) -> list[str]:
-        """Keep the leases of all tasks that this process has; return which of them were cancelled."""
+        """Keep the leases of the tasks that run here; return which of them were cancelled.
+
+        A task that was claimed for this process, though it never learned that, is left to its lease.
+        """
         with self.database.write() as connection:
             connection.execute(
                 update(TaskRecord)
-                .where(TaskRecord.state == "running", TaskRecord.lease_owner == self.owner)
+                .where(
+                    TaskRecord.id.in_(running),
+                    TaskRecord.state == "running",
+                    TaskRecord.lease_owner == self.owner,
+                )
                 .values(lease_until=datetime.now(UTC) + self._lease)
             )
             cancelled = select(TaskRecord.id).where(

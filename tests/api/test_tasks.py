@@ -100,6 +100,23 @@ def test_kinds_that_wait_are_found_at_once(queue: TaskQueue) -> None:
     assert queue.waiting_kinds([accepted.task_id or ""]) == set()
 
 
+def test_a_claimed_task_of_which_nobody_learned_is_claimed_again(queue: TaskQueue) -> None:
+    """If the answer to a claim is lost, others that run do not keep the task's lease alive."""
+    for num_layers in (3, 4):
+        queue.submit("a", _request(num_layers))
+    known, lost = queue.claim("schedule"), queue.claim("schedule")
+    assert known is not None
+    assert lost is not None
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    with queue.database.write() as connection:
+        connection.execute(update(TaskRecord).values(lease_until=long_ago))
+    assert queue.renew([known.id]) == []
+    again = queue.claim("schedule")
+    assert again is not None
+    assert (again.id, again.attempts) == (lost.id, 2)
+    assert queue.claim("schedule") is None
+
+
 def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
     """First by tenant, then for all; what is under way does not count."""
     assert queue.submit("a", _request(2), claim=True).claimed is not None
