@@ -56,6 +56,7 @@ _MOST_ACCEPTING = 4000
 _UPKEEP_EVERY_S = 3600.0
 # Seconds that a start waits for the database before it continues without.
 _FIRST_TRY_S = 10.0
+_SPARE_THREADS = 32
 # Part of the drain after which waiting requests are answered with 202.
 _RELEASED = 0.8
 
@@ -168,8 +169,9 @@ class Service:
             log.warning(
                 "auth-disabled", reason="listening on loopback only; PACE_AUTH=required turns them on"
             )
-        # Enough threads that others remain if some hang.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
+        # Enough threads that others remain if all that tasks use hang.
+        num_threads = _SPARE_THREADS + self.dispatcher.places.most_running
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(num_threads))
         preparing = asyncio.create_task(self._prepare_database())
         tried = asyncio.create_task(self._database_tried.wait())
         await asyncio.wait({preparing, tried}, timeout=_FIRST_TRY_S, return_when=asyncio.FIRST_COMPLETED)

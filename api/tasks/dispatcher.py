@@ -195,7 +195,6 @@ class Dispatcher:
         if task.attempts == 1:
             waited_s = (datetime.now(UTC) - task.created_at).total_seconds()
             self._metrics.observe_wait(task.kind, max(0.0, waited_s))
-        started = time.perf_counter() if ahead is None else ahead.started
         running: Any = asyncio.current_task()
         waits = partial(self.places.wait, task.kind, running)
         try:
@@ -204,8 +203,7 @@ class Dispatcher:
                 self.places.go_on(task.kind, running)
             about = {"pace.task.attempt": task.attempts, "pace.profile.gradients": task.num_gradients}
             with self._spans.of_task(task.id, kind.work.replace(" ", "-"), **about):
-                work = ahead.solving if ahead is not None else timed(self._work(task))
-                document, seconds = await work
+                document, seconds = await self._charged(task, ahead)
             ended: TaskStatus | None = await _persist(partial(self._finish, task, document), waits)
             # Before anyone is answered: what was answered is in the log, even if the process dies then.
             log.info(kind.done_event, task=task.id, tenant=task.tenant, solve_s=seconds)
@@ -222,10 +220,17 @@ class Dispatcher:
             log.warning("question-failed", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(partial(self._tasks.fail, task, error), waits)
         finally:
+            self.watches.refresh(task.tenant, task.id)
+
+    async def _charged(self, task: ClaimedTask, ahead: WorkAhead | None) -> tuple[bytes, float]:
+        """Do a task's work and charge its tenant; while a task waits for storage, no worker is busy."""
+        started = time.perf_counter() if ahead is None else ahead.started
+        try:
+            return await (timed(self._work(task)) if ahead is None else ahead.solving)
+        finally:
             worked_s = time.perf_counter() - started
             self._tasks.shares.charge(task.tenant, worked_s)
             self._metrics.tenants.count_work(task.tenant, task.kind, worked_s)
-            self.watches.refresh(task.tenant, task.id)
 
     async def _work(self, task: ClaimedTask) -> bytes:
         kind = KINDS[task.kind]

@@ -79,6 +79,11 @@ class TaskPlaces:
         self._kept_for_large = dict.fromkeys(executors, 0)
         self._closed = False
 
+    @property
+    def most_running(self) -> int:
+        """Largest number of tasks that run or wait for storage."""
+        return sum(executor.size + _MOST_WAITING for executor in self._executors.values())
+
     def running(self) -> list[asyncio.Task[None]]:
         """Return the running tasks of all kinds."""
         return [task for running in self._running.values() for task in running]
