@@ -16,6 +16,8 @@ from pace.solver.flow_shop.lockstep import SharedLinks
 KEY_BYTES = 4
 # A frame's header, and its numbers of chunks and runs.
 _FRAME_BYTES = 44
+# Beyond this, the time of a byte leaves a double's range.
+MOST_BYTES_PER_S = 1e100
 # As many batches together are counted at most.
 MOST_BATCHES = 64
 
@@ -121,8 +123,12 @@ class PushPull(CostDocument):
     def seconds_per_byte(self, workers: int) -> float:
         """Return e: link time for a byte of every worker's gradient; ValueError if nothing travels."""
         rate = self.worker_bytes_per_s
+        at_servers = self.server_bytes_per_s or rate
+        if max(rate, at_servers) > MOST_BYTES_PER_S:
+            raise ValueError(
+                f"{max(rate, at_servers):g} bytes/s: links have at most {MOST_BYTES_PER_S:g} bytes/s"
+            )
         if not self.colocated:
-            at_servers = self.server_bytes_per_s or rate
             return max(1 / rate, workers / (self.servers * at_servers))
         if self.servers > workers:
             raise ValueError(f"{self.servers} servers do not fit on {workers} workers' hosts")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pace.documents.cluster import Cluster
-from pace.documents.profile import Profile
+from pace.documents.profile import MAX_TOTAL_S, Profile
 from pace.errors import InvalidCluster
 from pace.planning.fusion.problem import FusionProblem
 from pace.solver.arrays import FloatArray
@@ -76,6 +76,14 @@ class ServersProblem:
                 )
             push[index[ratio.gradient]] *= ratio.push
             pull[index[ratio.gradient]] *= ratio.pull
+        seconds = exchange.round_trip_s + 2 * exchange.partition_s
+        with np.errstate(all="ignore"):
+            seconds += per_byte * float(push.sum() + pull.sum())
+        if not seconds <= MAX_TOTAL_S:
+            raise InvalidCluster(
+                f'cluster "{cluster.name}": pushes and pulls of all gradients take {seconds:g} s, '
+                f"at most {MAX_TOTAL_S:g} s are allowed"
+            )
         return cls(
             plain=plain,
             links=links,

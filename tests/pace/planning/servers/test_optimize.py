@@ -355,3 +355,17 @@ def test_two_pushes_over_one_connection_of_colocated_servers_are_found() -> None
     pushes[1]["start_s"] = pushes[0]["start_s"]
     found = check(profile, parse_schedule(json.dumps(document)))
     assert any("its connection still carries another" in violation for violation in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"partition_s": 1e300}, "take 2e.300 s, at most"),
+        ({"bytes_per_s": 1e-320}, "take inf s, at most"),
+        ({"bytes_per_s": 1e300}, "1e.300 bytes/s: links have at most"),
+    ],
+)
+def test_clusters_whose_times_cannot_be_added_are_refused(fields: dict[str, Any], message: str) -> None:
+    """In a line that names the cluster, instead of failing inside the solver."""
+    with pytest.raises(InvalidCluster, match=f'cluster "[^"]*": .*{message}'):
+        optimize_servers(three_layers((4, 4, 4), 1.0), Options(cluster=cluster(**fields)))
