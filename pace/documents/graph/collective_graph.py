@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from pace.documents.base import Bytes, Index, JsonDocument, load, parse, read_file, repeated
 from pace.documents.graph.nodes import CollectiveOp, Communicator, GraphNode
-from pace.documents.profile import DType, Name
+from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
 from pace.errors import InvalidGraph
 
 BucketKey = tuple[CollectiveOp, str, DType | None]
@@ -75,6 +76,7 @@ class CollectiveGraph(JsonDocument):
                 raise ValueError(f'communicator "{communicator.name}" has two costs of {twice}')
         self._refuse_disorder()
         self._refuse_unwaited()
+        self._refuse_what_cannot_be_added()
         return self
 
     def _refuse_disorder(self) -> None:
@@ -131,6 +133,25 @@ class CollectiveGraph(JsonDocument):
                 raise ValueError(
                     f'collective "{node.name}" has no wait: nothing says when its output is needed'
                 )
+
+    def _refuse_what_cannot_be_added(self) -> None:
+        calls = [node.collective for node in self.nodes if node.collective is not None]
+        sent = sum(call.input_bytes + call.output_bytes for call in calls)
+        total = self.resident_bytes + sent + sum(node.allocates_bytes for node in self.nodes)
+        if total > MAX_TOTAL_BYTES:
+            raise ValueError(f"nodes have {total} bytes together, at most {MAX_TOTAL_BYTES} are allowed")
+        with np.errstate(all="ignore"):
+            seconds = sum(node.duration_s for node in self.nodes) + 4 * sent / self.copy_bytes_per_s
+            for each in self.communicators:
+                for cost in each.costs:
+                    mine = [
+                        call.input_bytes
+                        for call in calls
+                        if (call.communicator, call.op) == (each.name, cost.op)
+                    ]
+                    seconds += len(mine) * float(cost.curve(each.ranks)(sum(mine)))
+        if not seconds <= MAX_TOTAL_S:
+            raise ValueError(f"nodes may take {seconds:g} s together, at most {MAX_TOTAL_S:g} s are allowed")
 
     @cached_property
     def numbers(self) -> dict[str, Index]:

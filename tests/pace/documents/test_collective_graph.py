@@ -61,3 +61,16 @@ def test_a_network_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     graph = graph_of(forward(1))
     with pytest.raises(InvalidGraph):
         CollectiveGraph(**{**{name: getattr(graph, name) for name in type(graph).model_fields}, **change})
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (GraphNode(name="a", allocates_bytes=2**62), r"have \d+ bytes together"),
+        (GraphNode(name="a", duration_s=1e13), "may take 1e.13 s together"),
+    ],
+)
+def test_bytes_and_times_that_cannot_be_added_are_refused(node: GraphNode, message: str) -> None:
+    """Sums would leave the range of integers, or of times in which seconds still count."""
+    with pytest.raises(InvalidGraph, match=message):
+        graph_of([node])
