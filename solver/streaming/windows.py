@@ -13,6 +13,7 @@ from pace.solver.arrays import FloatArray
 from pace.solver.streaming.capacity import StreamingLinks, capacity
 
 FILLED = 0.9
+ROUNDED_UP = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,9 @@ def fill_windows(links: StreamingLinks, size_bytes: float, period_s: float) -> l
     The period is that of ``least_period``, or longer.
     """
     room = capacity(links, period_s)
+    if not room.any():  # all bytes together take less time than a period is rounded by
+        period_s *= ROUNDED_UP
+        room = capacity(links, period_s)
     used = np.argsort(-room, kind="stable")[: links.most_fragments]
     used = used[room[used] > 0]
     shares = size_bytes * room / room[used].sum()

@@ -31,7 +31,8 @@ def streaming_links(problem: OuterSync) -> StreamingLinks:
     """Return what the bound and the windows need."""
     return StreamingLinks(
         call_s=np.array([problem.call_s(link) for link in problem.links]),
-        seconds_per_byte=np.array([problem.seconds_per_byte(link) for link in problem.links]),
+        # Below this, what a link could carry leaves a double's range.
+        seconds_per_byte=np.maximum([problem.seconds_per_byte(link) for link in problem.links], 1e-200),
         step_s=problem.busy_step_s,
         period_steps=problem.period_steps,
         most_delay=problem.max_delay_steps,

@@ -263,3 +263,13 @@ def test_impossible_documents_are_refused(changed: dict[str, Any], said: str) ->
     """With a line that names the place."""
     with pytest.raises(InvalidSync, match=said):
         parse_outer_sync(json.dumps(outer_fields(**changed)))
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1000.0])
+def test_bytes_that_take_less_time_than_rounding_are_sent(latency_s: float) -> None:
+    """The bound then leaves no room for them."""
+    link = {"name": "wan", "bytes_per_s": 1e300, "latency_s": latency_s}
+    problem = small_outer(links=[link], step_s=1e4, max_delay_steps=0)
+    plan = plan_outer(problem)
+    assert check_outer(problem, plan) == []
+    assert plan.predicted.period_s == pytest.approx(plan.bound.period_s, rel=1e-6)
