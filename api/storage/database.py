@@ -12,6 +12,7 @@ from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pace.api.storage.records import Record
 
@@ -42,18 +43,29 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
-        with self._reading.begin() as connection:
+        with _begin(self._reading) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a writing transaction; commit at the end unless an error was raised."""
-        with self._turn, self._writing.begin() as connection:
+        with self._turn, _begin(self._writing) as connection:
             yield connection
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+@contextmanager
+def _begin(engine: Engine) -> Iterator[Connection]:
+    try:
+        connection = engine.connect()
+    except PoolTimeout as error:
+        # All connections wait for a database that hangs: as if it did not answer.
+        raise OperationalError(None, None, error) from None
+    with connection, connection.begin():
+        yield connection
 
 
 class Upsert:

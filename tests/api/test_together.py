@@ -1,5 +1,6 @@
 """Several service processes on one database, and databases that go away."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
+from pace.api.problems import problem_of
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
@@ -227,6 +230,22 @@ def test_a_database_that_hangs(tmp_path: Path, frail: PostgresqlServer) -> None:
         assert service.http.get("/v1/profiles").status_code == 200
         assert service.post_schedule(layered_profile(3)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
+
+
+def test_a_database_whose_connections_all_hang_is_one_that_does_not_answer(
+    frail: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a connection in vain is tried again: a result that is to be stored is not lost."""
+    database = Database(Settings(database_url=frail.create_database()).parsed_database_url)
+    monkeypatch.setattr(database.engine.pool, "_timeout", 0.01)
+    with contextlib.ExitStack() as taken:
+        for _ in range(30):
+            taken.enter_context(database.read())
+        for begin in (database.read, database.write):
+            with pytest.raises(OperationalError) as refused, begin():
+                pass
+            assert problem_of(refused.value).status == 503
+    database.close()
 
 
 def test_a_hung_database_does_not_keep_a_stopped_service(tmp_path: Path, frail: PostgresqlServer) -> None:
