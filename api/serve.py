@@ -92,8 +92,9 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
 def _listen(host: str, port: int, most_waiting: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        typer.echo(f"pace serve: cannot listen on {host}:{port}: {error.strerror}", err=True)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "this is no host name"
+        typer.echo(f"pace serve: cannot listen on {host}:{port}: {reason}", err=True)
         raise typer.Exit(3) from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -5,7 +5,7 @@ import importlib.util
 import os
 from dataclasses import replace
 from functools import cached_property
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -22,17 +22,18 @@ from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
 Bytes = Annotated[int, Field(ge=1)]
-Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Duration = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # as long as timers can be
 
 MIB = 2**20
 
 
 def _known_rate(value: str) -> str:
-    if value:
-        try:
-            parse(value)
-        except ValueError:
-            raise ValueError('give a rate such as "6000/minute", or nothing') from None
+    try:
+        known = not value or parse(value).amount > 0
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError('give a rate such as "6000/minute", or nothing')
     return value
 
 
@@ -228,6 +229,14 @@ class AccessSettings(BaseSettings):
             )
         return value
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _known_addresses(cls, value: str) -> str:
+        for address in map(str.strip, value.split(",")):
+            if address not in ("", "*"):
+                ip_network(address)  # its error says what is wrong
+        return value
+
     @field_validator("tenants_file")
     @classmethod
     def _known_tenants(cls, value: str) -> str:
@@ -301,8 +310,7 @@ class LimitSettings(BaseSettings):
     max_reading: Count = Field(
         200,
         description="Number of bodies that wait to be parsed in this process, half for one tenant; beyond: "
-        "429 "
-        "`queue-full`",
+        "429 `queue-full`",
     )
     read_timeout_s: Duration = Field(
         60.0, description="Seconds to parse one body; beyond: 422 `limit-exceeded`"

@@ -15,13 +15,29 @@ from tests.api.process import serve_in_vain
 
 def test_bad_settings_are_named_in_a_line_each(tmp_path: Path) -> None:
     """Not a traceback; the exit status is that of wrong usage, and a password stays secret."""
-    wrong = {"max_queued": "many", "rate_limit": "often", "database_url": "nonsense://me:secret@host/x"}
+    wrong = {
+        "database_url": "nonsense://me:secret@host/x",
+        "login_failures": "0/minute",  # would let nobody in
+        "trusted_proxies": "10.0.0.7, 10.42.0.1/16",  # would trust nobody
+        "drain_s": "1e12",
+        "rate_limit": "often",
+        "max_queued": "many",
+    }
     code, said = serve_in_vain(tmp_path, **wrong)
     assert code == 2
     names = [line.split(": ")[1] for line in said.splitlines()]
-    assert names == ["PACE_DATABASE_URL", "PACE_RATE_LIMIT", "PACE_MAX_QUEUED"]
+    assert names == [f"PACE_{name.upper()}" for name in wrong]
     assert "'many'" in said
+    assert "10.42.0.1/16 has host bits set" in said
     assert "secret" not in said
+
+
+def test_a_name_that_no_host_can_have_is_told_in_a_line(tmp_path: Path) -> None:
+    """As an address that is not there."""
+    for name in ("a..b", "x" * 64, "no-such-host.invalid"):
+        code, said = serve_in_vain(tmp_path, "--host", name)
+        assert (code, said.count("\n")) == (3, 1), said
+        assert said.startswith(f"pace serve: cannot listen on {name}:0: ")
 
 
 def test_a_misspelt_setting_is_not_ignored(tmp_path: Path) -> None:
