@@ -14,6 +14,7 @@ from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
 from pace.formats.parameters import read_parameters
+from pace.formats.reading import warn
 from pace.formats.recorded_collectives import equal_times, recorded_cost
 from pace.formats.training_step import profile_of_step
 
@@ -71,6 +72,7 @@ def read_kineto(
     slowest = job.slowest
     late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
     workers = workers or _workers(ranks)
+    _warn_of_several_groups(slowest)
     given = allreduce is not None
     allreduce = allreduce or late or recorded
     if slowest.kind.name == "one process" and not (given and workers and workers > 1):
@@ -89,6 +91,18 @@ def read_kineto(
         metadata=described(job, joined=execution_trace is not None, measured=recorded is not None),
     )
     return replayed(profile, job, scale_cost=not given, late=late is not None)
+
+
+def _warn_of_several_groups(rank: RankTrace) -> None:
+    """Warn where all-reduces of gradients have groups of different sizes: one cost stands for all."""
+    total = sum(call.size_bytes or 0 for call in rank.calls)
+    large = {call.workers for call in rank.calls if call.workers and 100 * (call.size_bytes or 0) > total}
+    if len(large) > 1:
+        told = " and ".join(map(str, sorted(large)))
+        warn(
+            rank.trace.path,
+            f"all-reduces ran in groups of {told} ranks, as for experts: one cost is taken for all",
+        )
 
 
 def _workers(ranks: list[RankTrace]) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.kineto import read_kineto
+from pace.formats.reading import FormatWarning
 from tests.pace.formats.job_kinds import STEP_US, document_of
 from tests.pace.formats.kineto_features import launched_events, make_event
 from tests.pace.formats.traces import AUTOGRAD, MAIN, NCCL, Event, kineto_events, write_json
@@ -123,6 +124,16 @@ def test_a_barrier_sums_no_gradients(tmp_path: Path) -> None:
     profile = _read(tmp_path, events)
     assert profile.metadata["recorded_allreduces_match"] is True
     assert profile.metadata["other_collectives"] == {"barrier": 3}
+
+
+def test_groups_of_different_sizes_are_warned_of(tmp_path: Path) -> None:
+    """Gradients of experts are summed by fewer ranks than others, on other links."""
+    events = launched_events()
+    for event in events:
+        if event.get("args", {}).get("In msg nelems") == 300:
+            event["args"]["Group size"] = 4
+    with pytest.warns(FormatWarning, match="in groups of 2 and 4 ranks.* one cost is taken for all"):
+        _read(tmp_path, events)
 
 
 def test_a_kernel_whose_name_looks_like_nccl_is_compute(tmp_path: Path) -> None:
