@@ -45,30 +45,40 @@ def comparable_steps(trace: KinetoTrace, steps: list[KinetoStep]) -> list[Kineto
     return kept
 
 
-def refuse_micro_batches(
+def refuse_unequal_steps(
     trace: KinetoTrace, steps: Sequence[KinetoStep], calls: Sequence[RecordedCall]
 ) -> None:
-    """Refuse a trace whose steps are micro-batches: of one update, only some send or update.
+    """Refuse a trace of whose steps only some send or update: none of them says what an update takes.
 
     Raises
     ------
     FormatError
         If all-reduces or updates are missing in some of the steps and not in others.
     """
-    moments = {
-        "no all-reduce": ([call.issued_s for call in calls], 0.0),
-        "no update": ([note.start_s for note in trace.annotations if note.name.startswith(UPDATE)], _FEW),
-    }
-    for lacking, (times_s, few) in moments.items():
-        times_s.sort()
-        inside = (bisect_left(times_s, step.end_s) - bisect_left(times_s, step.start_s) for step in steps)
-        without = sum(not count for count in inside)
-        if few * len(steps) < without < len(steps):
-            raise FormatError(
-                trace.path,
-                f"{without} of {len(steps)} steps have {lacking}, so they are parts of steps: call "
-                "profiler.step() once for each optimizer.step(), and record again",
+    count = len(steps)
+    sends = _with_one(steps, [call.issued_s for call in calls])
+    updates = _with_one(steps, [note.start_s for note in trace.annotations if note.name.startswith(UPDATE)])
+    silent = sum(not sent and not step.reduced_after for sent, step in zip(sends, steps, strict=True))
+    idle = updates.count(False)
+    if 0 < silent < count and not idle:
+        reason = (
+            f"{silent} of {count} steps update without an all-reduce, as local SGD does: PACE plans jobs that "
+            "sum gradients in every step. `pace diloco` plans streaming DiLoCo."
+        )
+        raise FormatError(trace.path, reason)
+    for lacking, number, few in (("all-reduce", silent, 0.0), ("update", idle, _FEW)):
+        if few * count < number < count:
+            reason = (
+                f"{number} of {count} steps have no {lacking}, so they are parts of steps: call "
+                "profiler.step() once for each optimizer.step(), and record again"
             )
+            raise FormatError(trace.path, reason)
+
+
+def _with_one(steps: Sequence[KinetoStep], times_s: Sequence[float]) -> list[bool]:
+    """Return, for each step, whether one of the moments is in it."""
+    times = sorted(times_s)
+    return [bisect_left(times, step.start_s) < bisect_left(times, step.end_s) for step in steps]
 
 
 def _reshaped(step: KinetoStep, reference: KinetoStep) -> KinetoStep | None:

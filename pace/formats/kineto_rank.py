@@ -21,7 +21,7 @@ from pace.formats.kineto_clocks import (
     update_duration,
     wall_durations,
 )
-from pace.formats.kineto_comparable import comparable_steps, refuse_micro_batches
+from pace.formats.kineto_comparable import comparable_steps, refuse_unequal_steps
 from pace.formats.kineto_kind import kind_of_job, sent_share, with_hook
 from pace.formats.kineto_records import KinetoStep, Part, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
@@ -58,7 +58,7 @@ class RankTrace:
         self.dropped_steps = len(every) - len(self.steps)
         self.gradients = _with_shapes(trace, self.steps, shapes, parameters)
         reduces = [call for call in collectives if call.name == ALL_REDUCE]
-        refuse_micro_batches(trace, self.steps, reduces)
+        refuse_unequal_steps(trace, self.steps, reduces)
         share = sent_share(self.steps, reduces, [tensor.size_bytes for tensor in self.gradients])
         self.kind = with_hook(self.kind, share)
         if share < 1:

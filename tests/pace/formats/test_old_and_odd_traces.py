@@ -88,6 +88,13 @@ def test_ascends_profiler_is_told_from_kineto(tmp_path: Path) -> None:
         read_any([path])
 
 
+def _quiet_events() -> list[Event]:
+    """Return DDP's events without the first step's all-reduces."""
+    second_us = 1_000_000 + STEP_US
+    sends = ("gloo:all_reduce", "c10d::allreduce_")
+    return [event for event in ddp_events() if event.get("ts", 0) >= second_us or event["name"] not in sends]
+
+
 def test_steps_of_micro_batches_are_refused(tmp_path: Path) -> None:
     """A step in the trace would be taken for one that sends and updates everything."""
     quiet = [
@@ -101,6 +108,20 @@ def test_steps_of_micro_batches_are_refused(tmp_path: Path) -> None:
     update = make_event("user_annotation", "Optimizer.step#SGD.step", MAIN, 1_007_950 + STEP_US, 200)
     with pytest.raises(FormatError, match=r"2 of 3 steps have no update, .*once for each optimizer.step"):
         read_kineto([write_json(tmp_path / "t.json", document_of([*ddp_events(), update]))])
+
+
+def test_local_sgd_is_not_taken_for_ddp(tmp_path: Path) -> None:
+    """Every step updates, and only some have all-reduces: no step is like the others."""
+    second_us = 1_000_000 + STEP_US
+    sends = ("gloo:all_reduce", "c10d::allreduce_")
+    events = [
+        event for event in ddp_events() if event.get("ts", 0) >= second_us or event["name"] not in sends
+    ]
+    for step in range(3):
+        at = 1_007_950 + STEP_US * step
+        events.append(make_event("user_annotation", "Optimizer.step#SGD.step", MAIN, at, 200))
+    with pytest.raises(FormatError, match=r"1 of 3 steps update without an all-reduce.*pace diloco"):
+        read_kineto([write_json(tmp_path / "t.json", document_of(events))])
 
 
 def test_cuda_graphs_are_not_taken_for_inference(tmp_path: Path) -> None:
