@@ -19,8 +19,7 @@ from pace.api.object_location import ObjectLocation
 from pace.api.problems import brief
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
 from pace.api.settings import Settings
-from pace.api.storage.database import Database
-from pace.api.storage.database_start import when_it_answers
+from pace.api.storage.database import Database, when_it_answers
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.storage.job_list import JobList
 from pace.api.storage.keys import KeyRing

@@ -80,7 +80,7 @@ def cut_while_sending(
         None if, besides the segments that `max_segment_bytes` requires, more than `MAX_SEGMENTS_PER_GROUP`
         segments a group are needed on average. With infinite patience this never happens.
     """
-    from pace.solver.kernels import sending as kernel
+    from pace.solver.kernels import jackson as kernel
 
     room = MAX_SEGMENTS_PER_GROUP * len(buffers.ready)
     room += necessary_segments(buffers.elements, buffers.element_bytes, max_segment_bytes)

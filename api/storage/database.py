@@ -1,22 +1,25 @@
 """Connections and transactions: SQLite as the embedded default, PostgreSQL by URL."""
 
+import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import tenacity
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, ExceptionContext
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pace.api.storage.records import Record
 
 _POSTGRESQL_READ_ONLY = "25006"
+_LONGEST_PAUSE_S = 5.0
 
 
 class Database:
@@ -168,3 +171,36 @@ def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("pace_writes", True)
     driver: Any = connection.connection.dbapi_connection
     driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+async def when_it_answers(
+    database: Database, work: Callable[[], None], missing: Callable[[BaseException, float], None]
+) -> None:
+    """Call a function that needs the database, in a thread, as soon as the database answers.
+
+    Parameters
+    ----------
+    missing
+        Called after every failed attempt with the error and the seconds until the next one.
+
+    Raises
+    ------
+    OperationalError
+        If a SQLite file cannot be opened; waiting would not help.
+    """
+
+    def note(state: tenacity.RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert error is not None
+        assert state.next_action is not None
+        missing(error, state.next_action.sleep)
+
+    away = tenacity.retry_if_exception_type((OperationalError, InterfaceError))
+    async for attempt in tenacity.AsyncRetrying(
+        retry=tenacity.retry_never if database.is_sqlite else away,
+        wait=tenacity.wait_exponential(multiplier=0.5, max=_LONGEST_PAUSE_S),
+        before_sleep=note,
+        reraise=True,
+    ):
+        with attempt:
+            await asyncio.to_thread(work)

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from pace.client.documents import Problem, TaskResource
 from pace.client.http_request import HttpAnswer, HttpRequest, certificates
 from pace.client.problem_errors import detail_of, error_of
-from pace.client.retries import TryAgain, pause
 from pace.documents.base import explain
 from pace.errors import ServiceUnavailable
 
@@ -22,6 +21,7 @@ _RETRIED_STATUSES = (429, 502, 503, 504)
 MOST_BYTES = 64 << 20
 
 D = TypeVar("D", bound=BaseModel)
+_backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2)
 
 
 class ServiceRequests:
@@ -109,9 +109,9 @@ class ServiceRequests:
         self, deadline: float, method: str, path: str, *, waits: bool = False, **arguments: Any
     ) -> HttpAnswer:
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((httpx.TransportError, TryAgain))
+            retry=tenacity.retry_if_exception_type((httpx.TransportError, _TryAgain))
             & tenacity.retry_if_not_exception_type(httpx.UnsupportedProtocol),
-            wait=pause,
+            wait=_pause_s,
             stop=tenacity.stop_before_delay(max(deadline - time.monotonic(), 0.0)),
             reraise=True,
         )
@@ -131,7 +131,7 @@ class ServiceRequests:
         answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
             detail = f"{self.url} answered {answer.status}: {detail_of(answer.body)}"
-            raise TryAgain(detail, answer.retry_after_s)
+            raise _TryAgain(detail, answer.retry_after_s)
         return answer
 
     def _parse(self, answer: HttpAnswer, document: type[D]) -> D:
@@ -150,3 +150,23 @@ class ServiceRequests:
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} sent a wrong answer: {what}")
+
+
+class _TryAgain(ServiceUnavailable):
+    """The service cannot answer now, but may after a delay.
+
+    Attributes
+    ----------
+    after_s
+        The delay in seconds that the service asks for.
+    """
+
+    def __init__(self, message: str, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+def _pause_s(state: tenacity.RetryCallState) -> float:
+    """Return the seconds to wait before the next attempt: a random time, and what the service asks for."""
+    error = None if state.outcome is None else state.outcome.exception()
+    return _backoff(state) + (error.after_s if isinstance(error, _TryAgain) else 0.0)

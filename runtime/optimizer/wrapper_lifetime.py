@@ -1,26 +1,33 @@
-"""The end of a wrapper: by ``close``, a fork, the end of the process, or because nothing refers to it."""
+"""The end of a wrapper: by ``close``, a fork, the end of the process, or because nothing refers to it.
+
+Other ranks are told of it, and end with this one.
+"""
 
 import contextlib
 import sys
 from abc import abstractmethod
-from typing import Self
+from typing import Any, Self
 
 from torch.utils.hooks import RemovableHandle
 
+from pace.errors import CommunicationFailed
 from pace.runtime.control.mode_choice import Choice
+from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.patches.compiled_code import CompiledWatch
 from pace.runtime.optimizer.live_wrappers import WhereMade, live
-from pace.runtime.optimizer.peer_answers import PeerAnswers
+from pace.runtime.optimizer.shards.norm_and_state import NormAndState
+from pace.runtime.transports.liveness.peers import Peers
 
 # How long, in seconds, a process that ends without close() waits for its last sums, which other ranks need
 # too.
 _EXIT_S = 5.0
 
 
-class WrapperLifetime(PeerAnswers):
-    """The part of the wrapper that finishes or abandons what is in flight, and removes what it installed."""
+class WrapperLifetime(NormAndState):
+    """The part of the wrapper that finishes or abandons what is in flight, alone or with other ranks."""
 
+    _peers: Peers | None  # None without a peer store
     _choice: Choice
     _compiled: CompiledWatch
     _gating: list[RemovableHandle]
@@ -111,3 +118,34 @@ class WrapperLifetime(PeerAnswers):
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
         self._close(linger=True, reason=None if kind is None else kind.__name__)
+
+    # What other ranks ask and are told, through the peer store.
+
+    def _ask(self, turn: int) -> None:
+        if self._peers is not None:
+            self._peers.ask(turn)
+
+    def _answer(self, turn: int) -> bool:
+        return self._rounds.answer(turn)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "round": self._rounds.number,
+            "open": self._rounds.reduction.open,
+            "missing": self._rounds.missing()[:20],
+            "failed": self._rounds.engine.failure is not None,
+        }
+
+    def _report_stall(self, group: int) -> None:
+        told = self._peers.explain_stall() if self._peers else "unknown: there is no peer store"
+        log.warning("pace.stall", waiting_for=self._rounds.engine.describe(group), peers=told)
+
+    def _fail_with_others(self, told: str) -> None:
+        """Abandon what this rank waits for: another rank has failed, for the reason `told`."""
+        engine = self._rounds.engine
+        if engine.failure is None:
+            ranks = f"rank {self._transport.rank} of {self._transport.size}"
+            engine.abandon(CommunicationFailed(f"{ranks}: training has ended on another rank: {told}"))
+
+    def _explain_failure(self) -> str:
+        return self._peers.explain_failure() if self._peers else ""

@@ -51,6 +51,19 @@ def price(size: float, sizes: FloatArray, durations: FloatArray, slope: float) -
 
 
 @compiled
+def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope: float) -> float:
+    """Return the largest size in bytes whose g is at most `duration`; 0 if there is none, inf if all are."""
+    last = len(sizes) - 1
+    if duration >= durations[last]:
+        return float(sizes[last] + (duration - durations[last]) / slope) if slope > 0.0 else np.inf
+    if duration < durations[0]:
+        return 0.0
+    right = first_above(durations, duration)
+    share = (duration - durations[right - 1]) / (durations[right] - durations[right - 1])
+    return float(sizes[right - 1] + share * (sizes[right] - sizes[right - 1]))
+
+
+@compiled
 def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
     """Fill f_m from f_{m-1}: f_m(i) = max over j of min(S(i..j), f_{m-1}(j + 1)).
 

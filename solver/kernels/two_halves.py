@@ -5,8 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import admit, drop_first, push
-from pace.solver.kernels.partition import price
-from pace.solver.kernels.sending import most_within
+from pace.solver.kernels.partition import most_within, price
 
 
 @compiled
@@ -38,7 +37,7 @@ def send_chained(
     The jobs are the n reduce-scatters, then the gathers. The gathers that need reduce-scatter i are
     ``after[first_after[i]:first_after[i + 1]]``, numbered from n. `missing` holds the number of
     reduce-scatters that each gather needs; it is overwritten. Jobs are cut as in
-    ``kernels.sending.cut_while_sending``. Only reduce-scatters can be released during a segment.
+    ``kernels.jackson.cut_while_sending``. Only reduce-scatters can be released during a segment.
 
     Writes each segment's job, number of elements, start and end. Returns the number of segments (-1 if the
     arrays have no room for them) and max(end + tail) over the gathers.

@@ -96,7 +96,7 @@ def test_the_compiled_price_is_the_curve(curve: CostCurve, size: int) -> None:
 @properties(60)
 def test_the_largest_size_within_a_duration(curve: CostCurve, duration: float) -> None:
     """What is said to fit into a duration fits, and a little more does not."""
-    from pace.solver.kernels.sending import most_within
+    from pace.solver.kernels.partition import most_within
 
     size = most_within(duration, *curve.knots())
     if np.isinf(size):
