@@ -192,47 +192,23 @@ def _option(name: str, on_rank_0: object, on_rank_1: object) -> Callable[[int, s
     return lambda rank, _folder: {name: on_rank_1 if rank else on_rank_0}
 
 
+def _differing(name: str, on_rank_0: object, on_rank_1: object) -> _Difference:
+    return _Difference(
+        kind="InvalidOptions",
+        said=f"{name} is {on_rank_0!r} on rank 0 and {on_rank_1!r} on rank 1",
+        options=_option(name, on_rank_0, on_rank_1),
+    )
+
+
 _DIFFERENCES = {
-    "compression": _Difference(
-        kind="InvalidOptions",
-        said="compression is 'none' on rank 0 and 'fp16' on rank 1",
-        options=_option("compression", "none", "fp16"),
-    ),
-    "mode": _Difference(
-        kind="InvalidOptions",
-        said="mode is 'auto' on rank 0 and 'overlap' on rank 1",
-        options=_option("mode", "auto", "overlap"),
-    ),
-    "order": _Difference(
-        kind="InvalidOptions",
-        said="order is 'static' on rank 0 and 'priority' on rank 1",
-        options=_option("order", "static", "priority"),
-    ),
-    "op": _Difference(
-        kind="InvalidOptions",
-        said="op is 'average' on rank 0 and 'sum' on rank 1",
-        options=_option("op", "average", "sum"),
-    ),
-    "passes": _Difference(
-        kind="InvalidOptions",
-        said="backward_passes_per_step is 1 on rank 0 and 2 on rank 1",
-        options=_option("backward_passes_per_step", 1, 2),
-    ),
-    "credit": _Difference(
-        kind="InvalidOptions",
-        said="credit_bytes is None on rank 0 and 64 on rank 1",
-        options=_option("credit_bytes", None, 64),
-    ),
-    "time-out": _Difference(
-        kind="InvalidOptions",
-        said="timeout_s is 50.0 on rank 0 and 60.0 on rank 1",
-        options=_option("timeout_s", 50.0, 60.0),
-    ),
-    "broadcast": _Difference(
-        kind="InvalidOptions",
-        said="broadcast_parameters is True on rank 0 and False on rank 1",
-        options=_option("broadcast_parameters", True, False),
-    ),
+    "compression": _differing("compression", "none", "fp16"),
+    "mode": _differing("mode", "auto", "overlap"),
+    "order": _differing("order", "static", "priority"),
+    "op": _differing("op", "average", "sum"),
+    "passes": _differing("backward_passes_per_step", 1, 2),
+    "credit": _differing("credit_bytes", None, 64),
+    "time-out": _differing("timeout_s", 50.0, 60.0),
+    "broadcast": _differing("broadcast_parameters", True, False),
     "optimizer": _Difference(
         kind="InvalidOptions", said="optimizer is 'SGD' on rank 0 and 'Adam' on rank 1", optimizer="adam"
     ),
