@@ -56,7 +56,11 @@ def read_kineto_order(paths: Sequence[str | Path], *, groups: GivenGroups | None
         traces[trace.rank] = trace
     issued = issued_collectives(traces)
     if not any(issued.values()):
-        raise FormatError(paths[0], "no collective was recorded: expected record_param_comms events")
+        raise FormatError(
+            paths[0],
+            "no collective was recorded as record_param_comms, which Gloo does not write: give dumps of "
+            "PyTorch's flight recorder instead",
+        )
     if len(traces) == 1:
         ((rank, trace),) = traces.items()
         if (trace.workers or 1) > 1:
