@@ -251,7 +251,7 @@ def _fsdp_note(seen: _Seen) -> str | None:
 
 def _hybrid(seen: _Seen) -> JobKind | None:
     scattered = seen.bytes_of("reduce_scatter")
-    if not scattered or not seen.reduces or seen.forward("reduce_scatter"):
+    if not scattered or not seen.reduces or seen.forward("reduce_scatter") or seen.forward(ALL_REDUCE):
         return None
     small = [group for group in seen.groups.values() if seen.workers and 1 < group < seen.workers]
     share = seen.bytes_of(ALL_REDUCE) / scattered

@@ -27,6 +27,7 @@ from tests.pace.formats.job_kinds import (
     one_bucket_events,
     serial_events,
     single_events,
+    tensor_parallel_events,
 )
 from tests.pace.formats.traces import NCCL, Event, kineto_document, kineto_events, write_json
 
@@ -98,6 +99,17 @@ def test_replica_groups_share_shards(tmp_path: Path) -> None:
     assert profile.workers == 2
     assert [gradient.size_bytes for gradient in profile.gradients] == [420, 600]
     assert profile.metadata["other_collectives"] == {"all_gather": 3, "reduce_scatter": 6}
+
+
+def test_sharding_with_tensor_parallelism_is_not_taken_for_hsdp(tmp_path: Path) -> None:
+    """All-reduces in the forward pass sum activations, not shards of gradients."""
+    events = hybrid_events() + [
+        event | {"ts": event["ts"] + 30}
+        for event in tensor_parallel_events()
+        if event["name"] in ("gloo:all_reduce", "c10d::allreduce_")
+    ]
+    with pytest.raises(FormatError, match=r"FSDP2 \(certain: .*all_reduce"):
+        _read(tmp_path, events, 4)
 
 
 def test_an_outermost_unit_may_hold_what_was_ready_first(tmp_path: Path) -> None:
