@@ -42,7 +42,7 @@ class Client(ServiceRequests):
     url
         Address of the service, such as ``http://127.0.0.1:8080``.
     api_key
-        Sent as a bearer token.
+        Sent as a bearer token, without white space around it.
     timeout_s
         Seconds that one method may take, including repeated requests and the wait for the solve.
     ca_file
@@ -52,8 +52,8 @@ class Client(ServiceRequests):
     Raises
     ------
     ServiceUnavailable
-        If the certificates cannot be read. From every method: if the service is not reached within the
-        time-out, fails, or sends an invalid answer.
+        If the certificates cannot be read, or the key cannot be one. From every method: if the service is
+        not reached within the time-out, fails, or sends an invalid answer.
     """
 
     def healthy(self) -> bool:

@@ -40,7 +40,7 @@ class HttpAnswer:
             return float(given[:9])
         try:
             return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
 
 

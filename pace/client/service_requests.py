@@ -38,8 +38,11 @@ class ServiceRequests:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         headers = {"Accept": "application/json"}
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+        key = (api_key or "").strip()  # what a file or a variable holds often ends with a newline
+        if not (key.isascii() and key.isprintable()):
+            raise ServiceUnavailable("the API key has a character that no key has, such as a line break")
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         try:
             # Proxies of the environment are not for a service of one's own cluster; certificates are.
             self._http = httpx.Client(

@@ -159,7 +159,7 @@ def test_a_service_that_says_when_is_not_asked_before() -> None:
         with pytest.raises(ServiceUnavailable, match="503"):
             client.newest_schedule("train", PROFILE.fingerprint)
         assert len(asked) == 1
-        for said in ("0", "soon", "-1", "Wed, 21 Oct 2015 07:28:00 GMT"):
+        for said in ("0", "soon", "-1", "Wed, 21 Oct 2015 07:28:00 GMT", f"{10**20} Jan 2026 10:00:00 GMT"):
             told.append(said)
             asked.clear()
             assert client.newest_schedule("train", PROFILE.fingerprint) is None
@@ -386,6 +386,25 @@ def test_a_service_with_a_private_certificate(
         Client(url, timeout_s=250, ca_file=certificate if given == "argument" else None) as client,
     ):
         assert client.healthy() == (given != "nothing")
+
+
+def test_a_key_with_a_line_break_at_its_end_is_a_key() -> None:
+    """As a secret from a file has it. One that can be none is refused without showing it."""
+    sent: list[str | None] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        sent.append(handler.headers["Authorization"])
+        _send(handler, 200, b"{}")
+
+    with _server(answer) as url:
+        for key in ("pace_secret\n", "", "\n"):
+            with Client(url, key, timeout_s=30) as client:
+                assert client.healthy()
+        assert sent == ["Bearer pace_secret", None, None]
+        for key in ("pace_secret\nother", "pace_s\xe9cret"):
+            with pytest.raises(ServiceUnavailable, match="the API key has a character") as refused:
+                Client(url, key)
+            assert "pace" not in str(refused.value)
 
 
 def test_certificates_that_cannot_be_read_are_no_crash(
