@@ -105,8 +105,13 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
         found.append((host, text))
     late = (time.late_ranks_s or 0.0 if mean_late_s is None else mean_late_s) / now
     if late > 0.05:
-        whose = "All-reduces wait" if mean_late_s is None else "The ranks wait on average"
-        text = f"{whose} for late ranks for {late:.0%} of the step: even out the ranks' work."
+        if mean_late_s is None:
+            text = f"All-reduces wait for late ranks for {late:.0%} of the step: even out the ranks' work."
+        else:  # the table beside this sentence has the slowest rank's times
+            text = (
+                f"The ranks wait on average for late ranks for {late:.0%} of the step, and the slowest rank "
+                f"for {(time.late_ranks_s or 0.0) / now:.0%}: even out the ranks' work."
+            )
         found.append((late, text))
     other = (time.other_communication_s or 0.0) / now
     if other > 0.05:
