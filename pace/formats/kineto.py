@@ -73,6 +73,8 @@ def read_kineto(
     late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
     workers = workers or _workers(ranks)
     _warn_of_several_groups(slowest)
+    if slowest.others["sparse_all_reduce"]:
+        warn(trace.path, "sparse gradients count with all their rows, although only some were sent")
     given = allreduce is not None
     allreduce = allreduce or late or recorded
     if slowest.kind.name == "one process" and not (given and workers and workers > 1):

@@ -93,6 +93,19 @@ def test_a_single_all_reduce_of_something_else_is_no_hook(tmp_path: Path) -> Non
     assert [gradient.size_bytes for gradient in profile.gradients] == [40, 800, 1200]
 
 
+def test_sparse_gradients_are_warned_of(tmp_path: Path) -> None:
+    """Of the convolution's parameter only some rows were sent."""
+    events = ddp_events()
+    for event in events:
+        if event["name"] == "gloo:all_reduce" and event["args"]["Input Dims"] == [[300]]:
+            event["name"] = "gloo:sparse_all_reduce"
+    with (
+        pytest.warns(FormatWarning, match="sparse gradients count with all their rows"),
+        pytest.warns(FormatWarning, match="carried 840 bytes, and the 3 gradients found have 2,040"),
+    ):
+        _read(tmp_path, events)
+
+
 def test_replica_groups_share_shards(tmp_path: Path) -> None:
     """HSDP on 2 x 2 ranks: two workers all-reduce what each reduce-scatter left, in two units."""
     profile = _read(tmp_path, hybrid_events(), 4)
