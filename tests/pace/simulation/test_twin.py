@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace import Gradient, Op, Profile
+from pace import Op, Profile
 from pace.documents.collective_costs import AffineAllReduce
 from pace.simulation import POLICIES, make_policy, run_policy
 from pace.simulation.network import carry
 from pace.simulation.traffic import Rules, Traffic
 from tests.pace.simulation.twin import run_twin
-from tests.strategies import eighths, profiles, properties
+from tests.strategies import affine, eighths, layered, profiles, properties
 
 KNOBS: dict[str, list[dict[str, Any]]] = {
     "fifo": [{}, {"barrier": False}],
@@ -167,21 +167,7 @@ def test_a_worked_window() -> None:
     first: 5-6, 6-7. With a barrier the same, and so with any order: the upper is alone at 1 s.
     Halves of 1 s (partition) let the lower go 2-4: forward 4-5, the upper's second half 4-5, then 5-6.
     """
-    profile = Profile(
-        name="two layers",
-        workers=2,
-        ops=(
-            Op(name="bwd/2", duration_s=1.0, stream="compute"),
-            Op(name="bwd/1", duration_s=1.0, stream="compute"),
-            Op(name="fwd/1", duration_s=1.0, stream="compute", waits_for=("1",)),
-            Op(name="fwd/2", duration_s=1.0, stream="compute", waits_for=("2",)),
-        ),
-        gradients=(
-            Gradient(name="2", size_bytes=8, producer="bwd/2"),
-            Gradient(name="1", size_bytes=8, producer="bwd/1"),
-        ),
-        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=0.25),
-    )
+    profile = layered([8, 8], allreduce=affine(0.0, 0.25))
     assert run_policy(profile, make_policy("fifo")).iteration_s == 7.0
     assert run_policy(profile, make_policy("tao")).iteration_s == 7.0
     halves = make_policy("bytescheduler", partition_bytes=4, credit_bytes=0)

@@ -8,30 +8,28 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from pace import Gradient, Op, Options, Profile, optimize
+from pace import Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
 from pace.view.chart import plot, plot_windows
 from pace.view.op_times import OpTimes
 from pace.view.window import lay_out
+from tests.strategies import affine, layered
+
+
+def _layers(count: int, *, size: int, op_s: float) -> Profile:
+    times = [op_s] * count
+    return layered(
+        [size] * count,
+        dtypes=["float32"] * count,
+        backward_s=times,
+        forward_s=times,
+        allreduce=affine(0.0, 5e-9),
+    )
 
 
 def _profile() -> Profile:
     """Two layers: the first one's gradient is ready last and needed first."""
-    return Profile(
-        name="two-layers",
-        workers=4,
-        ops=(
-            Op(name="bwd/b", duration_s=0.01, stream="compute"),
-            Op(name="bwd/a", duration_s=0.01, stream="compute"),
-            Op(name="fwd/a", duration_s=0.01, stream="compute", waits_for=("a",)),
-            Op(name="fwd/b", duration_s=0.01, stream="compute", waits_for=("b",)),
-        ),
-        gradients=(
-            Gradient(name="b", size_bytes=4_000_000, dtype="float32", producer="bwd/b"),
-            Gradient(name="a", size_bytes=4_000_000, dtype="float32", producer="bwd/a"),
-        ),
-        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=5e-9),
-    )
+    return _layers(2, size=1_000_000, op_s=0.01)
 
 
 def _words(path: Path) -> list[str]:
@@ -56,7 +54,7 @@ def test_the_chart_says_what_is_where(tmp_path: Path) -> None:
     assert words.count("1") == 1
     assert words.count("0") == 2 + 1  # and the axis begins at 0
     assert {
-        "two-layers: 60.0 ms predicted, 0.0% over the bound; 2 groups in 3 segments",
+        "layered: 60.0 ms predicted, 0.0% over the bound; 2 groups in 3 segments",
         "this schedule, 60.0 ms",
         "no schedule is faster, 60.0 ms",
         "compute alone, 40.0 ms",
@@ -69,15 +67,7 @@ def test_the_chart_says_what_is_where(tmp_path: Path) -> None:
 
 def test_segments_too_narrow_for_their_number_stay_apart(tmp_path: Path) -> None:
     """Of 60 gradients as many numbers are written as have room; none is written over another."""
-    ops = [Op(name=f"bwd/{n}", duration_s=1e-4, stream="compute") for n in range(60)]
-    ops += [
-        Op(name=f"fwd/{n}", duration_s=1e-4, stream="compute", waits_for=(str(n),)) for n in range(59, -1, -1)
-    ]
-    gradients = [
-        Gradient(name=str(n), size_bytes=4000, dtype="float32", producer=f"bwd/{n}") for n in range(60)
-    ]
-    profile = _profile().model_copy(update={"ops": tuple(ops), "gradients": tuple(gradients)})
-    profile = Profile.model_validate(profile.model_dump())
+    profile = _layers(60, size=1000, op_s=1e-4)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot(profile, optimize(profile, Options(fusion="none")), tmp_path / "window.svg")
     below = re.findall(

@@ -5,29 +5,21 @@ from pathlib import Path
 
 import matplotlib
 
-from pace import Gradient, Op, Profile
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.push_pull import PushPull
 from pace.planning.servers.optimize import optimize_servers
 from pace.view.chart import plot
+from tests.strategies import layered
 
 
 def test_the_chart_shows_compute_and_every_connection(tmp_path: Path) -> None:
     """A row for pushes to and pulls from each server; both messages of a segment have its group's number."""
-    profile = Profile(
-        name="two-layers",
+    profile = layered(
+        [4_000_000] * 2,
         workers=2,
-        ops=(
-            Op(name="bwd/b", duration_s=0.01, stream="compute"),
-            Op(name="bwd/a", duration_s=0.01, stream="compute"),
-            Op(name="fwd/a", duration_s=0.01, stream="compute", waits_for=("a",)),
-            Op(name="fwd/b", duration_s=0.01, stream="compute", waits_for=("b",)),
-        ),
-        gradients=(
-            Gradient(name="b", size_bytes=4_000_000, producer="bwd/b"),
-            Gradient(name="a", size_bytes=4_000_000, producer="bwd/a"),
-        ),
+        backward_s=[0.01] * 2,
+        forward_s=[0.01] * 2,
         allreduce=PushPull(servers=2, worker_bytes_per_s=4e8),
     )
     exchange = PushPull(servers=2, worker_bytes_per_s=4e8, partition_s=0.0, round_trip_s=0.0)

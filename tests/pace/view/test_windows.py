@@ -5,7 +5,6 @@ from hypothesis import given
 
 from pace import Options, Profile, optimize
 from pace.documents.cluster import Cluster
-from pace.documents.profile import Gradient, Op
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
@@ -14,28 +13,16 @@ from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 from pace.view.op_times import phases_of
 from pace.view.window import Window, lay_out, lay_out_policy
-from tests.strategies import affine, profiles, properties
+from tests.strategies import affine, layered, profiles, properties
 
 POLICIES = ("fifo", "ddp", "bytescheduler", "p3", "dear")
 
 
 def two_layers() -> Profile:
     """Return two ops back, two forward, and two gradients of 1,000 and 3,000 bytes at 1 us a byte."""
-    return Profile(
-        name="two layers",
-        workers=2,
-        ops=(
-            Op(name="bwd/2", duration_s=0.001, stream="compute"),
-            Op(name="bwd/1", duration_s=0.002, stream="compute"),
-            Op(name="fwd/1", duration_s=0.001, stream="compute", waits_for=("1",)),
-            Op(name="fwd/2", duration_s=0.001, stream="compute", waits_for=("2",)),
-        ),
-        gradients=(
-            Gradient(name="2", size_bytes=3000, dtype="float32", producer="bwd/2"),
-            Gradient(name="1", size_bytes=1000, dtype="float32", producer="bwd/1"),
-        ),
-        allreduce=affine(0.0, 1e-6),
-    )
+    backward_s, forward_s = [0.001, 0.002], [0.001, 0.001]
+    allreduce = affine(0.0, 1e-6)
+    return layered([3000, 1000], backward_s=backward_s, forward_s=forward_s, allreduce=allreduce)
 
 
 def ends(window: Window) -> float:
@@ -54,7 +41,7 @@ def test_fifo_worked_out_by_hand() -> None:
     assert [moved.start_s for moved in window.transfers] == pytest.approx([0.001, 0.004])
     assert [moved.end_s for moved in window.transfers] == pytest.approx([0.004, 0.005])
     assert [moved.size_bytes for moved in window.transfers] == [3000, 1000]
-    assert [window.cargo[moved.cargo].gradients for moved in window.transfers] == [("2",), ("1",)]
+    assert [window.cargo[moved.cargo].gradients for moved in window.transfers] == [("g2",), ("g1",)]
     assert phases_of(two_layers()) == ("backward", "backward", "forward", "forward")
 
 
