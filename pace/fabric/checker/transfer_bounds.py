@@ -133,6 +133,8 @@ def _program(
     carried = [
         _areas(rates, edges.tolist()) for rates in (down, *(link_rates(hosts[n], "up") for n in names))
     ]
+    if not np.isfinite(carried).all():
+        return sum(alone)
     starts = kron(eye_array(number), csr_array(edges[None, :-1]))
     nothing = csr_array((shares.shape[0], number))
     limits = csr_array(vstack([hstack([shares, nothing]), hstack([starts, -eye_array(number)])]))

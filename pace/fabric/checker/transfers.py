@@ -143,6 +143,8 @@ def _check_transfers(
             or abs(transfer.rates[-1][1] - transfer.end_s) > slack_s
         ):
             yield f"{name}: its rates do not begin with start_s and end with end_s"
+        if transfer.end_s < transfer.start_s - slack_s:
+            yield f"{name}: end_s {transfer.end_s!r} is before start_s {transfer.start_s!r}"
         for earlier in transfer.after:
             if earlier >= len(plan.transfers) or plan.transfers[earlier].end_s > transfer.start_s + slack_s:
                 yield f"{name} starts before transfer {earlier} has arrived"
@@ -272,7 +274,7 @@ def _check_replica(
     """Yield what the replica misses, and commits at which the server leads by too much."""
     replica = plan.replica
     if batch.divergence is None or network.replica is None:
-        if replica.frozen or replica.punted:
+        if replica.frozen or replica.punted or replica.bound or replica.delay_s:
             yield "the batch has no divergence bound, and the plan replicates"
         return
     queue = [*(update.id for update in batch.punted), *plan.order]

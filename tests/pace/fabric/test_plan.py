@@ -348,6 +348,21 @@ def test_updates_without_bytes_are_judged(other_bytes: int) -> None:
     assert check_transfers(network, batch, plan_transfers(network, batch)) == []
 
 
+def test_times_that_cannot_be_are_refused() -> None:
+    """A commit that never comes, and an update without bytes that arrives before it leaves."""
+    network = network_of({"h0": 100.0, "h1": 100.0})
+    batch = batch_of({"a": (8, "h0", 100), "b": (0, "h1", 100)})
+    plan = plan_transfers(network, batch)
+    late = plan.predicted.model_copy(update={"last_commit_s": 1e308})
+    found = check_transfers(network, batch, plan.model_copy(update={"predicted": late}))
+    assert any("last_commit_s is 1e+308" in each for each in found)
+    early = tuple(
+        each if each.rates else each.model_copy(update={"start_s": 0.01}) for each in plan.transfers
+    )
+    found = check_transfers(network, batch, plan.model_copy(update={"transfers": early}))
+    assert any("end_s 0.0 is before start_s 0.01" in each for each in found)
+
+
 def test_a_plan_that_keeps_what_no_link_carries_is_refused() -> None:
     """No bound can be derived for it, and the checker says what is wrong."""
     network = network_of({"h0": 0.0, "h1": 100.0})
