@@ -4,7 +4,6 @@ The stated times are checked to repeat: if every period can look like the stated
 be longer. The bound over all plans is derived anew from its statement.
 """
 
-import math
 from collections.abc import Iterator
 
 from pace.documents.base import refuse_other
@@ -150,7 +149,7 @@ def _check_bound(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
         carried += best
     if carried >= problem.size_bytes and shorter > whole:
         yield (
-            f"bound.period_s is {stated!r}, but links can carry {math.floor(carried)} bytes "
+            f"bound.period_s is {stated!r}, but links can carry {carried:.0f} bytes "
             f"in {shorter!r} s, and the layers have {problem.size_bytes}"
         )
 

@@ -227,6 +227,7 @@ def corrupted(**changed: Any) -> list[str]:
         ({"fragments__1__link": "none"}, 'no link "none"'),
         ({"fragments__1__send_step": 7}, "it is sent at"),
         ({"bound__period_s": 6.5}, "bound.period_s is 6.5"),
+        ({"bound__period_s": 1e308}, "links can carry inf bytes"),
     ],
 )
 def test_wrong_plans_are_found(changed: dict[str, Any], said: str) -> None:
