@@ -101,6 +101,9 @@ def check_predicted(schedule: Schedule, times: DerivedTimes, derived: dict[str, 
         if not same(stated, seconds, times):
             yield f"predicted.{field} is {stated!r}, derived {seconds!r}"
     lower = derived["lower_bound_s"]
+    own = derived["iteration_s"]
+    if lower > own + times.slack_s:
+        yield f"predicted.lower_bound_s {lower!r} is above the schedule's own time, {own!r}"
     gap = predicted.iteration_s / lower - 1 if lower else 0.0
     if abs(predicted.gap - gap) > 1e-6:
         yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"

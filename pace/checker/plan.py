@@ -17,6 +17,18 @@ def check_identity(profile: Profile, schedule: Schedule) -> Iterator[str]:
         yield f"fingerprint is {schedule.fingerprint}, the profile's is {profile.fingerprint}"
 
 
+def check_execution(schedule: Schedule) -> Iterator[str]:
+    """Yield what a runtime would do otherwise than the transfers say."""
+    if not schedule.transfers:
+        return
+    count, most = schedule.execution.max_in_flight, schedule.execution.max_segment_bytes
+    if count != 1:
+        yield f"execution.max_in_flight is {count}: times are those of one segment at a time"
+    largest = max(transfer.size_bytes for transfer in schedule.transfers)
+    if most != largest:
+        yield f"execution.max_segment_bytes is {most}, the largest segment has {largest}"
+
+
 def check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield what is wrong with the groups: every gradient in one, times and sizes as derived."""
     gradients = {gradient.name: gradient for gradient in profile.gradients}
@@ -66,10 +78,7 @@ def check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) ->
         if not same(segment.end_s - segment.start_s, duration, times):
             stated = segment.end_s - segment.start_s
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
-        if segment.size_bytes > schedule.execution.max_segment_bytes:
-            yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
-    if schedule.transfers and not schedule.execution.max_in_flight:
-        yield "execution.max_in_flight is 0: no segment may be sent"
+    yield from check_execution(schedule)
     for number, ranges in enumerate(covered):
         at = 0
         for start, stop in sorted(ranges):

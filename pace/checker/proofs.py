@@ -1,5 +1,6 @@
 """What is claimed: predictions, the certificate, and the bounds against every other fusion."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -203,6 +204,19 @@ def check_chain(
         yield f"{field}.bound_s is {bound.bound_s!r}, {int(fewest[0])} contiguous groups are faster"
 
 
+def sizes_of_calls(profile: Profile) -> list[int]:
+    """Return sizes of calls, in bytes, among which any cost is closest to a line; none if nothing is sent."""
+    everything = sum(gradient.size_bytes for gradient in profile.gradients)
+    if not everything:
+        return []
+    sizes = {int(size) for size in np.geomspace(1, everything, 200)}
+    for document in (profile.allreduce, profile.reduce_scatter, profile.all_gather):
+        if isinstance(document, SampledAllReduce | SampledHalf):
+            for size, _ in document.samples:
+                sizes |= {around for around in (math.floor(size), math.ceil(size)) if around <= everything}
+    return sorted(sizes)
+
+
 def check_line(
     profile: Profile,
     times: DerivedTimes,
@@ -212,14 +226,7 @@ def check_line(
 ) -> Iterator[str]:
     """Show that no call costs less than a bound's line says; by default, no all-reduce."""
     slack = times.slack_s
-    everything = sum(gradient.size_bytes for gradient in profile.gradients)
-    if not everything:
-        return
-    sizes = {int(size) for size in np.geomspace(1, everything, 200)}
-    for document in (profile.allreduce, profile.reduce_scatter, profile.all_gather):
-        if isinstance(document, SampledAllReduce | SampledHalf):
-            sizes |= {int(size) for size, _ in document.samples if 1 <= size <= everything}
-    for size in sorted(sizes):
+    for size in sizes_of_calls(profile):
         least = bound.latency_s + size * bound.seconds_per_byte
         if duration_s is None:
             real = allreduce_s(profile.allreduce, profile.workers, size)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from pace.checker.derived_times import DerivedTimes, check_predicted, same
+from pace.checker.plan import check_execution
 from pace.documents.profile import Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Schedule
@@ -108,16 +109,13 @@ def check_messages(
             yield f"segment {number}: is pushed at {push.start_s!r}, its group is ready at {ready!r}"
         if pull.start_s < push.end_s + rates.latency_s - slack:
             yield f"segment {number}: is pulled before a round trip after its push has passed"
-        if push.size_bytes > schedule.execution.max_segment_bytes:
-            yield f"segment {number}: {push.size_bytes} bytes exceed execution.max_segment_bytes"
         least = schedule.placement.exchange.min_partition_bytes
         if push.size_bytes < min(least, schedule.groups[push.group].size_bytes):
             yield (
                 f"segment {number}: {push.size_bytes} bytes are part of a group and less than the "
                 f"cluster's min_partition_bytes, {least}"
             )
-    if pushes and schedule.execution.max_in_flight == 0:
-        yield "execution.max_in_flight is 0: no segment may be sent"
+    yield from check_execution(schedule)
     messages = [
         (segment.op, number, segment.start_s, segment.end_s, needed)
         for segments, wanted in ((pushes, wire.pushed), (pulls, wire.pulled))

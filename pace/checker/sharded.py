@@ -15,9 +15,17 @@ from pace.checker.derived_times import (
     derive,
     same,
 )
-from pace.checker.plan import check_identity
-from pace.checker.proofs import check_chain, check_line, check_set, least_durations, least_stretch_s
+from pace.checker.plan import check_execution, check_identity
+from pace.checker.proofs import (
+    check_chain,
+    check_line,
+    check_set,
+    least_durations,
+    least_stretch_s,
+    sizes_of_calls,
+)
 from pace.documents.profile import ELEMENT_BYTES, Profile
+from pace.documents.proofs import SetBound
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Group, Schedule, ShardedOp
 
@@ -97,13 +105,10 @@ def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -
         stated = segment.end_s - segment.start_s
         if not same(stated, duration, times):
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
-        if segment.size_bytes > schedule.execution.max_segment_bytes:
-            yield f"segment {number}: {segment.size_bytes} bytes exceed execution.max_segment_bytes"
         early = progress.until(segment.start_s) < group.ready_s - times.slack_s
         if group.op == "reduce-scatter" and early:
             yield f"segment {number}: starts at {segment.start_s!r}, before its group is ready"
-    if schedule.transfers and schedule.execution.max_in_flight == 0:
-        yield "execution.max_in_flight is 0: no segment may be sent"
+    yield from check_execution(schedule)
     by_time = sorted(
         range(len(schedule.transfers)),
         key=lambda n: (
@@ -298,6 +303,43 @@ def _check_proof(schedule: Schedule, times: DerivedTimes, floor_s: float) -> Ite
         yield f"proof.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 
 
+def _check_both_lines(profile: Profile, times: DerivedTimes, bound: SetBound) -> Iterator[str]:
+    """Show that a bound's line is the sum of two, each below the cost of one half.
+
+    A line below the sum of both costs would not do, as the halves may be cut and grouped differently.
+    """
+    sizes = sizes_of_calls(profile)
+    if not sizes:
+        return
+    size = np.array(sizes, dtype=float)
+    first, second = ([half_s(profile, half, each) for each in sizes] for half in HALVES)
+    whole = bound.seconds_per_byte
+    # What is left for the latencies is greatest where one half's line touches its cost at two sizes.
+    rises = [0.0, whole, *_rises(sizes, first), *(whole - rise for rise in _rises(sizes, second))]
+    most = 0.0
+    for rise in rises:
+        if -TOLERANCE * whole <= rise <= whole * (1 + TOLERANCE):
+            latencies = float(np.min(first - rise * size)), float(np.min(second - (whole - rise) * size))
+            if min(latencies) >= -times.slack_s:
+                most = max(most, sum(latencies))
+    if bound.latency_s > most * (1 + TOLERANCE) + times.slack_s:
+        yield f"bound: latency_s is {bound.latency_s!r}, of lines below both halves at most {most!r}"
+
+
+def _rises(sizes: list[int], cost: list[float]) -> list[float]:
+    """Return the seconds per byte of the edges below a cost, and of the steepest line through the origin."""
+    hull: list[tuple[float, float]] = []
+    for x, y in zip(sizes, cost, strict=True):
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    edges = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(hull)]
+    return [*edges, min(y / x for x, y in zip(sizes, cost, strict=True))]
+
+
 def _check_bounds(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     norm, sets = schedule.norm_bound, schedule.bound
     if (norm is None) == (profile.update == "global-norm") or (sets is None) == (norm is None):
@@ -305,11 +347,7 @@ def _check_bounds(profile: Profile, schedule: Schedule, times: DerivedTimes) -> 
         return
     if sets is not None:
         yield from check_set(profile, sets, times, "bound")
-
-        def both(size: int) -> float:
-            return sum(half_s(profile, half, size) for half in HALVES)
-
-        yield from check_line(profile, times, "bound", sets, both)
+        yield from _check_both_lines(profile, times, sets)
     if norm is None:
         return
     nothing = dict.fromkeys(times.ready, 0.0)

@@ -8,6 +8,9 @@ from pace.checker.derived_times import TOLERANCE, DerivedTimes
 from pace.documents.profile import ELEMENT_BYTES
 from pace.documents.schedule import Schedule
 
+# More than any schedule has: what is stated may be anything.
+MOST_SLOTS = 1e300
+
 
 def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     """Yield what is wrong with the slots, or with slots where there should be none."""
@@ -27,6 +30,8 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
             yield f"segment {number}: priority {segment.priority} is not its start_slot {segment.start_slot}"
         if segment.start_slot < slots(schedule.groups[segment.group].ready_s, slot_s):
             yield f"segment {number}: starts in slot {segment.start_slot}, before its group is ready"
+        if not segment.num_slots and schedule.groups[segment.group].duration_s:
+            yield f"segment {number}: takes no slot, although its group takes some time"
         if segment.num_slots:
             taken.append((segment.start_slot, segment.start_slot + segment.num_slots, number))
         used[segment.group] += segment.num_slots
@@ -54,7 +59,7 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
 
 def slots(seconds: float, slot_s: float) -> int:
     """Return the first slot that starts no earlier."""
-    return math.ceil(seconds / slot_s - TOLERANCE)
+    return math.ceil(min(seconds / slot_s, MOST_SLOTS) - TOLERANCE)
 
 
 def slots_served(seconds: float, slot_s: float) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pace.checker.graph.bounds import check_bounds
 from pace.checker.graph.replay import Replay, replay
+from pace.checker.plan import check_execution
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.schedule import Schedule
 
@@ -19,6 +20,7 @@ def check_graph(graph: CollectiveGraph, schedule: Schedule) -> list[str]:
         return violations
     played = replay(graph, schedule)
     return [
+        *check_execution(schedule),
         *_check_transfers(schedule, played),
         *_check_predictions(graph, schedule, played),
         *check_bounds(graph, schedule, slack_s=TOLERANCE * played.end_s),

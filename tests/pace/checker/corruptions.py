@@ -232,7 +232,9 @@ CORRUPTIONS: dict[str, Change] = {
     "a segment of no group": put("transfers", 0, "group", value=99),
     "a segment of no bytes": put("transfers", 0, "size_bytes", value=0),
     "segments larger than stated": put("execution", "max_segment_bytes", value=1),
+    "segments smaller than stated": add("execution", "max_segment_bytes", amount=2),
     "nothing may be in flight": put("execution", "max_in_flight", value=0),
+    "two in flight": put("execution", "max_in_flight", value=2),
     "a group too large": add("groups", 0, "size_bytes", amount=2),
     "ready too early": add("groups", 0, "ready_s", amount=-0.5),
     "ready too late": add("groups", 0, "ready_s", amount=0.001),
@@ -294,6 +296,7 @@ IN_SLOTS: dict[str, Change] = {
         put("transfers", 0, "start_slot", value=0), put("transfers", 0, "priority", value=0)
     ),
     "slots too few": add("transfers", 0, "num_slots", amount=-1),
+    "slots of no end": put("groups", 0, "transfer_s", value=1e308),
     "slots too many": add("transfers", -1, "num_slots", amount=1),
     "slots that end too late": both(
         add("transfers", -1, "start_slot", amount=40), add("transfers", -1, "priority", amount=40)

@@ -59,6 +59,7 @@ def test_what_the_planner_made_is_right() -> None:
             changed(predicted=GOOD.predicted.model_copy(update={"lower_bound_s": 99.0})),
             "predicted.lower_bound_s",
         ),
+        (changed(execution=GOOD.execution.model_copy(update={"max_in_flight": 2})), "max_in_flight is 2"),
         (changed(groups=GOOD.groups[1:]), "groups are not made of"),
         (plan_changed(order=GOOD.graph_plan.order[::-1]), "which it reads"),
         (plan_changed(order=GOOD.graph_plan.order[:-1]), "order has"),

@@ -272,6 +272,7 @@ CORRUPTIONS: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a chain with a slower link": (("chain_bound", "seconds_per_byte"), 1.0),
     "a chain that proves more": (("chain_bound", "bound_s"), 1.0),
     "segments larger than said": (("execution", "max_segment_bytes"), 1),
+    "two in flight": (("execution", "max_in_flight"), 2),
     "other servers": (("cluster", "exchange", "worker_bytes_per_s"), 2.0),
     "a byte twice": (("transfers", 0, "offset_bytes"), 4),
     "two places": (("transfers", 0, "priority"), 1),

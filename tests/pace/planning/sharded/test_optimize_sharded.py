@@ -278,6 +278,7 @@ CORRUPTIONS: dict[str, Change] = {
     "no bound": put("norm_bound", value=None),
     "segments that are too large": put("execution", "max_segment_bytes", value=1),
     "nothing in flight": put("execution", "max_in_flight", value=0),
+    "two in flight": put("execution", "max_in_flight", value=2),
 }
 
 
@@ -373,3 +374,24 @@ def test_a_norm_may_take_longer_than_a_window_in_which_nothing_is_sent() -> None
     )
     profile = Profile(name="empty", workers=3, ops=(), gradients=(), allreduce=cost, update="global-norm")
     assert check(profile, optimize(profile)) == []
+
+
+def test_a_bound_from_the_sum_of_both_costs_is_refused() -> None:
+    """Reduce-scatters are free up to 8 bytes and take 2 s for 16; a gather takes 5 s.
+
+    Below the sum lies the line 3 s + bytes / 4, which says 7 s for 16 bytes. But two free reduce-scatters and
+    one gather take 5 s.
+    """
+    profile = layered([16], allreduce=affine(1, 1)).replace(
+        reduce_scatter=SampledHalf(samples=((8, 0.0), (16, 2.0))),
+        all_gather=SampledHalf(samples=((1, 5.0), (16, 5.0))),
+    )
+    schedule = optimize(profile, Options(exchange="sharded"))
+    assert schedule.predicted.iteration_s == 1 + 7 + 1
+    assert schedule.bound is not None
+    assert schedule.bound.bound_s == 1 + 5 + 1
+    assert check(profile, schedule) == []
+    bound = schedule.bound.model_copy(update={"latency_s": 3.0, "seconds_per_byte": 0.25, "bound_s": 9.0})
+    predicted = schedule.predicted.model_copy(update={"lower_bound_s": 9.0, "gap": 0.0})
+    (found,) = check(profile, schedule.model_copy(update={"bound": bound, "predicted": predicted}))
+    assert found.startswith("bound: latency_s is 3.0, of lines below both halves at most")
