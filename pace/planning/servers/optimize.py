@@ -12,7 +12,6 @@ from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.documents.schedule_rules import server_links
 from pace.errors import InvalidOptions
-from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.planning.servers.bounds import segment_proofs, servers_bound, servers_chain_bound
 from pace.planning.servers.plans import ServersPlan, best_plan, faster_whole_plan, offsets
@@ -130,7 +129,7 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
     asked = Options(fusion=options.fusion, max_group_bytes=options.max_group_bytes)
     # The last part has between one byte and a whole partition, so groups are sought for both lags.
     found = [
-        fuse(fusing, asked, Bounds(fusing))
+        fuse(fusing, asked)
         for lag in ((min(size, float(problem.sent_bytes.sum())), 0.0) if options.fusion != "none" else (0.0,))
         for fusing in (problem.lagging(lag),)
     ]

@@ -7,7 +7,6 @@ import numpy as np
 
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
-from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.problem import Partition
 from pace.planning.fusion.search import fuse
 from pace.planning.sharded.problem import ShardingProblem
@@ -118,7 +117,7 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
     """Combine groups for the reduce-scatters with groups for the gathers, and evaluate every pair."""
     whole = problem.with_whole_cost()
     asked = Options(fusion="optimal", max_group_bytes=options.max_group_bytes)
-    both = [_sent(problem, found) for found in fuse(whole, asked, Bounds(whole)).partitions]
+    both = [_sent(problem, found) for found in fuse(whole, asked).partitions]
     gradients, cap = problem.gradients, options.max_group_bytes
     early: list[Partition] = []
     late: list[Partition] = []
