@@ -129,6 +129,11 @@ TRAINING_EVENTS = {
         "waiting_for peers",
         "Training waits long for a group; `peers` has what each rank has not sent",
     ),
+    "pace.server_awaited": LogEvent(
+        "warning",
+        "server reason within_s",
+        "A server does not answer yet; the rank tries again until it has waited `within_s` seconds",
+    ),
     "pace.server_links_changed": LogEvent(
         "warning",
         "lost back left",

@@ -17,6 +17,8 @@ from pace.wire.streams import NOTSENT_BYTES, Stream, stream_of
 _HELLO_S = 10.0
 _LEAST_SILENCE_S, _LONGEST_SILENCE_S = 1.0, 600.0
 _RETRY_S = 0.1
+# A caller that has waited so long for somebody to listen is told.
+_QUIET_S = 5.0
 
 
 def connect(
@@ -28,6 +30,7 @@ def connect(
     hello_s: float | None = None,
     ssl_context: ssl.SSLContext | None = None,
     notsent_bytes: int = NOTSENT_BYTES,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Stream:
     """Call a process that may only be about to listen.
 
@@ -38,6 +41,8 @@ def connect(
     hello_s
         How long the other end may take at least to introduce itself once it is connected: until then, or the
         end of `within_s`. Unless given, it may take longer, and say nothing for what is left of `within_s`.
+    on_wait
+        Called once with the reason if nobody listens for some seconds; then tries go on.
 
     Raises
     ------
@@ -45,6 +50,7 @@ def connect(
         When there is nobody, or it refuses; the message names it.
     """
     deadline = time.monotonic() + within_s
+    told_at = time.monotonic() + _QUIET_S
     while True:
         try:
             left_s = max(deadline - time.monotonic(), 0.01)
@@ -56,6 +62,9 @@ def connect(
                     f"{address.name} at {address.host}:{address.port} did not answer within {within_s:g} s:"
                     f" {error}"
                 ) from error
+            if on_wait is not None and time.monotonic() >= told_at:
+                on_wait(str(error))
+                on_wait = None
             time.sleep(_RETRY_S)
     left_s = max(deadline - time.monotonic(), hello_s or 0.0, 0.01)
     introduced_by = time.monotonic() + left_s

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pace.errors import CommunicationFailed
+from pace.runtime.event_log import log
 from pace.runtime.servers.layout import Layout, bits_of
 from pace.runtime.servers.sparse_frames import parcel_of, read_runs
 from pace.runtime.transports.runs import Runs
@@ -139,6 +140,9 @@ class ServerLink:
             within_s=within_s,
             ssl_context=ssl_context,
             notsent_bytes=notsent_bytes,
+            on_wait=lambda reason: log.warning(
+                "pace.server_awaited", server=address.name, reason=reason, within_s=within_s
+            ),
         )
         self._pacing_bytes_per_s = pacing_bytes_per_s
         self._stream.set_pacing(pacing_bytes_per_s)

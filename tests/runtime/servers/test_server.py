@@ -8,8 +8,12 @@ import torch
 
 from pace.errors import CommunicationFailed, InvalidOptions
 from pace.runtime.servers.layout import memory_of
-from pace.runtime.servers.link import PushPullCall
+from pace.runtime.servers.link import PushPullCall, ServerLink
 from pace.runtime.servers.server import Server
+from pace.wire import meeting
+from pace.wire.addresses import ServerAddress
+from pace.wire.handshake import Greeting
+from tests.runtime.logs import captured_events
 from tests.runtime.servers.links import WITHIN_S, Arrival, Worker, layout_of
 
 CHUNKS = 50_000  # elements: several chunks, the last one short
@@ -217,6 +221,26 @@ def test_a_silent_worker_is_named() -> None:
             pytest.raises(CommunicationFailed, match="rank 1 is gone: no sign of life"),
         ):
             alive.start(0, tensor).wait()
+
+
+def test_a_wait_for_a_server_is_logged_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped address must not look like a slow start until the time-out."""
+    monkeypatch.setattr(meeting, "_QUIET_S", 0.0)
+    with (
+        captured_events() as events,
+        pytest.raises(CommunicationFailed, match=r"127\.0\.0\.1:9 did not answer"),
+    ):
+        ServerLink(
+            ServerAddress(host="127.0.0.1", port=9, name="server 0 (127.0.0.1:9)"),
+            Greeting(job="job", rank=0, size=1, silence_s=20.0),
+            token=None,
+            on_failure=print,
+            within_s=0.4,
+        )
+    assert [(each["event"], each["server"]) for each in events] == [
+        ("pace.server_awaited", "server 0 (127.0.0.1:9)")
+    ]
+    assert "refused" in events[0]["reason"]
 
 
 def test_other_machines_need_a_token() -> None:
