@@ -16,7 +16,7 @@ def set_up_logs() -> None:
     """Send all logs of this process to stderr: as JSON, unless that is a terminal."""
     for_people = sys.stderr.isatty()
     last: list[Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(repr_native_str=True)]
         if for_people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -22,7 +22,7 @@ from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
 from pace.version import __version__
 from tests.api.postgresql import ALONE_ON_SQLITE, ON_SQLITE
-from tests.api.process import Caller, ServiceProcess, run_program, serving_on
+from tests.api.process import Caller, ServiceProcess, new_client, run_program, serving_on
 from tests.api.profiles import layered_profile
 
 
@@ -133,11 +133,15 @@ def test_every_line_of_the_log_is_json(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
-    """Whoever starts the service by hand reads no JSON."""
+    """Whoever starts the service by hand reads no JSON, and no caller controls the terminal."""
     ours, theirs = os.openpty()
     with serving_on(os.ttyname(theirs), tmp_path) as process:
         said = b""
-        while b"http://127.0.0.1:" not in said:
+        while (url := re.search(rb"http://127\.0\.0\.1:\d+(?=\D)", said)) is None:
+            said += os.read(ours, 4096)
+        with new_client() as http:
+            http.get(f"{url[0].decode()}/%1b]0;title%07")
+        while b"0;title" not in said:
             said += os.read(ours, 4096)
         os.close(theirs)
         process.send_signal(signal.SIGTERM)
@@ -147,6 +151,7 @@ def test_a_terminal_shows_lines_for_people(tmp_path: Path) -> None:
     os.close(ours)
     assert b"listening" in said
     assert b'{"' not in said
+    assert b"\x1b]0;title" not in said
 
 
 @ON_SQLITE
