@@ -22,6 +22,7 @@ from pace.errors import FormatError, InvalidProfile, InvalidSteps
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _CHUNK_BYTES = 1 << 20
+_MARK = b"\xef\xbb\xbf"  # spreadsheets put it before a text in UTF-8
 
 
 class FormatWarning(UserWarning):
@@ -53,13 +54,14 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines without their ends; bytes that are no UTF-8 are replaced."""
     with open_binary(path) as file:
         for number, line in enumerate(file, start=1):
-            yield number, line.decode("utf-8", errors="replace").rstrip("\r\n")
+            bare = line.removeprefix(_MARK) if number == 1 else line
+            yield number, bare.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
 def read_text(path: str | Path) -> str:
     """Return a whole small file."""
     with open_binary(path) as file:
-        return file.read().decode("utf-8", errors="replace")
+        return file.read().removeprefix(_MARK).decode("utf-8", errors="replace")
 
 
 class _Counted:
@@ -71,8 +73,9 @@ class _Counted:
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
+        begins = not self.position
         self.position += len(data)
-        return data
+        return data.removeprefix(_MARK) if begins else data
 
 
 def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> Iterator[Any]:
@@ -165,7 +168,7 @@ def _mentions(path: str | Path, word: bytes) -> bool:
 def first_character(path: str | Path) -> bytes:
     """Return the first byte of a file that is no white space; nothing of an empty file."""
     with open_binary(path) as file:
-        return file.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        return file.read(_CHUNK_BYTES).removeprefix(_MARK).lstrip()[:1]
 
 
 def _build_value(events: Iterator[tuple[str, str, Any]], ijson: Any) -> Any:

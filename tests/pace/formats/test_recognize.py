@@ -1,12 +1,14 @@
 """Files of every tool are known by their content: read, or named with what to do next."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pace.cli.main import app
+from pace.documents.collective_costs import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.any_format import read_any
 from pace.formats.recognize import tell_format
@@ -21,6 +23,7 @@ from tests.pace.formats.traces import (
     write_json,
 )
 
+COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
 _XPLANE = b"\n\x8a\x01\x08\x02\x12\x09/host:CPU" + bytes(120)
 
 
@@ -87,6 +90,21 @@ def test_files_of_other_tools_are_named_with_what_to_do_next(
     path.write_bytes(content)
     with pytest.raises(FormatError, match=reason):
         read_any([path])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """Spreadsheets and editors put it before texts in UTF-8."""
+    files = {
+        "layers.csv": CSV,
+        "graph.txt": GRAPH,
+        "trace.json": json.dumps(kineto_document(kineto_events())),
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        plain = read_any([path], workers=2, allreduce=COST)
+        path.write_text(text, encoding="utf-8-sig")
+        assert read_any([path], workers=2, allreduce=COST) == plain
 
 
 def test_headroom_and_import_take_any_file(tmp_path: Path) -> None:
