@@ -1,5 +1,6 @@
 """Senders with groups and segments that are fixed before training, as most policies have."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -7,9 +8,13 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pace.errors import InvalidOptions
 from pace.simulation.traffic import Rules, T, Traffic, over_runs
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
+
+# More take many minutes, and gigabytes.
+MOST_SEGMENTS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +73,19 @@ def carriers(
 
 
 def cut_evenly(sizes: IntArray, element_bytes: IntArray, max_segment_bytes: int) -> tuple[IntArray, IntArray]:
-    """Cut buffers into segments of at most `max_segment_bytes`; return each segment's buffer and bytes."""
+    """Cut buffers into segments of at most `max_segment_bytes`; return each segment's buffer and bytes.
+
+    Raises
+    ------
+    InvalidOptions
+        If there would be too many segments.
+    """
+    total = int(sizes.sum())
+    if total > MOST_SEGMENTS * max(max_segment_bytes, int(element_bytes.max(initial=1))):
+        raise InvalidOptions(
+            f"segments of {max_segment_bytes:,} bytes would be more than {MOST_SEGMENTS:,}: "
+            f"use at least {math.ceil(total / MOST_SEGMENTS):,} bytes"
+        )
     groups: list[int] = []
     parts: list[int] = []
     for number, (size, element) in enumerate(zip(sizes.tolist(), element_bytes.tolist(), strict=True)):

@@ -14,7 +14,7 @@ from pace.cli import app
 from pace.documents.collective_costs import AffineAllReduce
 from pace.models import build
 from pace.simulation import POLICIES, make_policy, run_policy
-from tests.strategies import eighths, profiles, properties
+from tests.strategies import affine, eighths, layered, profiles, properties
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)
 
@@ -113,3 +113,11 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert (wrong.exit_code, wrong.stdout) == (2, "")
         assert wrong.stderr.startswith(message)
         assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+def test_too_many_segments_are_refused() -> None:
+    """A terabyte in segments of 16 KB would fill the memory."""
+    profile = layered([10**12], allreduce=affine(0, 1e-9))
+    policy = make_policy("bytescheduler", partition_bytes=16_000)
+    with pytest.raises(InvalidOptions, match="more than 10,000,000: use at least 100,000 bytes"):
+        run_policy(profile, policy)
