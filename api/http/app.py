@@ -82,6 +82,7 @@ def create_app(settings: Settings) -> Application:
         generate_unique_id_function=lambda route: route.name,
         version=__version__,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )

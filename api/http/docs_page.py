@@ -9,6 +9,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
+from pace.api.http import openapi
+
 PATH = "/docs"
 _ASSETS = f"{PATH}/assets"
 
@@ -16,7 +18,7 @@ _ASSETS = f"{PATH}/assets"
 def add_docs(app: FastAPI) -> str:
     """Add the page and its files to an application; return the page's content security policy."""
     page = get_swagger_ui_html(
-        openapi_url=str(app.openapi_url),
+        openapi_url=openapi.PATH,
         title=app.title,
         swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
         swagger_css_url=f"{_ASSETS}/swagger-ui.css",

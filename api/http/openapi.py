@@ -1,5 +1,6 @@
 """The OpenAPI document: tags, bodies that the routes read themselves, examples, headers and problems."""
 
+import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.api.questions.registry import KINDS
@@ -18,6 +20,7 @@ from pace.client.key_documents import KeyRequest
 from pace.client.page_documents import WindowRequest
 from pace.documents.profile import Profile
 
+PATH = "/openapi.json"
 DESCRIPTION = """Send a profile of one training iteration, and get a near-optimal communication schedule back.
 
 A POST that takes long answers 202 with a task; its `Location` says where to ask for it. Errors are problem
@@ -169,17 +172,26 @@ def describe(app: FastAPI) -> None:
                 app.openapi_schema = _made[0]
             if app.openapi_schema is None:
                 try:
-                    document = generate()
-                    _add_schemas(document)
-                    _add_headers_and_examples(document, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+                    made = generate()
+                    _add_schemas(made)
+                    _add_headers_and_examples(made, json.loads(EXAMPLES.read_text(encoding="utf-8")))
                 except BaseException:
                     app.openapi_schema = None  # not the half that was made
                     raise
-                _made.append(document)
+                _made.append(made)
             assert app.openapi_schema is not None
             return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+    # FastAPI's own route writes the document anew for each request, which takes 10 ms: anybody may ask.
+    @functools.cache
+    def written() -> bytes:
+        return json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @app.get(PATH, include_in_schema=False)
+    async def document() -> Response:
+        return Response(written(), media_type=JSON)
 
 
 def _add_schemas(document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ The examples in ``api/http/examples.json`` are answers of a real service. To wri
 ``PACE_WRITE_EXAMPLES=1 pytest tests/api/test_openapi.py``.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -14,9 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from pace.api.http.app import create_app
-from pace.api.http.openapi import EXAMPLES, TAGS
+from pace.api.http.openapi import EXAMPLES, PATH, TAGS
 from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from tests.api.process import Caller, ServiceProcess
@@ -59,6 +61,15 @@ def test_every_operation_has_a_name_a_tag_and_a_summary(operations: Operations) 
         assert operation["summary"], name
         assert operation["description"].rstrip().endswith((".", "`")), name
     assert {operation["tags"][0] for _, _, operation in operations.values()} == known
+
+
+def test_the_document_is_written_once() -> None:
+    """Anybody may ask for it, and writing it takes the event loop longer than most requests."""
+    app = create_app(Settings())
+    (route,) = [each for each in app.routes if isinstance(each, Route) and each.path == PATH]
+    one, other = [asyncio.run(route.endpoint()) for _ in range(2)]
+    assert one.body is other.body
+    assert json.loads(one.body) == json.loads(json.dumps(app.openapi()))
 
 
 def test_every_success_answer_has_an_example(operations: Operations) -> None:
