@@ -197,6 +197,7 @@ def _scaled(cost: OpCost, factor: float) -> OpCost:
     if isinstance(cost.cost, AffineAllReduce):
         line = cost.cost.model_copy(update={"seconds_per_byte": cost.cost.seconds_per_byte / factor})
         return cost.model_copy(update={"cost": line})
-    latency = min(cost.cost.samples)[1]
+    # Samples may be noisy: none is below the latency.
+    latency = min(seconds for _, seconds in cost.cost.samples)
     samples = tuple((size, latency + (seconds - latency) / factor) for size, seconds in cost.cost.samples)
     return cost.model_copy(update={"cost": SampledAllReduce(samples=samples)})

@@ -69,3 +69,15 @@ def test_wrong_grids_are_refused() -> None:
         GraphGrid(memory_gb=tuple(range(1, 1000)))
     with pytest.raises(InvalidOptions, match='no policy "ddp" of graphs'):
         what_if_graph(GRAPH, GraphGrid(policies=("ddp",)))
+
+
+def test_noisy_samples_get_no_slower_on_a_faster_wire() -> None:
+    """The smallest sample took longer than a larger one: none may become negative, or grow."""
+    graph = graph_of(forward(1))
+    noisy = OpCost(op="all-gather", cost=SampledAllReduce(samples=((8, 2.0), (64, 0.5), (512, 4.0))))
+    communicators = tuple(each.model_copy(update={"costs": (noisy,)}) for each in graph.communicators)
+    graph = graph.model_copy(update={"communicators": communicators})
+    for factor, expected in ((0.5, [3.5, 0.5, 7.5]), (2.0, [1.25, 0.5, 2.25])):
+        cost = with_bandwidth(graph, factor).communicators[0].costs[0].cost
+        assert isinstance(cost, SampledAllReduce)
+        assert [seconds for _, seconds in cost.samples] == expected
