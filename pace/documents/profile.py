@@ -197,15 +197,17 @@ class Profile(Document):
         total_s = sum(self.graph.durations_s.tolist())
         if total_s > MAX_TOTAL_S:
             raise ValueError(f"ops last {total_s} s together, at most {MAX_TOTAL_S:g} s are allowed")
+        # A norm of 8 bytes is exchanged even if gradients have none.
+        size = max(total_bytes, 8)
         with np.errstate(all="ignore"):
-            durations = {"an all-reduce": float(self.cost(total_bytes))}
+            durations = {"an all-reduce": float(self.cost(size))}
             for what, half in (("a reduce-scatter", self.reduce_scatter), ("an all-gather", self.all_gather)):
                 if half is not None:
-                    durations[what] = float(half.cost(self.workers)(total_bytes))
+                    durations[what] = float(half.cost(self.workers)(size))
         for what, seconds in durations.items():
             if not seconds <= MAX_TOTAL_S:
                 raise ValueError(
-                    f"{what} of all {total_bytes} bytes takes {seconds} s, "
+                    f"{what} of {'all ' * (size == total_bytes)}{size} bytes takes {seconds} s, "
                     f"at most {MAX_TOTAL_S:g} s are allowed"
                 )
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from pace import InvalidProfile, PaceError, Profile, load_profile, optimize, parse_profile
+from pace.documents.collective_costs import RingAllReduce
 from tests.strategies import affine, changed, layered, profiles, properties
 
 AFFINE = {"kind": "affine", "latency_s": 0.5, "seconds_per_byte": 0.125}
@@ -274,3 +275,16 @@ def test_a_long_chain_of_ops_is_read() -> None:
     assert optimize(profile).predicted.compute_s == pytest.approx(n * 1e-6)
     ops[0]["deps"] = [f"op{n - 1}"]
     assert "cycle" in refusal(document() | {"ops": ops, "gradients": gradients})
+
+
+def test_a_norm_that_takes_forever_is_refused_without_gradients() -> None:
+    """Eight bytes are exchanged in any case."""
+    with pytest.raises(InvalidProfile, match="an all-reduce of 8 bytes takes inf s"):
+        Profile(
+            name="empty",
+            workers=4,
+            ops=(),
+            gradients=(),
+            allreduce=RingAllReduce(bandwidth_bytes_per_s=1.0, latency_s=1e308),
+            update="global-norm",
+        )
