@@ -9,6 +9,8 @@ from pace.documents.sync.outer_sync import OuterSync
 from pace.errors import InvalidOptions, InvalidSync
 
 MOST_PERIODS = 1_000_000
+# More step times to draw take many minutes.
+MOST_DRAWS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,11 @@ def simulate_outer(
         raise InvalidOptions(f"periods {periods}: give a number from 1 to {MOST_PERIODS:,}")
     if not 0 <= jitter < 1:
         raise InvalidOptions(f"jitter {jitter:g}: give a number from 0 to below 1")
+    if jitter and periods * problem.period_steps * problem.workers > MOST_DRAWS:
+        raise InvalidOptions(
+            f"{periods} periods of {problem.period_steps} steps on {problem.workers} workers vary more than "
+            f"{MOST_DRAWS:,} steps: give fewer periods, or no jitter"
+        )
     if plan.problem_sha256 != problem.sha256:
         raise InvalidSync("the plan was made for another outer-sync document: plan again")
     chance = random.Random(seed)

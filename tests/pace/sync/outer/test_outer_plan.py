@@ -274,3 +274,10 @@ def test_bytes_that_take_less_time_than_rounding_are_sent(latency_s: float) -> N
     plan = plan_outer(problem)
     assert check_outer(problem, plan) == []
     assert plan.predicted.period_s == pytest.approx(plan.bound.period_s, rel=1e-6)
+
+
+def test_jitter_of_too_many_steps_is_refused() -> None:
+    """Each worker's time is drawn for each step."""
+    problem = small_outer(workers=2**31)
+    with pytest.raises(InvalidOptions, match="give fewer periods, or no jitter"):
+        simulate_outer(problem, plan_outer(problem), jitter=0.1)
