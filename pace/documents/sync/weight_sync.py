@@ -30,7 +30,9 @@ class SyncTensor(Document):
     name: Name
     size_bytes: Bytes
     dtype: DType = "bfloat16"
-    block_bytes: Annotated[int | None, Field(gt=0, exclude_if=lambda size: size is None)] = None
+    block_bytes: Annotated[
+        int | None, Field(gt=0, le=MAX_TOTAL_BYTES, exclude_if=lambda size: size is None)
+    ] = None
     work: tuple[Name, ...] = ("copy",)
 
     @model_validator(mode="after")
