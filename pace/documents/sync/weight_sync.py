@@ -14,6 +14,10 @@ from pace.errors import InvalidSync
 FanOut = Literal["relay", "direct"]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class SyncTensor(Document):
     """One tensor as it is sent.
 
@@ -30,9 +34,7 @@ class SyncTensor(Document):
     name: Name
     size_bytes: Bytes
     dtype: DType = "bfloat16"
-    block_bytes: Annotated[
-        int | None, Field(gt=0, le=MAX_TOTAL_BYTES, exclude_if=lambda size: size is None)
-    ] = None
+    block_bytes: Annotated[int | None, Field(gt=0, le=MAX_TOTAL_BYTES, exclude_if=_is_none)] = None
     work: tuple[Name, ...] = ("copy",)
 
     @model_validator(mode="after")
