@@ -58,7 +58,9 @@ _INTERNAL_ERROR = _Kind(
     name="internal-error", status=500, meaning="A defect: the log has the cause under the request's id"
 )
 _STORAGE_FULL = _Kind(
-    name="storage-full", status=507, meaning="The disk of the database, or of large bodies, is full"
+    name="storage-full",
+    status=507,
+    meaning="The disk of the database, or of large bodies, is full or cannot be written",
 )
 _STORAGE_UNAVAILABLE = _Kind(
     name="storage-unavailable",

@@ -72,7 +72,7 @@ class BodySpool:
         Raises
         ------
         SpoolFull
-            If the disk has no room for it.
+            If the disk has no room for it, or its folder is gone or read-only.
         """
         self._sha256.update(piece)
         self._size_bytes += len(piece)
@@ -90,9 +90,10 @@ class BodySpool:
             else:
                 self._put(piece)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise SpoolFull("the service's disk has no room for this body; try again later") from None
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise SpoolFull("the service's disk has no room for this body; try again later") from None
+            detail = f"the service cannot write this body to its disk ({error.strerror}); tell its operator"
+            raise SpoolFull(detail) from None
 
     def _put(self, piece: bytes) -> None:
         assert self._file is not None

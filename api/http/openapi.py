@@ -81,7 +81,7 @@ _DESCRIPTIONS = {
     500: "The service failed; the request may be valid",
     501: "The service is installed without what this needs; `detail` names it",
     503: "The service is not available now; try again",
-    507: "The disk of the database, or of large bodies, is full",
+    507: "The disk of the database, or of large bodies, is full or cannot be written",
 }
 _TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 _NUMBER: dict[str, Any] = {"schema": {"type": "integer"}}

@@ -67,6 +67,20 @@ def test_a_full_disk_is_told() -> None:
             spool.write(b"x")
 
 
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    """With the reason, and what to do."""
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    with ServiceProcess(tmp_path, spool_folder=str(folder)) as service:
+        folder.rmdir()
+        answer = service.http.post(
+            "/v1/profiles", content=_large_profile(), headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 507
+        assert "cannot write this body to its disk (No such file or directory)" in answer.json()["detail"]
+        assert service.http.get("/readyz").status_code == 200
+
+
 def test_files_are_read_and_deleted(tmp_path: Path) -> None:
     """Equal bodies are read once; of all, refused ones too, no file stays."""
     pool = WorkerPool("the test", 1, 2**32)
