@@ -9,6 +9,7 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.terminal.console import make_table
+from pace.terminal.reporting import counted
 
 SHOWN_SEGMENTS = 120
 
@@ -79,7 +80,7 @@ def _servers(schedule: Schedule) -> str:
     if schedule.cluster is None:
         return ""
     exchange = schedule.cluster.exchange
-    return f", {exchange.servers} servers{' on their hosts' if exchange.colocated else ''}"
+    return f", {counted(exchange.servers, 'server')}{' on their hosts' if exchange.colocated else ''}"
 
 
 def _ideal(schedule: Schedule) -> str:

@@ -28,7 +28,7 @@ from pace.terminal.console import (
     progress_bar,
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import counted, reported
 from pace.terminal.service_connection import connect
 
 
@@ -255,7 +255,7 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
         table.add_row(*row)
     console.print(table)
     for curve in result.curves:
-        where = f"{curve.servers} servers, {curve.bandwidth_gbps:.4g} Gbit/s"
+        where = f"{counted(curve.servers, 'server')}, {curve.bandwidth_gbps:.4g} Gbit/s"
         knee = "no knee yet" if curve.knee_workers is None else f"knee at {curve.knee_workers} workers"
         console.print(f"{where}: {knee}", highlight=False)
         if curve.dips:

@@ -25,7 +25,7 @@ from pace.terminal.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import counted, reported
 from pace.whatif.servers import read_staleness
 
 
@@ -178,7 +178,7 @@ def _show(
     profile: Profile, cluster: Cluster | None, bound: float | None, results: list[dict[str, Any]]
 ) -> None:
     console = make_console()
-    servers = f", {profile.workers} workers, {cluster.exchange.servers} servers" if cluster else ""
+    servers = f", {profile.workers} workers, {counted(cluster.exchange.servers, 'server')}" if cluster else ""
     known = "" if bound is None else f": no schedule is faster than {bound * 1e3:.3f} ms"
     console.print(f"{profile.name}{servers}{known}", highlight=False)
     columns = ("spread ms",) if cluster is None else ("waits for stragglers", "lead")

@@ -19,7 +19,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import counted, reported
 
 app = CommandLine(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def measure(
             )
         )
         found = measure_links(options, size_bytes=mebibytes << 20)
-        cluster = Cluster(name=f"{found.servers} measured servers", exchange=found.cost())
+        cluster = Cluster(name=counted(found.servers, "measured server"), exchange=found.cost())
         document = cluster.to_json()
         if output is not None:
             output.write_bytes(document)
@@ -111,7 +111,7 @@ def measure(
             sys.stdout.buffer.write(document)
         else:
             typer.echo(
-                f"{found.servers} servers: {found.bytes_per_s / 1e6:,.1f} MB/s each way, round trip"
-                f" {found.round_trip_s * 1e6:,.0f} us, fixed time of a segment "
+                f"{counted(found.servers, 'server')}: {found.bytes_per_s / 1e6:,.1f} MB/s each way, "
+                f"round trip {found.round_trip_s * 1e6:,.0f} us, fixed time of a segment "
                 f"{found.partition_s * 1e6:,.1f} us"
             )

@@ -45,8 +45,9 @@ def test_a_server_process_is_measured_used_and_lost(served: tuple[Any, Any], tok
     with pace(*measure, "--token-file", token_file, "--json") as program:
         found = program.result()
     assert found.returncode == 0, found.stderr
-    exchange = json.loads(found.stdout)["exchange"]
-    assert exchange["servers"] == 1
+    cluster = json.loads(found.stdout)
+    exchange = cluster["exchange"]
+    assert (cluster["name"], exchange["servers"]) == ("1 measured server", 1)
     assert exchange["worker_bytes_per_s"] > 0
     assert exchange["round_trip_s"] > 0
     assert exchange["min_partition_bytes"] == 64 << 10
