@@ -1,5 +1,6 @@
 """The comparison of all ranks' arguments, models and schedules before training: all start, or all raise."""
 
+import ctypes
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -283,8 +284,10 @@ def agree_on_weights(
 
 
 def _sha256(tensor: torch.Tensor) -> str:
-    array: Any = _bytes_of(tensor.cpu().contiguous()).numpy()
-    return hashlib.sha256(array).hexdigest()
+    host = tensor.cpu().contiguous()
+    # Not through NumPy: torch would never again resize the memory, as observers of quantization do.
+    memory = (ctypes.c_char * host.nbytes).from_address(host.data_ptr())
+    return hashlib.sha256(memory).hexdigest()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ share a storage. Those beyond the guarded parameters and the runtime's own tenso
 loop, or are buffers or frozen parameters of the model.
 """
 
+import ctypes
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -71,7 +72,22 @@ class MemoryWatch:
 
 
 def _in_shared_memory(storage: torch.UntypedStorage) -> bool:
-    return storage.device.type == "cpu" and storage.is_shared()
+    return storage.device.type == "cpu" and (storage.is_shared() or _is_foreign(storage))
+
+
+def _is_foreign(storage: torch.UntypedStorage) -> bool:
+    """Whether torch did not allocate some memory, so that a NumPy array or another buffer has it too."""
+    return storage.nbytes() > 0 and _num_addresses(storage) < _OWN_ADDRESSES
+
+
+def _num_addresses(storage: torch.UntypedStorage) -> int:
+    # Torch does not tell who owns memory. A storage begins with the addresses of the memory and of its owner,
+    # which are the same if torch allocated it. It is longer than 8 words.
+    words = (ctypes.c_size_t * 8).from_address(storage._cdata)
+    return list(words).count(storage.data_ptr())
+
+
+_OWN_ADDRESSES = _num_addresses(torch.ones(1, device="cpu").untyped_storage())
 
 
 def _overlapping(slots: Iterable[Slot]) -> set[Slot]:

@@ -14,6 +14,7 @@ from pace.runtime.engine.buffers import REFERENCES_FROM_TORCH, FusedGroup, Slot,
 from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
+from pace.runtime.gates.patches.compiled_code import set_frame_evaluation
 
 # Optimizers that update each parameter from its own gradient and state alone, so that any subset of
 # parameters can be updated at any time. Adafactor and Muon use a whole parameter, but never two.
@@ -203,7 +204,7 @@ def plain_mode(device: str) -> Iterator[None]:
         If a CUDA graph is being captured, because each replay would apply the update again.
     """
     with contextlib.ExitStack() as undone:
-        undone.callback(_set_frame_evaluation, _set_frame_evaluation(None))
+        undone.callback(set_frame_evaluation, set_frame_evaluation(None))
         if device == "cuda" and torch.cuda.is_current_stream_capturing():
             raise InvalidUse(
                 "a CUDA graph is being captured while updates are pending: call synchronize() before it"
@@ -222,9 +223,6 @@ def plain_mode(device: str) -> Iterator[None]:
 
 # True inside transforms. Asking for their stack would create one, which each backward node then copies.
 _IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-
-# torch.compile's callback; with None, Python runs code without compiling it.
-_set_frame_evaluation: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 @contextlib.contextmanager

@@ -230,6 +230,7 @@ class Rounds(RoundAnswers):
         self._num_arrived += 1
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
+            self.access.with_graph = torch.is_grad_enabled()  # in backward(create_graph=True)
             if self._transport.device is not None:
                 self._transport.device.note_queue()
             self._settle_after_backward(backward)
@@ -350,6 +351,7 @@ class Rounds(RoundAnswers):
             if slot.passes != slot.expected:
                 self._usage.adapt(slot)
         self._usage.end_round()
+        self.access.with_graph = False
         self._thread = threading.get_ident()
         self.reduction.end()
         for group in self.groups:

@@ -86,7 +86,8 @@ class Usage:
                 "pace.memory_shared",
                 parameters=", ".join(names[:5]),
                 consequence="the training loop shares the memory of these parameters or of their state"
-                " (p.data, a view, a state_dict), so their updates are applied in step(); logged once",
+                " (p.data, a view, a state_dict, a NumPy array), so their updates are applied in step();"
+                " logged once",
             )
 
     def wasted(self) -> None:

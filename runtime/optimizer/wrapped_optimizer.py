@@ -28,7 +28,7 @@ from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.event_log import log
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
-from pace.runtime.gates.patches.compiled_code import CompiledWatch
+from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
 from pace.runtime.optimizer.gradients.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -200,6 +200,7 @@ class WrappedOptimizer(WrapperLifetime):
         """Apply the pending updates of parameters that compiled code is about to use."""
         self._rounds.finish_before(None if module is None else module.parameters())
 
+    @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step.
 

@@ -46,16 +46,24 @@ def _plain_names(found: Weights) -> Weights:
 
 
 def _train(
-    rank: int, model: Any, called: Any, steps: int, *, set_to_none: bool = True, **options: Any
+    rank: int,
+    model: Any,
+    called: Any,
+    steps: int,
+    *,
+    set_to_none: bool = True,
+    compiled_step: bool = False,
+    **options: Any,
 ) -> tuple[list[Weights], str]:
     """Train, and read the weights after every step, as a checkpoint would."""
     optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+    step = torch.compile(lambda: optimizer.step(), backend=BACKEND) if compiled_step else optimizer.step
     read = []
     shares: list[Batch] = batches("conv", steps, rank)
     for batch in shares:
         optimizer.zero_grad(set_to_none=set_to_none)
         backward(called(*batch))
-        optimizer.step()
+        step()
         read.append(_plain_names(weights(model)))
     mode = optimizer.report().mode
     optimizer.close()
@@ -84,6 +92,8 @@ def _train_compiled(rank: int, _size: int) -> Any:
     model = build("conv")
     model.compile(backend=BACKEND)
     found["in place"] = _train(rank, model, model, STEPS)
+    model = build("conv")
+    found["step"] = _train(rank, model, model, STEPS, compiled_step=True)
     scripted = torch.jit.script(build("conv"))
     found["scripted"] = _train(rank, scripted, scripted, STEPS)
     return found, graphs

@@ -9,12 +9,15 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from pace.runtime.gates.parameter_gates import take_off_hooks
 from pace.runtime.gates.patches.places import patch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _watches: "weakref.WeakValueDictionary[int, CompiledWatch]" = weakref.WeakValueDictionary()
 
@@ -86,3 +89,25 @@ def _compiled_module() -> nn.Module | None:
             return owner if isinstance(owner, nn.Module) else None
         frame = frame.f_back
     return None
+
+
+# torch.compile's callback; with None, Python runs code without compiling it.
+set_frame_evaluation: Any = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+def uncompiled(method: F) -> F:
+    """Have a method run as it is where ``torch.compile`` compiles its caller.
+
+    This does what ``torch.compiler.disable`` does, which takes seconds to import.
+    """
+
+    @functools.wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        before = set_frame_evaluation(None)
+        try:
+            return method(*arguments, **named)
+        finally:
+            set_frame_evaluation(before)
+
+    vars(run)["_torchdynamo_disable"] = True
+    return cast("F", run)

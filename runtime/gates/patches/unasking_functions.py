@@ -1,7 +1,7 @@
 """Makes functions of torch that read tensors without ``__torch_function__`` ask the guards first."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,7 +32,17 @@ def have_them_ask(ask: Ask) -> None:
     constructors = patch_legacy_constructors(lambda own: _legacy(own, ask))
     owns = {made: own for own, made in constructors}
     patch(_DEFAULT_TYPE, lambda own: lambda kind: own(owns.get(kind, kind)))
+    _tell_compiler(replaced)
     replace_in(holders, replaced + constructors)
+
+
+def _tell_compiler(replaced: Iterable[tuple[Any, Any]]) -> None:
+    """Have ``torch.jit`` compile calls of what was made as calls of torch's own functions."""
+    # A table that is not there yet will be made of what torch's modules have then.
+    operators: Any = torch.jit._builtins._builtin_table or {}
+    for own, made in replaced:
+        if id(own) in operators:
+            operators[id(made)] = operators[id(own)]
 
 
 def _asking(own: Any, ask: Ask) -> Any:

@@ -42,6 +42,8 @@ class GradientAccess:
     ----------
     waited_s
         How long reads before ``step()`` have waited for sums, in seconds.
+    with_graph
+        Whether this round's latest backward pass made a graph of the gradients, which their sums lack.
     """
 
     def __init__(self, progress: Progress, reduction: Reduction, usage: Usage) -> None:
@@ -49,6 +51,7 @@ class GradientAccess:
         self._reduction = reduction
         self._usage = usage
         self.waited_s = 0.0
+        self.with_graph = False
 
     def read(self, slot: Slot) -> torch.Tensor | None:
         """Return the value of ``parameter.grad``."""
@@ -81,6 +84,7 @@ class GradientAccess:
             if who == "zeroing":
                 self.zero(slot)
                 return torch.zeros_like(slot.shown)
+            self._refuse_graph(slot)
             self._progress.finish(slot.fused)
             if unsealed and reduction.live():
                 self._progress.seal(read=True)
@@ -89,10 +93,19 @@ class GradientAccess:
                 if found:
                     return piece
         if reduction.sealed:
+            self._refuse_graph(slot)
             reduction.resolve(slot.fused)
         self._refuse_held(slot)
         reduction.unread = False
         return self._current(slot)
+
+    def _refuse_graph(self, slot: Slot) -> None:
+        if self.with_graph and torch.is_grad_enabled() and reader() == "user":
+            raise InvalidUse(
+                f"the gradient of {slot.name} was read after backward(create_graph=True), but its sum over"
+                " ranks cannot be differentiated: compute what you differentiate with"
+                " torch.autograd.grad(..., create_graph=True), or read gradients in torch.no_grad()"
+            )
 
     def _refuse_held(self, slot: Slot) -> None:
         if slot in self._reduction.held:

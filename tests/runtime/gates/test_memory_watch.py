@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -70,6 +71,19 @@ def test_moved_parameters_are_followed() -> None:
     assert _shared(watch) == {"weight"}
     del data
     assert _shared(watch) == set()
+
+
+@pytest.mark.parametrize("make", [np.asarray, bytearray])
+def test_memory_that_torch_did_not_allocate_is_shared(make: Callable[[Any], Any]) -> None:
+    """NumPy arrays and other buffers from which parameters are made; not what is read as NumPy arrays."""
+    layer = nn.Linear(3, 2)
+    layer.weight.detach().numpy()
+    watch = _watch(layer)
+    assert _shared(watch) == set()
+    owner = make(np.ones(6, np.float32))
+    layer.weight.data = torch.frombuffer(owner, dtype=torch.float32).view(2, 3)
+    assert _shared(watch) == {"weight"}
+    assert _shared(_watch(layer)) == {"weight"}
 
 
 def test_memory_shared_with_other_processes_is_noticed() -> None:

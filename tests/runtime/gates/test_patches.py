@@ -209,6 +209,17 @@ def test_no_function_of_torch_makes_a_tensor_without_asking(space: str) -> None:
     assert silent - _HARMLESS == set()
 
 
+def _scripted(values: torch.Tensor) -> torch.Tensor:
+    return values + torch.tensor(1.0) + torch.as_tensor(2.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripts_call_what_is_replaced() -> None:
+    """``torch.jit`` compiles such calls, as those in the optimizers of ``torch.distributed.optim``."""
+    guard(nn.Parameter(torch.ones(1)), unguard)
+    assert torch.jit.script(_scripted)(torch.ones(2)).tolist() == [4.0, 4.0]
+
+
 def test_legacy_constructors_are_what_they_were() -> None:
     """Types of tensors, for ``isinstance``, ``type`` and the default."""
     guard(nn.Parameter(torch.ones(1)), unguard)

@@ -84,6 +84,22 @@ class _Deep(nn.Module):
         return output
 
 
+class _Observed(nn.Module):
+    """Keeps a range for each row of the weight, as quantization does; the first batch resizes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Clip the weight to the range that was seen."""
+        weight = self.layer.weight
+        with torch.no_grad():
+            self.largest.resize_(len(weight)).copy_(weight.abs().amax(1))
+        return inputs @ (weight / self.largest[:, None]).T
+
+
 def experts(run: Run) -> None:
     """Mixture of experts, every rank with a router's choice of its own, and clipping."""
     model = run.build(_Experts)
@@ -302,6 +318,17 @@ def by_layer(run: Run) -> None:
         optimizer.step()
 
 
+def resized_buffer(run: Run) -> None:
+    """A model whose forward pass resizes a buffer."""
+    model = run.build(_Observed)
+    optimizer = run.wrap(sgd(model), model)
+    for step in range(run.steps):
+        optimizer.zero_grad()
+        loss_of(run, model, step).backward()
+        run.average(model)
+        optimizer.step()
+
+
 MODEL_LOOPS = (
     experts,
     tied_embeddings,
@@ -316,4 +343,5 @@ MODEL_LOOPS = (
     mean_teacher,
     two_halves,
     by_layer,
+    resized_buffer,
 )

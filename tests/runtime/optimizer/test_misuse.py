@@ -63,6 +63,10 @@ def _misuse(rank: int, _size: int) -> Any:
         "optimizer": _refusal(lambda: wrap("gloo", inner, model)),
         "model": _refusal(lambda: wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model)),
     }
+    optimizer.zero_grad()
+    model(*shares[0]).backward(create_graph=True)
+    refusals["graph"] = _refusal(lambda: [each.grad for each in trainable(model)])
+    model.zero_grad()
     train(optimizer)  # still can
     optimizer.state = collections.defaultdict(dict)
     train(optimizer)
@@ -107,6 +111,7 @@ _SAID = {
     "wrapper": "already wrapped: wrap the torch optimizer itself",
     "optimizer": "the optimizer is already wrapped: close() the wrapper",
     "model": "another optimizer that also updates features.0.weight, ",
+    "graph": "read after backward(create_graph=True), but its sum over ranks cannot be differentiated",
     "closed": "the wrapper was closed: step() the torch optimizer itself, or wrap it again",
 }
 
