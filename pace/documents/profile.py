@@ -207,8 +207,7 @@ class Profile(Document):
         for what, seconds in durations.items():
             if not seconds <= MAX_TOTAL_S:
                 raise ValueError(
-                    f"{what} of {'all ' * (size == total_bytes)}{size} bytes takes {seconds} s, "
-                    f"at most {MAX_TOTAL_S:g} s are allowed"
+                    f"{what} of {size} bytes takes {seconds} s, at most {MAX_TOTAL_S:g} s are allowed"
                 )
 
     def _refuse_early_waits(self, graph: Graph) -> None:

@@ -99,7 +99,7 @@ def test_a_profile_keeps_its_hash_until_it_says_something_new() -> None:
 
 def test_a_half_without_end_is_refused() -> None:
     """As an all-reduce is."""
-    profile = layered([4], allreduce=affine(1.0, 0.1))
+    profile = layered([16], allreduce=affine(1.0, 0.1))
     text = profile.replace(all_gather=AffineHalf(latency_s=1.0, seconds_per_byte=1.0)).to_json().decode()
-    with pytest.raises(InvalidProfile, match="an all-gather of all 4 bytes"):
+    with pytest.raises(InvalidProfile, match="an all-gather of 16 bytes"):
         parse_profile(text.replace('"seconds_per_byte": 1.0', '"seconds_per_byte": 1e300'))
