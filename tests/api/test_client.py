@@ -1,22 +1,19 @@
 """The client against a real service, and against services that are gone, slow or lying."""
 
 import json
-import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
 from pace.client import Client
+from tests.api.answering import answering, send
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
@@ -91,54 +88,14 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     sink.shutdown(socket.SHUT_WR)
 
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def _server(answer: Answer, certificates: tuple[Path, Path] | None = None) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            answer(self)
-
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if certificates is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificates)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    scheme = "http" if certificates is None else "https"
-    try:
-        yield f"{scheme}://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
 def test_overload_is_tried_again() -> None:
     """After two answers of 503 the third counts."""
     left = [503, 429, 404]
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        _send(handler, left.pop(0), b"{}")
+        send(handler, left.pop(0), b"{}")
 
-    with _server(answer) as url, Client(url, timeout_s=30) as client:
+    with answering(answer) as url, Client(url, timeout_s=30) as client:
         assert client.newest_schedule("train", PROFILE.fingerprint) is None
     assert left == []
 
@@ -151,11 +108,11 @@ def test_a_service_that_says_when_is_not_asked_before() -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         asked.append(handler.path)
         if told[-1] == "3600" or len(asked) == 1:
-            _send(handler, 503, b"{}", Retry_After=told[-1])
+            send(handler, 503, b"{}", Retry_After=told[-1])
         else:
-            _send(handler, 404, b"{}")
+            send(handler, 404, b"{}")
 
-    with _server(answer) as url, Client(url, timeout_s=30) as client:
+    with answering(answer) as url, Client(url, timeout_s=30) as client:
         with pytest.raises(ServiceUnavailable, match="503"):
             client.newest_schedule("train", PROFILE.fingerprint)
         assert len(asked) == 1
@@ -184,9 +141,9 @@ def test_a_report_that_gets_lost_is_sent_again(service: Caller) -> None:
         stored = service.http.post("/v1/reports", json=report, headers=headers)
         keys.append(key)
         # The first answer is lost.
-        _send(handler, stored.status_code if len(keys) > 1 else 502, stored.content)
+        send(handler, stored.status_code if len(keys) > 1 else 502, stored.content)
 
-    with _server(answer) as url, Client(url, timeout_s=60) as client:
+    with answering(answer) as url, Client(url, timeout_s=60) as client:
         client.send_report(optimize(PROFILE), "train", 0.2, 5)
     assert len(keys) == 2
     assert len(set(keys)) == 1
@@ -221,7 +178,7 @@ def _resource(**changes: object) -> bytes:
 def test_lies_are_not_believed(body: bytes, headers: dict[str, str], complaint: str) -> None:
     """An answer that is not whole, or not to the question, is an error."""
     with (
-        _server(lambda handler: _send(handler, 200, body, **headers)) as url,
+        answering(lambda handler: send(handler, 200, body, **headers)) as url,
         Client(url, timeout_s=30) as client,
         pytest.raises(ServiceUnavailable, match=complaint),
     ):
@@ -232,7 +189,7 @@ def test_the_answer_to_another_profile_is_not_believed() -> None:
     """Same tensors, other durations: the hash tells."""
     body = _resource(profile_sha256="0" * 64)
     with (
-        _server(lambda handler: _send(handler, 201, body)) as url,
+        answering(lambda handler: send(handler, 201, body)) as url,
         Client(url, timeout_s=30) as client,
         pytest.raises(ServiceUnavailable, match="another profile"),
     ):
@@ -251,7 +208,7 @@ def test_a_service_that_drips_does_not_hold_the_client() -> None:
             handler.wfile.write(b" ")
             handler.wfile.flush()
 
-    with _server(drip) as url, Client(url, timeout_s=0.5) as client:
+    with answering(drip) as url, Client(url, timeout_s=0.5) as client:
         try:
             with pytest.raises(ServiceUnavailable, match="cannot be reached"):
                 client.newest_schedule("train", PROFILE.fingerprint)
@@ -273,7 +230,7 @@ def test_headers_that_drip_do_not_hold_the_client() -> None:
         except OSError:
             cut.append(handler.path)
 
-    with _server(drip) as url, Client(url, timeout_s=0.5) as client:
+    with answering(drip) as url, Client(url, timeout_s=0.5) as client:
         try:
             assert not client.healthy()
             with pytest.raises(ServiceUnavailable, match="cannot be reached"):
@@ -295,7 +252,7 @@ def test_an_endless_answer_is_given_up() -> None:
                 handler.wfile.write(bytes(1 << 20))
 
     with (
-        _server(flood) as url,
+        answering(flood) as url,
         Client(url, timeout_s=250) as client,
         pytest.raises(ServiceUnavailable, match="answered with more than 67108864 bytes"),
     ):
@@ -322,13 +279,13 @@ def test_a_slow_solve_is_followed() -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if handler.command == "POST":
             time.sleep(int(handler.headers["Prefer"].removeprefix("wait=")))
-            _send(handler, 202, _task("queued"))
+            send(handler, 202, _task("queued"))
         elif handler.path.startswith("/v1/tasks/"):
-            _send(handler, 200, _task(states.pop(0)))
+            send(handler, 200, _task(states.pop(0)))
         else:
-            _send(handler, 200, _resource())
+            send(handler, 200, _resource())
 
-    with _server(answer) as url, Client(url, timeout_s=3) as client:
+    with answering(answer) as url, Client(url, timeout_s=3) as client:
         assert client.create_schedule(PROFILE).fingerprint == PROFILE.fingerprint
     assert states == []
 
@@ -341,78 +298,19 @@ def test_polling_a_task_does_not_extend_the_time_out() -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         nonlocal polls
         if handler.command == "POST":
-            _send(handler, 202, _task("queued"))
+            send(handler, 202, _task("queued"))
         elif handler.path.startswith("/v1/tasks/"):
             polls += 1
             time.sleep(0.3)
             with suppress(OSError):
-                _send(handler, 200, _task("running" if polls < 20 else "done"))
+                send(handler, 200, _task("running" if polls < 20 else "done"))
         else:
-            _send(handler, 200, _resource())
+            send(handler, 200, _resource())
 
     with (
-        _server(answer) as url,
+        answering(answer) as url,
         Client(url, timeout_s=1) as client,
         pytest.raises(ServiceUnavailable, match=r"is still running|cannot be reached"),
     ):
         client.create_schedule(PROFILE)
     assert 0 < polls < 20
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a certificate of one's own for 127.0.0.1; return it and its key."""
-    if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
-    folder: Path = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    named = ["-subj", "/CN=pace", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*made, *named, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return certificate, key
-
-
-@pytest.mark.parametrize("given", ["argument", "SSL_CERT_FILE", "nothing"])
-def test_a_service_with_a_private_certificate(
-    certificates: tuple[Path, Path], given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trusted where the caller or the environment says so, and not otherwise."""
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    certificate, _ = certificates
-    if given == "SSL_CERT_FILE":
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with (
-        _server(lambda handler: _send(handler, 200, b"{}"), certificates) as url,
-        Client(url, timeout_s=250, ca_file=certificate if given == "argument" else None) as client,
-    ):
-        assert client.healthy() == (given != "nothing")
-
-
-def test_a_key_with_a_line_break_at_its_end_is_a_key() -> None:
-    """As a secret from a file has it. One that can be none is refused without showing it."""
-    sent: list[str | None] = []
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        sent.append(handler.headers["Authorization"])
-        _send(handler, 200, b"{}")
-
-    with _server(answer) as url:
-        for key in ("pace_secret\n", "", "\n"):
-            with Client(url, key, timeout_s=30) as client:
-                assert client.healthy()
-        assert sent == ["Bearer pace_secret", None, None]
-        for key in ("pace_secret\nother", "pace_s\xe9cret"):
-            with pytest.raises(ServiceUnavailable, match="the API key has a character") as refused:
-                Client(url, key)
-            assert "pace" not in str(refused.value)
-
-
-def test_certificates_that_cannot_be_read_are_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job whose environment names a file that is gone is told so, and trains without the service."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
-    with pytest.raises(ServiceUnavailable, match="SSL_CERT_FILE"):
-        Client("https://127.0.0.1:1")
-    with pytest.raises(ServiceUnavailable, match=r"gone\.pem"):
-        Client("https://127.0.0.1:1", ca_file=tmp_path / "gone.pem")
