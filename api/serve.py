@@ -93,7 +93,11 @@ def _listen(host: str, port: int, most_waiting: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "this is no host name"
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "no host name: give a name or an address of this machine"
+        )
         typer.echo(f"pace serve: cannot listen on {host}:{port}: {reason}", err=True)
         raise typer.Exit(3) from None
     listener = socket.socket(family, kind, protocol)

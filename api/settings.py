@@ -234,7 +234,12 @@ class AccessSettings(BaseSettings):
     def _known_addresses(cls, value: str) -> str:
         for address in map(str.strip, value.split(",")):
             if address not in ("", "*"):
-                ip_network(address)  # its error says what is wrong
+                try:
+                    ip_network(address)
+                except ValueError as error:
+                    raise ValueError(
+                        f'{error}: give addresses, networks such as 10.0.0.0/8, or "*"'
+                    ) from None
         return value
 
     @field_validator("tenants_file")

@@ -28,8 +28,8 @@ def cost_warnings(allreduce: AllReduce) -> Iterator[str]:
     ]
     if spread and max(spread) > MOST_SPREAD:
         yield (
-            "all-reduces of one size took different times: their standard deviation is up to "
-            f"{max(spread):.0%} of the time that the cost assumes. Record more steps on idle machines"
+            "all-reduces of one size took different times (standard deviation up to "
+            f"{max(spread):.0%} of the assumed cost). Record more steps on idle machines"
         )
 
 

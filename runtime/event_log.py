@@ -132,7 +132,7 @@ TRAINING_EVENTS = {
     "pace.server_awaited": LogEvent(
         "warning",
         "server reason within_s",
-        "A server does not answer yet; the rank tries again until it has waited `within_s` seconds",
+        "A server does not answer yet; see whether it runs. The rank keeps trying for `within_s` seconds",
     ),
     "pace.server_links_changed": LogEvent(
         "warning",

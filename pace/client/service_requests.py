@@ -40,7 +40,9 @@ class ServiceRequests:
         headers = {"Accept": "application/json"}
         key = (api_key or "").strip()  # what a file or a variable holds often ends with a newline
         if not (key.isascii() and key.isprintable()):
-            raise ServiceUnavailable("the API key has a character that no key has, such as a line break")
+            raise ServiceUnavailable(
+                "the API key has a character that no key has, such as a line break: pass it as it was issued"
+            )
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:

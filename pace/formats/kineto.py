@@ -103,7 +103,8 @@ def _warn_of_several_groups(rank: RankTrace) -> None:
         told = " and ".join(map(str, sorted(large)))
         warn(
             rank.trace.path,
-            f"all-reduces ran in groups of {told} ranks, as for experts: one cost is taken for all",
+            f"all-reduces ran in process groups of {told} ranks, as for experts. One cost is assumed for "
+            "all, so times of some are wrong",
         )
 
 

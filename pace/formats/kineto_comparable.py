@@ -62,8 +62,8 @@ def refuse_unequal_steps(
     idle = updates.count(False)
     if 0 < silent < count and not idle:
         reason = (
-            f"{silent} of {count} steps update without an all-reduce, as local SGD does: PACE plans jobs "
-            "that sum gradients in every step. `pace diloco` plans streaming DiLoCo."
+            f"{silent} of {count} steps update without an all-reduce, as local SGD does: give a trace "
+            "in which every step sums gradients. For streaming DiLoCo, see `pace diloco`"
         )
         raise FormatError(trace.path, reason)
     for lacking, number, few in (("all-reduce", silent, 0.0), ("update", idle, _FEW)):

@@ -87,11 +87,15 @@ def _row(path: str | Path, line: str, columns: list[str], position: str) -> tupl
     said = dict(zip(columns, cells, strict=False))
     dtype = DTYPES.get(said.get("type", ""))
     if not said.get("root", "-1").startswith("-"):
-        raise FormatError(path, f"has a root, rank {said['root'][:20]}: not an all-reduce", position)
+        raise FormatError(
+            path,
+            f"has a root, rank {said['root'][:20]}: not an all-reduce. Give a log of all_reduce_perf",
+            position,
+        )
     if dtype is not None and size != int(cells[1]) * ELEMENT_BYTES[dtype]:
         # A reduce-scatter counts the elements that each rank gets.
         reason = f"{size} bytes are not {cells[1]} elements of {dtype}: not an all-reduce"
-        raise FormatError(path, reason, position)
+        raise FormatError(path, f"{reason}. Give a log of all_reduce_perf", position)
     times = [cells[place] for place, column in enumerate(columns) if column == "time"]
     return _preferred(path, size, reversed(times), position)
 

@@ -109,8 +109,8 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
             text = f"All-reduces wait for late ranks for {late:.0%} of the step: even out the ranks' work."
         else:  # the table beside this sentence has the slowest rank's times
             text = (
-                f"The ranks wait on average for late ranks for {late:.0%} of the step, and the slowest rank "
-                f"for {(time.late_ranks_s or 0.0) / now:.0%}: even out the ranks' work."
+                f"Ranks wait for late ranks during {late:.0%} of the step on average, the slowest rank "
+                f"during {(time.late_ranks_s or 0.0) / now:.0%}: even out the ranks' work."
             )
         found.append((late, text))
     other = (time.other_communication_s or 0.0) / now

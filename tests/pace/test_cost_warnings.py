@@ -38,7 +38,7 @@ def test_a_well_measured_cost_is_not_doubted() -> None:
     [
         (SampledAllReduce(samples=((1e3, 1e-3), (1e3, 2e-3), (1e5, 4e-3))), "2 sizes were measured"),
         (_changed(ranks=1), "from one rank's calls"),
-        (_changed(deviations_s=(1e-4, 3e-3, 1e-4)), "up to 150% of the time that the cost assumes"),
+        (_changed(deviations_s=(1e-4, 3e-3, 1e-4)), "up to 150% of the assumed cost"),
     ],
 )
 def test_each_doubt_has_its_sentence(cost: SampledAllReduce, said: str) -> None:

@@ -58,8 +58,8 @@ def read_kineto_order(paths: Sequence[str | Path], *, groups: GivenGroups | None
     if not any(issued.values()):
         raise FormatError(
             paths[0],
-            "no collective was recorded as record_param_comms, which Gloo does not write: give dumps of "
-            "PyTorch's flight recorder instead",
+            "there are no record_param_comms events, which Gloo does not write: give dumps of PyTorch's "
+            "flight recorder instead",
         )
     if len(traces) == 1:
         ((rank, trace),) = traces.items()

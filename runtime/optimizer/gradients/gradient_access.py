@@ -102,9 +102,9 @@ class GradientAccess:
     def _refuse_graph(self, slot: Slot) -> None:
         if self.with_graph and torch.is_grad_enabled() and reader() == "user":
             raise InvalidUse(
-                f"the gradient of {slot.name} was read after backward(create_graph=True), but its sum over"
-                " ranks cannot be differentiated: compute what you differentiate with"
-                " torch.autograd.grad(..., create_graph=True), or read gradients in torch.no_grad()"
+                f"the gradient of {slot.name} was read after backward(create_graph=True), but its average"
+                " over ranks cannot be differentiated: use torch.autograd.grad(..., create_graph=True) for"
+                " what you differentiate, and torch.no_grad() to log gradients"
             )
 
     def _refuse_held(self, slot: Slot) -> None:

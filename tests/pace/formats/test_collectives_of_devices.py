@@ -132,7 +132,7 @@ def test_groups_of_different_sizes_are_warned_of(tmp_path: Path) -> None:
     for event in events:
         if event.get("args", {}).get("In msg nelems") == 300:
             event["args"]["Group size"] = 4
-    with pytest.warns(FormatWarning, match="in groups of 2 and 4 ranks.* one cost is taken for all"):
+    with pytest.warns(FormatWarning, match="process groups of 2 and 4 ranks.* One cost is assumed"):
         _read(tmp_path, events)
 
 

@@ -126,7 +126,7 @@ def test_headroom_says_what_late_ranks_cost(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert answer["time"]["late_ranks_s"] == pytest.approx(0, abs=3e-6)
-    said = r"wait on average for late ranks for [1-9]\d?% of the step, and the slowest rank for 0%"
+    said = r"wait for late ranks during [1-9]\d?% of the step on average, the slowest rank during 0%"
     assert any(re.search(said, sentence) for sentence in answer["advice"])
 
 

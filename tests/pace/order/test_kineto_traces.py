@@ -126,7 +126,7 @@ def test_what_traces_must_say(tmp_path: Path) -> None:
         (
             [trace(tmp_path, 0, [op("aten::mm")]), trace(tmp_path, 1, [op("aten::mm")])],
             FormatError,
-            "no collective.* Gloo .* flight recorder",
+            "no record_param_comms .* Gloo .* flight recorder",
         ),
         ([first, trace(tmp_path, 2, [one])], InvalidJobProgram, "rank 1, whose file is missing"),
     ):

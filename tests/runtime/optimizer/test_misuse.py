@@ -111,7 +111,7 @@ _SAID = {
     "wrapper": "already wrapped: wrap the torch optimizer itself",
     "optimizer": "the optimizer is already wrapped: close() the wrapper",
     "model": "another optimizer that also updates features.0.weight, ",
-    "graph": "read after backward(create_graph=True), but its sum over ranks cannot be differentiated",
+    "graph": "read after backward(create_graph=True), but its average over ranks cannot be differentiated",
     "closed": "the wrapper was closed: step() the torch optimizer itself, or wrap it again",
 }
 
