@@ -83,6 +83,22 @@ def gradient_penalty(run: Run) -> None:
         optimizer.step()
 
 
+def needless_graph(run: Run) -> None:
+    """The graph that only some losses need is always made; norms are logged, and clipped, without it."""
+    model = run.build(network)
+    optimizer = run.wrap(sgd(model), model)
+    for step in range(run.steps):
+        optimizer.zero_grad()
+        loss_of(run, model, step).backward(create_graph=True)
+        run.average(model)
+        run.see(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                run.see(parameter.grad.norm())
+        optimizer.step()
+
+
 def lazy_regularisation(run: Run) -> None:
     """StyleGAN's R1: a second backward pass with a penalty, every fourth step."""
     critic = run.build(lambda: nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)))
@@ -351,6 +367,7 @@ GRADIENT_LOOPS = (
     projected_gradients,
     sharpness_aware,
     gradient_penalty,
+    needless_graph,
     lazy_regularisation,
     meta_learning,
     functional_gradients,
