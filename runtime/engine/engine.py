@@ -18,8 +18,11 @@ Groups that are all-reduced and groups that are pushed to servers have separate 
 (``send_queues.py``), but share rounds and the order.
 
 With tensors on a device (a GPU), the host submits and waits for groups that the device has not computed or
-summed yet. A group counts as submitted when the device has computed it. A wait blocks the host only until the
-transport has the whole group; the device waits for the sum.
+summed yet. A wait blocks the host only until the transport has the whole group; the device waits for the sum.
+If the transport queues its calls on the device (NCCL) and all ranks follow the plan, the thread that submits
+a group makes the calls, in the plan's order, each behind the moment at which its group is computed: neither
+another thread nor the device delays them. Otherwise a group counts as submitted when the device has computed
+it.
 """
 
 import functools
@@ -108,10 +111,13 @@ class Engine(EngineFailure):
             calls_of(self._segments, self._queue_of),
             pace_bytes_per_s=plan.pace_bytes_per_s,
         )
+        self._queued = transport.queues_calls and all(q.role == "planned" for q in self._send_queues)
+        self._calling = threading.Lock()
         self._on_device: OnDevice | None = None
         if transport.device is not None:
             self._on_device = OnDevice(
                 transport.device,
+                queued=self._queued,
                 computed=self._enter_computed,
                 failed=lambda send, error: self._fail("could not be computed", send, error),
                 block=self._block,
@@ -126,7 +132,7 @@ class Engine(EngineFailure):
         )
         self._threads = [
             torch_thread(self._run, args=(queue,), name=f"{name}.engine.{queue.name}")
-            for queue in self._send_queues
+            for queue in ([] if self._queued else self._send_queues)
         ]
         for thread in self._threads:
             thread.start()
@@ -204,12 +210,25 @@ class Engine(EngineFailure):
 
     def _enter_computed(self, send: GroupSend) -> None:
         assert self._on_device is not None
-        # The device has passed its waits of the previous round, so nothing blocks here.
-        self.waited_s += self._on_device.waited_s(send)
-        send.device_waits.clear()
+        self.waited_s += self._on_device.end_waits(send)
         with self._lock:
             send.submitted_s = time.perf_counter()
             self._enter(send)
+        if self._queued:
+            for queue in self._send_queues:
+                self._call_in_order(queue)
+
+    def _call_in_order(self, queue: SendQueue) -> None:
+        """Make the calls that are next in the plan, as long as their groups are submitted."""
+        segment: SegmentSend | None = None
+        try:
+            with self._calling:  # several threads may submit, and the order of calls is that of the device
+                while (segment := queue.take_planned(self._stopped)) is not None:
+                    assert self._on_device is not None
+                    self._on_device.await_computed(segment.group)
+                    self._call(segment)
+        except Exception as error:  # any error is passed on to waiting threads
+            self._fail("could not be sent", segment.group if segment else None, error)
 
     def leave_out(self, group: int) -> None:
         """Do not send a group in this round. Every rank must call it, at the same place in the round."""
@@ -329,14 +348,17 @@ class Engine(EngineFailure):
         segment: SegmentSend | None = None
         try:
             while (segment := queue.take_next(self._segments, self._stopped)) is not None:
-                call = call_for(self._transport, self._groups[segment.group.number].exchange)
-                completed = functools.partial(self._complete, segment)
-                runs = {} if segment.runs is None else {"runs": segment.runs}
-                segment.summed = call(segment.tensor, segment.name, completed, **runs)
-                if self._on_device is not None and segment is segment.group.segments[-1]:
-                    segment.group.sent.set()
+                self._call(segment)
         except Exception as error:  # any error is passed on to waiting threads
             self._fail("could not be sent", segment.group if segment else None, error)
+
+    def _call(self, segment: SegmentSend) -> None:
+        call = call_for(self._transport, self._groups[segment.group.number].exchange)
+        completed = functools.partial(self._complete, segment)
+        runs = {} if segment.runs is None else {"runs": segment.runs}
+        segment.summed = call(segment.tensor, segment.name, completed, **runs)
+        if self._on_device is not None and segment is segment.group.segments[-1]:
+            segment.group.sent.set()
 
     def _complete(self, segment: SegmentSend, error: BaseException | None) -> None:
         segment.done_s = time.perf_counter()

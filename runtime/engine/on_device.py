@@ -6,6 +6,7 @@ these. The training thread is blocked only until the transport has the group tha
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,14 @@ from pace.runtime.transports.torch_threads import torch_thread
 
 
 class OnDevice:
-    """Watches in its own thread which groups the device has computed, and makes the device wait for sums.
+    """Notices which groups the device has computed, and makes the device wait for sums.
 
     Parameters
     ----------
+    queued
+        Whether the communication queue waits for groups that are not computed. Otherwise a thread waits.
     computed
-        Called in that thread with each expected group, in order, once the device has computed it.
+        Called with each expected group, in order, once it may be sent: in the thread that waits, or at once.
     failed
         Called in that thread with the device's error. The thread then ends.
     block
@@ -31,6 +34,7 @@ class OnDevice:
         self,
         device: Device,
         *,
+        queued: bool,
         computed: Callable[[GroupSend], None],
         failed: Callable[[GroupSend, BaseException], None],
         block: Callable[[GroupSend, threading.Event], None],
@@ -40,13 +44,25 @@ class OnDevice:
         self._computed = computed
         self._failed = failed
         self._block = block
+        self._queued = queued
+        self._ended_waits: deque[tuple[Any, Any]] = deque()
         self._expected: queue.SimpleQueue[tuple[GroupSend, Any] | None] = queue.SimpleQueue()
-        self._thread = torch_thread(self._run, name=name)
-        self._thread.start()
+        self._thread = None if queued else torch_thread(self._run, name=name)
+        if self._thread is not None:
+            self._thread.start()
 
     def expect(self, send: GroupSend) -> None:
-        """Watch for a group whose gradients the calling thread has queued on the device."""
-        self._expected.put((send, self._device.now()))
+        """Send a group, whose gradients the calling thread has queued on the device, once it is computed."""
+        send.computed = self._device.now()
+        if self._queued:
+            self._computed(send)
+        else:
+            self._expected.put((send, send.computed))
+
+    def await_computed(self, send: GroupSend) -> None:
+        """Make what is queued for communication next wait until a group is computed."""
+        with self._device.apart():
+            self._device.wait_for(send.computed)
 
     def _run(self) -> None:
         while (entry := self._expected.get()) is not None:
@@ -77,8 +93,17 @@ class OnDevice:
         """Return how many seconds the device waited for a group in its last round; blocks until it has."""
         return sum(self._device.seconds(wait)[1] for wait in send.device_waits)
 
+    def end_waits(self, send: GroupSend) -> float:
+        """Begin a group's next round; return the seconds of earlier waits that the device has passed."""
+        self._ended_waits += send.device_waits
+        send.device_waits.clear()
+        waited_s = 0.0
+        while self._ended_waits and self._device.reached(self._ended_waits[0][1]):
+            waited_s += self._device.seconds(self._ended_waits.popleft())[1]
+        return waited_s
+
     def close(self, *, failed: bool) -> None:
         """End the thread after all expected groups were computed; after a failure it may be left running."""
         self._expected.put(None)
-        if threading.current_thread() is not self._thread:
+        if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0 if failed else None)

@@ -135,6 +135,12 @@ class SendQueue:
             self._transport.decide(segment.number)
         return segment
 
+    def take_planned(self, stopped: Callable[[], bool]) -> SegmentSend | None:
+        """Return the next segment of the plan and record it as sent; None if its group is not submitted."""
+        with self._lock:
+            segment = None if stopped() else self.order.next()
+            return None if segment is None else self._take(segment)
+
     def _take(self, segment: SegmentSend) -> SegmentSend:
         send = segment.group
         if send.unsent == len(send.segments):

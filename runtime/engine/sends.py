@@ -30,11 +30,14 @@ class GroupSend:
         Set while all of it is handed over to the transport; used with tensors on a device.
     done
         Set while none of it is left to send or in flight.
+    computed
+        The moment at which the device has computed it; None in the host's memory.
     device_waits
         The moments from and to which the device waited for it in the last round.
     """
 
     __slots__ = (
+        "computed",
         "device_waits",
         "done",
         "done_s",
@@ -69,6 +72,7 @@ class GroupSend:
         self.done_s = 0.0
         self.rounds = 0
         self.waited_s = 0.0
+        self.computed: Any = None
         self.device_waits: list[tuple[Any, Any]] = []
 
     def following(self) -> "SegmentSend":

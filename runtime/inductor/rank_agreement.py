@@ -1,7 +1,9 @@
 """All ranks compile the same graph and follow rank 0's plan, or all ranks raise the same error."""
 
+import contextlib
+import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ from pace.errors import (
     ScheduleMismatch,
 )
 from pace.runtime.inductor.fx_program import FxProgram
+from pace.runtime.transports.gloo_groups import connect_group, gather_over
+from pace.runtime.transports.job_store import group_name, meeting_store
 
 T = TypeVar("T")
 
@@ -33,12 +37,13 @@ class CompilingRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        members: Any = dist.group.WORLD if group is None else group
+        self.ranks = dist.get_process_group_ranks(members)
+        self.rank = dist.get_rank(members)
         self._timeout = timedelta(seconds=timeout_s)
-        self._group = dist.new_group(
-            self.ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
-        )
-        self.rank = dist.get_rank(self._group)
+        with self._reaching("the start"):
+            store = meeting_store(f"planner/{group_name(members)}", self.rank, self._timeout)
+            self._group = connect_group(store, "planner", self.rank, len(self.ranks), timeout=self._timeout)
         self.hosts: list[str] = self.gather(socket.gethostname(), "the start")
 
     def gather(self, value: T, what: str) -> list[T]:
@@ -49,16 +54,19 @@ class CompilingRanks:
         CommunicationFailed
             If a rank does not come here in time; the message says which.
         """
+        with self._reaching(what):
+            self._group.monitored_barrier(self._timeout, True)
+            return [pickle.loads(each) for each in gather_over(self._group, pickle.dumps(value))]
+
+    @contextlib.contextmanager
+    def _reaching(self, what: str) -> Iterator[None]:
         try:
-            dist.monitored_barrier(self._group, self._timeout, wait_all_ranks=True)
-            found: list[Any] = [None] * len(self.ranks)
-            dist.all_gather_object(found, value, group=self._group)
+            yield
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             raise CommunicationFailed(
                 f"the ranks did not all reach {what} within {self._timeout.total_seconds():g} s: {first}"
             ) from error
-        return found
 
     def together(self, call: Callable[[], T], what: str) -> T:
         """Call something on every rank; if any raise, all ranks raise the error of the first."""
@@ -80,9 +88,9 @@ class CompilingRanks:
 
     def from_first(self, call: Callable[[], T], what: str) -> T:
         """Return on every rank what a call returns on the first; all raise if it raises."""
-        found: list[Any] = [self.together(lambda: call() if self.rank == 0 else None, what)]
-        dist.broadcast_object_list(found, group=self._group, group_src=0)
-        result: T = found[0]
+        mine = self.together(lambda: call() if self.rank == 0 else None, what)
+        found: Any = self.gather(mine, what)[0]
+        result: T = found
         return result
 
     def refuse_other_graphs(self, program: FxProgram, what: str) -> None:

@@ -73,6 +73,11 @@ class CudaMoment:
         """Make a stream wait for this moment; the host does not."""
         self._event.wait(stream)
 
+    def reached(self) -> bool:
+        """Return whether the device has reached this moment."""
+        event: Any = self._event  # untyped in torch
+        return bool(event.query())
+
     def synchronize(self) -> None:
         """Sleep until the device has reached this moment."""
         self._event.synchronize()

@@ -1,10 +1,13 @@
 """torch.distributed as a transport for CUDA tensors: NCCL if the job uses it, else Gloo."""
 
+import datetime
 import queue
+import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from pace.runtime.transports.device import CudaDevice
 from pace.runtime.transports.gloo import GlooTransport
@@ -25,24 +28,18 @@ class CudaTransport(GlooTransport):
     has_halves = False
 
     def __init__(self, device: CudaDevice, *, timeout_s: float, process_group: Any = None) -> None:
-        super().__init__(timeout_s=timeout_s, process_group=process_group)
         self.device: CudaDevice = device
         self._nccl: Any = None
+        self._thread: threading.Thread | None = None
+        super().__init__(timeout_s=timeout_s, process_group=process_group)
         self._waiting: queue.SimpleQueue[tuple[Any, Any, After | None, Done] | None] = queue.SimpleQueue()
         self._thread = torch_thread(self._watch, name="pace.completions")
         self._thread.start()
-        if "nccl" in str(dist.get_backend(process_group)):
-            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-            try:
-                with self._control_message("making a process group for NCCL"):
-                    # Only members create it: ranks outside a smaller process group do not wrap an optimizer.
-                    self._nccl = dist.new_group(
-                        ranks, backend="nccl", timeout=self._timeout, use_local_synchronization=True
-                    )
-            except BaseException:
-                self.close(failed=True)
-                raise
-            self.local_bytes = NCCL_BYTES
+
+    def _connect_sums(self, store: Store, group: dist.ProcessGroup) -> None:
+        if "nccl" in str(dist.get_backend(group)):
+            self._nccl = connect_nccl(store, self.rank, self.size, timeout=self._timeout)
+            self.queues_calls, self.local_bytes = True, NCCL_BYTES
 
     def allreduce(
         self,
@@ -85,8 +82,22 @@ class CudaTransport(GlooTransport):
 
     def close(self, *, failed: bool) -> None:
         """Stop waiting, then close the process groups; see ``Transport``."""
-        self._waiting.put(None)
-        self._thread.join(timeout=1.0 if failed else None)
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(timeout=1.0 if failed else None)
         if self._nccl is not None and not failed:
-            dist.destroy_process_group(self._nccl)
+            self._nccl.shutdown()
+        self._nccl = None
         super().close(failed=failed)
+
+
+def connect_nccl(store: Store, rank: int, size: int, *, timeout: datetime.timedelta) -> Any:
+    """Make a communicator of the ranks that share a store; every rank must call it.
+
+    Its kernels have priority over those of compute, as they hold up all ranks and need few of the device's
+    processors. torch keeps no record of it, so its keys in the store are those of this meeting alone.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)

@@ -21,6 +21,9 @@ class Device(Clock, Protocol):
     def wait_for(self, moment: Any) -> None:
         """Make the device wait for a moment before the next work of the calling thread; returns at once."""
 
+    def reached(self, moment: Any) -> bool:
+        """Return whether the device has reached a moment."""
+
     def apart(self) -> AbstractContextManager[Any]:
         """Inside, queue into the communication queue: its work and compute do not wait for one another."""
 
@@ -43,6 +46,10 @@ class CudaDevice(CudaClock):
     def wait_for(self, moment: CudaMoment) -> None:
         """Make the current stream wait for a moment of any stream; see ``Device``."""
         moment.wait(torch.cuda.current_stream(self._device))
+
+    def reached(self, moment: CudaMoment) -> bool:
+        """Ask the moment's event; see ``Device``."""
+        return moment.reached()
 
     def apart(self) -> AbstractContextManager[Any]:
         """Queue into the stream for communication; see ``Device``."""

@@ -4,26 +4,19 @@ It uses its own process groups, so that the user's collectives never come betwee
 """
 
 import datetime
-import hashlib
 import threading
 import time
-import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    PrefixStore,
-    Store,
-)
+from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
-from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
+from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
+from pace.runtime.transports.job_store import forget_connection, group_name, open_stores
 from pace.runtime.transports.liveness.peers import Peers
-from pace.runtime.transports.liveness.peers import Store as PeerStore
 from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
@@ -87,19 +80,19 @@ class GlooTransport(SumsAlone):
         members = dist.get_process_group_ranks(group)
         try:
             with self._control_message("connecting to the other ranks"):
-                self._connect_all(f"{group.group_name}/{'-'.join(map(str, members))}", members)
+                self._connect_all(group, members)
         except BaseException:
-            _forget_meetings()
+            forget_connection()
             self.close(failed=True)
             if self.peers is not None:
                 self.peers.linger()
             raise
 
-    def _connect_all(self, group: str, members: list[int]) -> None:
+    def _connect_all(self, group: dist.ProcessGroup, members: list[int]) -> None:
         deadline = time.monotonic() + self._timeout.total_seconds()
         stores = call_within(
             self._timeout.total_seconds(),
-            lambda: open_stores(group, self.rank, self._timeout),
+            lambda: open_stores(group_name(group), self.rank, self._timeout),
             name="pace.store",
         )
         keeper, names = members.index(0) if 0 in members else None, names_in_job(members)
@@ -122,6 +115,10 @@ class GlooTransport(SumsAlone):
             )
         self._segments, self._control, self._decisions, *others = connected
         self._other_groups = dict(zip(self.other_groups, others, strict=True))
+        self._connect_sums(stores.meetings, group)
+
+    def _connect_sums(self, store: Store, group: dist.ProcessGroup) -> None:
+        """Connect what sums tensors that are not in the host's memory."""
 
     def _connect(self, store: Store, name: str, threads: int) -> Any:
         timeout = self.other_groups.get(name, self._timeout)
@@ -218,19 +215,8 @@ class GlooTransport(SumsAlone):
         return self._gather_over(self._control, payload)
 
     def _gather_over(self, group: Any, payload: bytes) -> list[bytes]:
-        lengths = self._gather(group, torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
-        longest = max(int(length.item()) for length in lengths)
-        messages = self._gather(group, to_tensor(payload, longest))
-        return [
-            to_bytes(message)[: int(length.item())] for message, length in zip(messages, lengths, strict=True)
-        ]
-
-    def _gather(self, group: Any, message: torch.Tensor) -> list[torch.Tensor]:
-        outputs = [torch.empty_like(message) for _ in range(self.size)]
-        if message.numel():
-            with self._control_message("a gathering"):
-                group.allgather([outputs], [message], AllgatherOptions()).wait()
-        return outputs
+        with self._control_message("a gathering"):
+            return gather_over(group, payload)
 
     def close(self, *, failed: bool) -> None:
         """Close the process groups; see ``Transport``."""
@@ -242,47 +228,3 @@ class GlooTransport(SumsAlone):
         self._segments = self._control = self._decisions = None
         self._other_groups = {}
         release_groups(groups, self._sockets, failed=failed)
-
-
-class JobStores(NamedTuple):
-    """Connections to the job's store. Several, because a call that waits blocks its connection."""
-
-    meetings: Store
-    peers: PeerStore
-    sockets: Sockets
-
-
-# One connection for all wrappers, with the job's own connection that it was cloned from. For a new connection
-# the store may do a reverse name look-up, for which all ranks wait.
-_meetings: tuple[Any, Any] | None = None
-
-
-def _forget_meetings() -> None:
-    global _meetings
-    _meetings = None
-
-
-def open_stores(group: str, rank: int, timeout: datetime.timedelta) -> JobStores:
-    """Connect to the job's store again, with separate keys for this transport of these ranks.
-
-    Parameters
-    ----------
-    group, rank
-        A name for this set of ranks, and this rank's number in it.
-    """
-    global _meetings
-    default: Any = dist.distributed_c10d._get_default_store()
-    known = _meetings
-    store = known[1] if known is not None and known[0]() is default else default.clone()
-    # The job's own time-out, by default torch's 30 min, would also apply to Gloo's waits for other ranks.
-    store.set_timeout(timeout)
-    name = f"pace/{hashlib.sha256(group.encode()).hexdigest()[:16]}"
-    # Counted in the store by group and rank: members create the transports of a group in the same order, but
-    # may be in any number of other groups.
-    number = store.add(f"{name}/{rank}", 1)
-    name = f"{name}/{number}"
-    sockets = Sockets()
-    with sockets.opened_here():
-        peers: Any = PrefixStore(name, default.clone())
-    _meetings = weakref.ref(default), store
-    return JobStores(PrefixStore(name, store), peers, sockets)

@@ -5,10 +5,17 @@ import os
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
 
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import torch_thread
+from pace.runtime.transports.transport import to_bytes, to_tensor
 
 
 def connect_group(
@@ -47,6 +54,23 @@ def broadcast_over(group: Any, message: torch.Tensor) -> None:
         options = BroadcastOptions()
         options.rootRank = 0
         group.broadcast([message], options).wait()
+
+
+def gather_over(group: Any, payload: bytes) -> list[bytes]:
+    """Give every rank's payload to every rank, in rank order."""
+    lengths = _gather(group, torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
+    longest = max(int(length.item()) for length in lengths)
+    messages = _gather(group, to_tensor(payload, longest))
+    return [
+        to_bytes(message)[: int(length.item())] for message, length in zip(messages, lengths, strict=True)
+    ]
+
+
+def _gather(group: Any, message: torch.Tensor) -> list[torch.Tensor]:
+    outputs = [torch.empty_like(message) for _ in range(group.size())]
+    if message.numel():
+        group.allgather([outputs], [message], AllgatherOptions()).wait()
+    return outputs
 
 
 def release_groups(groups: list[Any], sockets: Sockets, *, failed: bool) -> None:

@@ -39,9 +39,10 @@ _ADDRESS_BYTES = 300
 _LOOK_S = 5e-4
 
 
-# Names distinguish the instances, so ranks must create their transports in the same order. Counted by process
-# set, as ranks that share one may be in different numbers of other sets.
-_instances: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+# Names distinguish the instances, so ranks must create their transports in the same order. Counted by the
+# ranks of the process set: they may be in different numbers of other sets, and Horovod gives the number of a
+# removed set to the next one.
+_instances: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 # The store for signs of life, after `open_store` was called; None if that failed.
@@ -92,10 +93,10 @@ class HorovodTransport(SumsAlone):
         self.scale = 1.0
         self.device = device
         self.has_halves = device is None
-        number = process_set.process_set_id
-        self._prefix = f"pace.{number}.{next(_instances[number])}"
         self._calls = itertools.count()
         self._timeout_s = timeout_s
+        members = "-".join(map(str, process_set.ranks))
+        self._prefix = f"pace.{members}.{next(_instances[members])}"
         self._halves: GlooHalves | None = None
         self.sequencing: Sequencing = "submission"
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -319,6 +320,7 @@ def open_store(*, anew: bool) -> None:
     if _store_opened and not anew:
         return
     _store, _store_opened = None, True
+    _instances.clear()
     address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
     if hvd.rank() == 0:
         with contextlib.suppress(RuntimeError, OSError):

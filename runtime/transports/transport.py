@@ -95,6 +95,8 @@ class Transport(Protocol):
     """The signs of life of ranks; None if ranks share no store."""
     device: Device | None
     """The device that holds segments; None for the host's memory."""
+    queues_calls: bool
+    """Whether calls run on the device one after another, behind what the communication queue waits for."""
     has_halves: bool
     """Whether it has reduce-scatters and all-gathers."""
     local_bytes: int
@@ -108,7 +110,8 @@ class Transport(Protocol):
         Parameters
         ----------
         segment
-            A contiguous tensor. It must be computed already: work queued on a device is not waited for.
+            A contiguous tensor. It must be computed already; or, if the transport `queues_calls`, the
+            communication queue waits for it.
         done
             Called once, in any thread, with the error or None.
         after
@@ -182,6 +185,7 @@ class SumsAlone:
     pushed: frozenset[str] | None = None
     local_bytes: int = 4 * 2**20
     takes_runs: bool = False
+    queues_calls: bool = False
     peers: Peers | None = None
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:

@@ -1,7 +1,7 @@
 """A device that runs behind the host, for machines without one: in-order queues of closures, not of kernels.
 
 What the runtime may take for granted of a GPU and no more: a queue is worked off in order, queues know
-nothing of one another but through moments, and the host returns at once.
+nothing of one another but through moments, and the host returns at once. After an error every wait raises.
 """
 
 import random
@@ -19,10 +19,10 @@ from pace.runtime.transports.transport import After, Done
 
 
 class _Moment:
-    def __init__(self, queue: "_Queue") -> None:
+    def __init__(self, errors: list[Exception]) -> None:
         self.passed = threading.Event()
         self.at_s = 0.0
-        self._queue = queue
+        self._errors = errors
 
     def reach(self) -> None:
         self.at_s = time.perf_counter()
@@ -30,13 +30,13 @@ class _Moment:
 
     def synchronize(self) -> None:
         assert self.passed.wait(60), "the device never came here"
-        if self._queue.error is not None:
-            raise self._queue.error
+        if self._errors:
+            raise self._errors[0]
 
 
 class _Queue:
-    def __init__(self, name: str) -> None:
-        self.error: Exception | None = None
+    def __init__(self, name: str, errors: list[Exception]) -> None:
+        self._errors = errors
         self.work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"queued-device.{name}", daemon=True)
         self.thread.start()
@@ -46,7 +46,7 @@ class _Queue:
             try:
                 work()
             except Exception as error:  # as on a GPU, whoever waits next is told
-                self.error = error
+                self._errors.append(error)
 
 
 class QueuedDevice:
@@ -55,8 +55,9 @@ class QueuedDevice:
     runs_behind = True
 
     def __init__(self) -> None:
-        self._compute = _Queue("compute")
-        self._communication = _Queue("communication")
+        self._errors: list[Exception] = []
+        self._compute = _Queue("compute", self._errors)
+        self._communication = _Queue("communication", self._errors)
         self._inside = threading.local()
 
     @property
@@ -69,7 +70,7 @@ class QueuedDevice:
 
     def now(self) -> _Moment:
         """See ``Device``."""
-        moment = _Moment(self._current)
+        moment = _Moment(self._errors)
         self.run(moment.reach)
         return moment
 
@@ -84,6 +85,10 @@ class QueuedDevice:
     def wait_for(self, moment: _Moment) -> None:
         """See ``Device``."""
         self.run(lambda: moment.passed.wait(60))
+
+    def reached(self, moment: _Moment) -> bool:
+        """See ``Device``."""
+        return moment.passed.is_set()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -123,18 +128,27 @@ class LaggingDevice(QueuedDevice):
         return super().now()
 
     def wait_for(self, moment: _Moment) -> None:
-        """Block: what comes next is computed by the host, at once."""
-        assert moment.passed.wait(60)
+        """Block, unless inside ``apart``: what comes next is computed by the host, at once."""
+        if self._current is self._communication:
+            super().wait_for(moment)
+        else:
+            assert moment.passed.wait(60)
 
 
 class QueuedTransport(GlooTransport):
-    """Sums over real Gloo, queued as NCCL queues: whoever asks gets a moment at once."""
+    """Sums over real Gloo, queued as NCCL queues: whoever asks gets a moment at once.
+
+    Parameters
+    ----------
+    knows_moments
+        Whether it does; else it is like Horovod, whose sums the host waits for.
+    """
 
     def __init__(self, device: QueuedDevice, *, knows_moments: bool = True) -> None:
         super().__init__(timeout_s=60)
         self.device: QueuedDevice = device
         self.sent: list[int] = []
-        self._knows_moments = knows_moments
+        self._knows_moments = self.queues_calls = knows_moments
         self._waiting: SimpleQueue[tuple[_Moment, Done] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="queued-transport", daemon=True)
         self._thread.start()

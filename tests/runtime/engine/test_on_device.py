@@ -123,10 +123,29 @@ def test_the_host_waits_where_the_transport_knows_no_moment() -> None:
         assert bench.engine.done(0, 0.0)
 
 
-def test_nothing_is_sent_before_it_is_computed() -> None:
-    """Handing over is the host's; what is in the buffer by then is last round's."""
+def test_no_call_begins_before_its_group_is_computed() -> None:
+    """The host hands over at once; the device waits, or last round's values would be summed."""
     with _bench("static", 1) as bench:
         seen: list[list[float]] = []
+        release = bench.hold()
+        bench.fill(0, 3.0)
+        bench.engine.submit(0)
+        assert bench.transport.sent == [0]
+        time.sleep(0.05)
+        assert not bench.engine.done(0, 0.0)
+        release()
+        bench.engine.wait(0)
+        bench.read(0, seen)
+        bench.device.now().synchronize()
+        assert seen == [[3.0] * ELEMENTS]
+
+
+@pytest.mark.parametrize(("discipline", "knows_moments"), [("priority", True), ("static", False)])
+def test_where_the_host_decides_nothing_is_handed_over_before_it_is_computed(
+    discipline: Discipline, knows_moments: bool
+) -> None:
+    """If rank 0 chooses the order, or the transport queues nothing."""
+    with _bench(discipline, 1, knows_moments=knows_moments) as bench:
         release = bench.hold()
         bench.fill(0, 3.0)
         bench.engine.submit(0)
@@ -134,9 +153,25 @@ def test_nothing_is_sent_before_it_is_computed() -> None:
         assert bench.transport.sent == []
         release()
         bench.engine.wait(0)
-        bench.read(0, seen)
+        _until(lambda: bench.transport.sent == [0])
+
+
+def test_a_host_ahead_of_its_device_queues_all_calls_in_planned_order() -> None:
+    """A later group of the plan waits for the submission of an earlier one, not for its computation."""
+    with _bench("static", 3) as bench:
+        release = bench.hold()
+        bench.engine.submit(1)
+        assert bench.transport.sent == []
+        bench.engine.submit(2)
+        assert bench.transport.sent == [2, 1]
+        bench.engine.submit(0)
+        assert bench.transport.sent == [2, 1, 0]
+        for group in range(3):
+            bench.engine.wait(group)
+        assert not any(bench.engine.done(group, 0.0) for group in range(3))
+        release()
         bench.device.now().synchronize()
-        assert seen == [[3.0] * ELEMENTS]
+        assert all(bench.engine.done(group, 60.0) for group in range(3))
 
 
 def test_what_is_needed_first_but_not_computed_yet_holds_nobody_up() -> None:
@@ -177,6 +212,7 @@ def test_the_time_for_which_the_device_stood_still_is_counted() -> None:
         release()
         groups, _ = bench.engine.last_round()
         assert groups[0].waited_s > 0.01
+        bench.device.now().synchronize()
         bench.engine.submit(0)
         bench.engine.wait(0)
         assert bench.engine.waited_s == groups[0].waited_s
@@ -197,16 +233,20 @@ def test_sums_are_in_full_precision_when_the_device_goes_on() -> None:
         assert seen == [[rounded] * ELEMENTS]
 
 
-def test_what_the_device_raises_is_said_to_who_waits() -> None:
-    """A kernel that fails, noticed by the thread that waits for gradients."""
-    with _bench("static", 2) as bench:
+@pytest.mark.parametrize(
+    ("discipline", "what"), [("static", "failed"), ("priority", "could not be computed")]
+)
+def test_what_the_device_raises_is_said_to_who_waits(discipline: Discipline, what: str) -> None:
+    """A kernel that fails, noticed by the thread that waits for sums or for gradients."""
+    with _bench(discipline, 2) as bench:
 
         def fail() -> None:
             raise RuntimeError("an illegal memory access was encountered")
 
         bench.device.run(fail)
         bench.engine.submit(1)
-        with pytest.raises(CommunicationFailed, match=r"group 1 \(g1\) could not be computed: .*illegal"):
+        _until(lambda: bench.engine.failure is not None)
+        with pytest.raises(CommunicationFailed, match=rf"group 1 \(g1\) {what}: .*illegal"):
             bench.engine.wait(1)
 
 
