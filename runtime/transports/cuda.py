@@ -39,6 +39,9 @@ class CudaTransport(GlooTransport):
     def _connect_sums(self, store: Store, group: dist.ProcessGroup) -> None:
         if "nccl" in str(dist.get_backend(group)):
             self._nccl = connect_nccl(store, self.rank, self.size, timeout=self._timeout)
+            # In the queue for communication itself, not in a third stream: a client of MPS has two
+            # connections to the device, and what waits in a stream holds up all that share its connection.
+            self._sum.asyncOp = False
             self.queues_calls, self.local_bytes = True, NCCL_BYTES
 
     def allreduce(
@@ -61,7 +64,8 @@ class CudaTransport(GlooTransport):
 
     def _finish(self, work: Any, after: After | None) -> Any:
         """Queue the work after a sum, and return the event at which all is done."""
-        work.wait()  # NCCL's blocks the stream, Gloo's the calling thread too
+        if work is not None:
+            work.wait()  # Gloo's blocks the calling thread
         if after is not None:
             after()
         return self.device.now()
@@ -94,10 +98,8 @@ class CudaTransport(GlooTransport):
 def connect_nccl(store: Store, rank: int, size: int, *, timeout: datetime.timedelta) -> Any:
     """Make a communicator of the ranks that share a store; every rank must call it.
 
-    Its kernels have priority over those of compute, as they hold up all ranks and need few of the device's
-    processors. torch keeps no record of it, so its keys in the store are those of this meeting alone.
+    torch keeps no record of it, so its keys in the store are those of this meeting alone.
     """
     options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = True
     options._timeout = timeout
     return dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)

@@ -35,12 +35,16 @@ class Device(Clock, Protocol):
 
 
 class CudaDevice(CudaClock):
-    """One GPU, with a separate stream for communication."""
+    """One GPU, with a separate stream for communication.
+
+    Its kernels have priority over those of compute, as they hold up all ranks and need few of the device's
+    processors.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         make: Any = torch.cuda.Stream  # untyped in torch
-        self._communication: torch.cuda.Stream = make(device)
+        self._communication: torch.cuda.Stream = make(device, priority=-1)
         self._noted = torch.cuda.current_stream(device)
 
     def wait_for(self, moment: CudaMoment) -> None:
