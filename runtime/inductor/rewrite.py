@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config
 from torch._inductor.fx_passes import bucketing
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch.utils._ordered_set import OrderedSet
@@ -38,12 +39,14 @@ def apply_plan(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> None:
 def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
     places = {node: place for place, node in enumerate(graph.nodes)}
     members = sorted(members, key=places.__getitem__)
+    # Before torch 2.13, a bucket of all-gathers starts after its last member, whatever insert_before says.
+    for before, member in itertools.pairwise(members):
+        before.append(member)
     waits = sorted((next(iter(member.users)) for member in members), key=places.__getitem__)
     _MERGES[op](
         graph,
         list(members),
-        mode=torch._inductor.config.aten_distributed_optimizations.bucket_mode or "custom_ops",
-        insert_before=members[0],
+        mode=getattr(config.aten_distributed_optimizations, "bucket_mode", None) or "custom_ops",
         wait_insertion_point=waits[0],
     )
 
