@@ -1,51 +1,67 @@
 """Output of nccl-tests' all_reduce_perf: the table it prints, and the JSON that it writes with -J."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import FormatError
-from pace.formats.cost_log import CostLog, cost_log
-from pace.formats.reading import number, read_text, whole_number
+from pace.formats.cost_log import CUT_ROW, CostLog, cost_log, lines_without_messages
+from pace.formats.reading import number, read_text, warn, whole_number
 from pace.formats.tensor_types import DTYPES
 
 _TOOL = "nccl-tests"
-# mpirun --tag-output writes [1,0]<stdout>:, srun --label writes 0:
-_RANK_PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<\w+>:?|\d+:)\s?")
 _HEADER = re.compile(r"^#\s+size\s+count\s")
 _DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s")
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
 _SIDE = ["time", "algbw", "busbw", "#wrong"]
 _DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *_SIDE, *_SIDE]
+_REDUCTION = r"(?:sum|prod|max|min|avg|mulsum|none)\b"
+_ROW = re.compile(rf"(\d+)\s+(\d+)\s+([a-z]\w*)\s+({_REDUCTION})")
+_TYPE = r"(?:float|double|half|bfloat16|u?int\d*|char|fp?8\w+)"
+_PART_OF_ROW = re.compile(rf"^\d+\s+\d+\s+{_TYPE}|\b{_TYPE}\s+{_REDUCTION}\s+-?\d")
+_CELL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|N/A|nan", re.IGNORECASE)
+_DATE = re.compile(r"\d{4}-\d\d")
+_ENDS_A_PRINT = ("root", "#wrong", "error")
+_MOST_APART = 1.5
+_ROUNDING = 0.01  # GB/s: bandwidths have two decimals
 
 
 def read_nccl_tests(path: str | Path) -> CostLog:
     """Read the printed table or the JSON document; the times of in-place calls are preferred.
 
-    A rank's label before each line is taken off, N/A is skipped. Several tables in one log add up.
+    A rank's label before each line is taken off, N/A is skipped. Several tables in one log add up. Other
+    text that was printed inside a row is taken out of it.
 
     Raises
     ------
     FormatError
-        If another collective was measured, only the host's time was, or a row cannot be read.
+        If another collective was measured, only the host's time was, a row cannot be read, or its time and
+        its bandwidth contradict each other.
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):
         return _read_json(path, text)
-    return _read_table(path, text.splitlines())
+    return _read_table(path, lines_without_messages(path, text, _ROW))
 
 
-def _read_table(path: str | Path, lines: Iterable[str]) -> CostLog:
+def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
     columns = list(_DEFAULT_COLUMNS)
     runs: list[set[int]] = [set()]
     listed = 0
     samples: list[tuple[float, float]] = []
-    for line_number, raw in enumerate(lines, start=1):
-        line = _RANK_PREFIX.sub("", raw).strip()
+    cells: list[str] = []  # of a row that other text has cut
+    begun_at = ""
+    for line_number, raw in lines:
+        line = raw.strip()
         position = f"line {line_number}"
+        begins = _ROW.search(line)
+        if cells and (begins or _HEADER.match(line)):
+            raise FormatError(path, CUT_ROW, begun_at)
         if _HEADER.match(line):
             columns = line.lstrip("#").split()
             _require_all_reduce(path, columns, position)
@@ -56,13 +72,51 @@ def _read_table(path: str | Path, lines: Iterable[str]) -> CostLog:
             runs[-1].add(int(device.group(1)))
         elif line.startswith("#"):
             _require_program(path, line, position)
-        elif sample := _row(path, line, columns, position):
-            samples.append(sample)
+        elif begins:
+            cells, line, begun_at = list(begins.groups()), line[begins.end() :], position
+        elif not cells and _PART_OF_ROW.search(line):
+            raise FormatError(path, CUT_ROW, position)
+        if cells:
+            words, wanted = line.split(), columns[len(cells) :]
+            found, cut = _cells(words, wanted)
+            cells += found
+            if cut:
+                raise FormatError(path, CUT_ROW, position)
+            if len(cells) == len(columns):
+                if sample := _row(path, cells, columns, begun_at):
+                    samples.append(sample)
+                cells = []
+    if cells:
+        warn(path, f"{begun_at}: the last row, of {cells[0]} bytes, is not complete and was left out")
     counts = [len(ranks) for ranks in runs if ranks]
     if len(set(counts)) > 1:
         told = " and ".join(map(str, counts))
         raise FormatError(path, f"holds runs of {told} ranks: split it, one file for each number of ranks")
     return cost_log(path, _TOOL, samples, counts[0] if counts else None)
+
+
+def _cells(words: list[str], wanted: list[str]) -> tuple[list[str], bool]:
+    """Return the cells that a line has of the wanted columns, before and after other text, if it has any.
+
+    And whether it cut one in two. Text from within the run comes where the tool pauses, so it may be glued to
+    a cell that ends a print.
+    """
+    found: list[str] = []
+    for word, column in zip(words, wanted, strict=False):
+        cell = _CELL.match(word)
+        if cell is None or (cell[0] != word and column not in _ENDS_A_PRINT):
+            if cell is not None and not _DATE.match(word):
+                return found, True
+            break
+        found.append(cell[0])
+        if cell[0] != word:
+            break
+    missing = len(wanted) - len(found)
+    if not missing and any(map(_CELL.fullmatch, words[len(wanted) :][:1])):
+        return found, True
+    after = list(takewhile(_CELL.fullmatch, reversed(words[len(found) :])))
+    # Numbers may end the other text as well: what is not exactly the rest of the row is not taken for it.
+    return found + after[::-1] if len(after) == missing else found, False
 
 
 def _require_program(path: str | Path, text: str, position: str) -> None:
@@ -78,13 +132,9 @@ def _require_all_reduce(path: str | Path, columns: list[str], position: str) -> 
         raise FormatError(path, "the table has no device time (was it run with -C?)", position)
 
 
-def _row(path: str | Path, line: str, columns: list[str], position: str) -> tuple[float, float] | None:
-    cells = line.split()
-    # A job's other output stands between the rows: a row is what starts with two whole numbers and a type.
-    if len(cells) < len(columns) or not (cells[0].isdigit() and cells[1].isdigit()):
-        return None
+def _row(path: str | Path, cells: list[str], columns: list[str], position: str) -> tuple[float, float] | None:
     size = whole_number(cells[0], path, "size", position)
-    said = dict(zip(columns, cells, strict=False))
+    said = dict(zip(columns, cells, strict=True))
     dtype = DTYPES.get(said.get("type", ""))
     if not said.get("root", "-1").startswith("-"):
         raise FormatError(
@@ -96,16 +146,32 @@ def _row(path: str | Path, line: str, columns: list[str], position: str) -> tupl
         # A reduce-scatter counts the elements that each rank gets.
         reason = f"{size} bytes are not {cells[1]} elements of {dtype}: not an all-reduce"
         raise FormatError(path, f"{reason}. Give a log of all_reduce_perf", position)
-    times = [cells[place] for place, column in enumerate(columns) if column == "time"]
-    return _preferred(path, size, reversed(times), position)
+    named = list(zip(columns, cells, strict=True))
+    sides = [
+        (time, after[1] if after[0] == "algbw" else None)
+        for (column, time), after in pairwise([*named, ("", "")])
+        if column == "time"
+    ]
+    return _preferred(path, size, reversed(sides), position)
 
 
 def _preferred(
-    path: str | Path, size: int, times: Iterable[object], position: str
+    path: str | Path, size: int, sides: Iterable[tuple[object, object]], position: str
 ) -> tuple[float, float] | None:
-    for time in times:
-        if time not in (None, "N/A", "nan"):
-            return size, number(time, path, "time", position) * 1e-6
+    """Return the first side's time that was measured; its bandwidth must be that of these bytes in it."""
+    for time, bandwidth in sides:
+        if time in (None, "N/A", "nan"):
+            continue
+        microseconds = number(time, path, "time", position)
+        if bandwidth not in (None, "N/A", "nan"):
+            said = number(bandwidth, path, "algbw", position)
+            found = size / microseconds * 1e-3 if microseconds else said and math.inf
+            if not said / _MOST_APART - _ROUNDING <= found <= said * _MOST_APART + _ROUNDING:
+                reason = (
+                    f"{size} bytes in {microseconds:g} us are {found:.3g} GB/s, and the row says {said:g}"
+                )
+                raise FormatError(path, f"{reason}: is other text inside the row?", position)
+        return size, microseconds * 1e-6
     return None
 
 
@@ -134,8 +200,8 @@ def _json_samples(path: str | Path, results: list[Any]) -> Iterator[tuple[float,
         sides = [result.get(side) for side in ("in_place", "out_of_place")]
         if any(isinstance(side, dict) and "cpu_time" in side for side in sides):
             raise FormatError(path, "only the host's time was measured (was it run with -C?)", position)
-        times = [side.get("time") for side in sides if isinstance(side, dict)]
-        if sample := _preferred(path, size, times, position):
+        told = [(side.get("time"), side.get("alg_bw")) for side in sides if isinstance(side, dict)]
+        if sample := _preferred(path, size, told, position):
             yield sample
 
 

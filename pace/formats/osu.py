@@ -1,14 +1,18 @@
 """Output of the OSU micro-benchmarks' all-reduce latency tests (osu_allreduce, osu_iallreduce)."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from pace.errors import FormatError
-from pace.formats.cost_log import CostLog, cost_log
-from pace.formats.reading import number, read_lines, whole_number
+from pace.formats.cost_log import CUT_ROW, CostLog, cost_log, lines_without_messages
+from pace.formats.reading import number, read_text, whole_number
 
 _TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
 _HEADER = re.compile(r"^#\s*Size\s+(.*)", re.IGNORECASE)
+_ROW = re.compile(r"^\s*\d+\s")
+_PART_OF_ROW = re.compile(r"^\d+(?:[a-zA-Z\[]|\s+\d+\.\d)")
 _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?$", re.IGNORECASE)
 
 
@@ -18,11 +22,10 @@ def read_osu(path: str | Path) -> CostLog:
     Raises
     ------
     FormatError
-        If there is no such table, it is another collective's, or a row cannot be read.
+        If there is no such table, it is another collective's, or a row cannot be read or is not whole.
     """
-    in_table = False
-    samples = []
-    for line_number, text in read_lines(path):
+    tables: list[list[tuple[str, list[str]]]] = []
+    for line_number, text in lines_without_messages(path, read_text(path), _ROW):
         position = f"line {line_number}"
         line = text.strip()
         if _TITLE.match(line) and "allreduce" not in line.lower():
@@ -30,12 +33,26 @@ def read_osu(path: str | Path) -> CostLog:
         if header := _HEADER.match(line):
             if not re.match(r"(Avg |Overall)?\s*Lat", header.group(1), re.IGNORECASE):
                 raise FormatError(path, f"no average latency column: {line[:80]!r}", position)
-            in_table = True
+            tables.append([])
             continue
         cells = line.split()
-        if in_table and len(cells) >= 2 and all(_NUMBER.match(cell) for cell in cells):
-            size = whole_number(cells[0], path, "size", position)
-            samples.append((size, number(cells[1], path, "latency", position) * 1e-6))
-    if not in_table:
+        are_numbers = all(map(_NUMBER.match, cells))
+        if tables and len(cells) >= 2 and are_numbers:
+            tables[-1].append((position, cells))
+        elif tables and (_PART_OF_ROW.match(line) or (are_numbers and "." in line)):
+            raise FormatError(path, CUT_ROW, position)
+    if not tables:
         raise FormatError(path, "no table: expected a line like '# Size  Avg Latency(us)'")
+    samples = [sample for rows in tables for sample in _samples(path, rows)]
     return cost_log(path, "OSU micro-benchmarks", samples, None)
+
+
+def _samples(path: str | Path, rows: list[tuple[str, list[str]]]) -> Iterator[tuple[float, float]]:
+    """Yield the sizes and times of a table, whose rows have as many cells each and ever larger sizes."""
+    usual = Counter(len(cells) for _, cells in rows).most_common(1)
+    before = -1
+    for position, cells in rows:
+        if len(cells) != usual[0][0] or not cells[0].isdigit() or int(cells[0]) <= before:
+            raise FormatError(path, CUT_ROW, position)
+        size = before = whole_number(cells[0], path, "size", position)
+        yield size, number(cells[1], path, "latency", position) * 1e-6

@@ -8,6 +8,7 @@ import pytest
 
 from pace.errors import FormatError, InvalidOptions
 from pace.formats.fit import fit_cost, read_cost_log
+from pace.formats.reading import FormatWarning
 
 NCCL_HEADER = """\
 # nThread 1 nGpus 1 minBytes 1024 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
@@ -66,6 +67,117 @@ def test_not_applicable_times_are_skipped(tmp_path: Path) -> None:
     )
     log = read_cost_log(_file(tmp_path, NCCL_HEADER + rows))
     assert dict(log.samples[2:]) == pytest.approx({2048: 30e-6})
+
+
+INFO = "node-a:100:123 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..15}\n"
+TRACE = "node-b:6901:7 [1] 12.5 enqueue.cc:12 NCCL TRACE 1 2 3\n"
+WARN = "\n[2025-01-01 10:00:00] node-b:6901:7 [1] misc/socket.cc:50 NCCL WARN timed out after 34 ms\n"
+OTHER = "[1700000000.1] [node-a:100:0] UCX  WARN  of 12 13\n"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        ("  -1", "  -1" + INFO + INFO),  # the tool pauses behind these two cells
+        ("  0  ", "  0" + INFO + TRACE + "  "),
+        ("  -1", "  -1" + WARN),
+        ("  -1", "  -1" + INFO.replace("node-a", "10-0-0-1")),
+        ("  -1", "  -1" + INFO.replace("node-a", "another")),
+        ("  -1", "  -1NCCL version 2.18.3+cuda12.2\n"),
+        ("  -1", "  -1 NCCL CALL: " + TRACE),
+        ("  -1", "  -1" + OTHER),
+        ("  0  ", "  0" + OTHER + "  "),
+        ("28.05", "28.0" + INFO + "5"),  # mpirun hands over what it has
+        ("      1024  ", "      10" + INFO + "24  "),
+        ("  float", "  fl" + INFO + TRACE + "oat"),
+        ("        1024", TRACE[:-1] + "   1024"),
+        ("\n     1048576", INFO + "\n     1048576"),
+        ("  0\n", "  0" + INFO + "\n"),
+        ("  -1  28.05", "  -1 read 7 28 files 28.05"),
+    ],
+)
+def test_other_text_inside_a_row_changes_no_time(tmp_path: Path, cut: tuple[str, str]) -> None:
+    """NCCL_DEBUG and libraries print while a row is being printed, between its cells and in them."""
+    whole = read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS))
+    assert cut[0] in NCCL_ROWS
+    log = read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS.replace(*cut)))
+    assert dict(log.samples) == pytest.approx(dict(whole.samples))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        ("  28.05", "  28." + OTHER + "05"),
+        ("  1024  ", "  10" + OTHER + "24  "),
+        ("  float", "  fl 3 4 float none 5" + OTHER + "oat"),
+        ("  -1  28.05", "  -1  1024  28.05"),  # a number too many
+        ("  27.50", "  7.50"),
+        ("  27.50", "  0.00"),
+        ("  0.04  0.05  0  27", "  0.04  0.05" + OTHER + "27"),
+    ],
+)
+def test_a_row_that_other_text_spoils_is_refused(tmp_path: Path, cut: tuple[str, str]) -> None:
+    """Bandwidths are 1,024 bytes over the time, so no other number passes for a time."""
+    assert cut[0] in NCCL_ROWS
+    with pytest.raises(FormatError, match=r"line \d+: .*(other text|not an all-reduce)"):
+        read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS.replace(*cut)))
+
+
+def test_a_last_row_that_is_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    """The job was ended while it measured."""
+    text = NCCL_HEADER + NCCL_ROWS + "     2097152  524288  float  sum  -1" + INFO
+    with pytest.warns(FormatWarning, match="line 13: the last row, of 2097152 bytes, is not complete"):
+        assert len(read_cost_log(_file(tmp_path, text)).samples) == 2
+
+
+def test_nccl_json_whose_times_and_bandwidths_differ_is_refused(tmp_path: Path) -> None:
+    """A time in milliseconds, say."""
+    side = {"time": 0.0275, "alg_bw": 0.04, "bus_bw": 0.06}
+    document = {"results": [{"size": 1024, "redop": "sum", "in_place": side}]}
+    with pytest.raises(FormatError, match=r"results\[0\]: 1024 bytes in 0.0275 us are 37.2 GB/s"):
+        read_cost_log(_file(tmp_path, json.dumps(document)))
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_whole"),
+    [
+        (("337.07 ", "337" + INFO + ".07 "), True),
+        (("\n1048576 ", "\n" + INFO + "1048" + INFO + "576 "), True),
+        (("\n1048576 ", "\n1048" + INFO + "576 "), False),
+        (("337.07 ", "3" + OTHER + "37.07 "), False),
+        (("337.07 ", "337.0" + OTHER + "7 "), False),
+        (("\n1048576 ", "\n10485" + OTHER + "76 "), False),
+        (("3982.10  ", "3982.10  " + OTHER), False),
+        (("3900.00", "3900.00 7"), False),
+    ],
+)
+def test_other_text_inside_a_row_of_osu(tmp_path: Path, cut: tuple[str, str], is_whole: bool) -> None:
+    """What NCCL printed is taken out; a row that something else cut is no row of fewer cells."""
+    path = _file(tmp_path, OSU.replace("300.00\n", "300.00\n8  340.00  310.00\n").replace(*cut))
+    if is_whole:
+        assert dict(read_cost_log(path).samples) == pytest.approx(
+            {4: 337.07e-6, 8: 340e-6, 1048576: 3982.1e-6}
+        )
+        return
+    with pytest.raises(FormatError, match=r"line \d+: other text cut a row"):
+        read_cost_log(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "bytes,seconds\n1024,33.1\n1048576,42.9\n",
+            "1,048,576 bytes would take 42.9 s.*slower than 10 Mbit",
+        ),
+        ("bytes,us\n1048576,1.048576e6\n2097152,2.097152e6\n", "2,097,152 bytes would take 2.1 s"),
+        ("bytes,us\n1048576,0.0331\n", "faster than 20 TB/s: check which columns"),
+    ],
+)
+def test_a_cost_of_no_network_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    """Times that are sizes, or of another unit."""
+    with pytest.raises(FormatError, match=reason):
+        fit_cost([_file(tmp_path, text)], workers=2)
 
 
 def test_old_nccl_tables_have_no_root(tmp_path: Path) -> None:
