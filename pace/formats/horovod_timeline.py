@@ -9,7 +9,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pace.formats.replay import ReplayedCall, anchored
 TOOL = "Horovod timeline"
 _NEGOTIATE = "NEGOTIATE_ALLREDUCE"
 _ALLREDUCE = "ALLREDUCE"
+_CLEARLY_LATER = 0.01  # of an iteration
 _SHAPE = re.compile(r"^\[\s*(\d+(?:\s*,\s*\d+)*)?\s*\]$")
 
 
@@ -34,12 +35,15 @@ class _Call:
     Attributes
     ----------
     handed_over_s
-        When the rank that wrote the timeline, rank 0, handed the tensor to Horovod. Where no ranks are
-        noted it is when the first rank did.
+        When the rank whose profile is made handed the tensor to Horovod: rank 0, which wrote the timeline,
+        unless another one is slower. Where no ranks are noted it is when the first rank did.
+    reported_s
+        When each rank's tensor was known to rank 0, by rank.
     """
 
     tensor: str
     handed_over_s: float
+    reported_s: dict[int, float]
     start_s: float
     end_s: float
     wire_start_s: float
@@ -55,7 +59,7 @@ class _Tensor:
     name: str
     stack: list[tuple[str, float]] = field(default_factory=list)
     handed_over_s: float | None = None
-    own_tick_s: float | None = None
+    reported_s: dict[int, float] = field(default_factory=dict)
     wire: tuple[float, float] | None = None
 
 
@@ -81,7 +85,8 @@ def read_horovod_profile(
 ) -> Profile:
     """Infer a profile from a timeline of at least three iterations, the first of which is dropped.
 
-    A gradient's backward op lasts from the moment the one before was handed over to Horovod until
+    Durations are those of the slowest rank, where all ranks are noted; else rank 0's. A gradient's backward
+    op lasts from the moment the one before was handed over to Horovod until
     it was itself (medians over iterations). What lies between an iteration's last all-reduce and
     the next one's first gradient is the forward pass and the backward op of that gradient; it is
     split so that backward takes twice as long as forward. The forward pass is divided among the
@@ -103,6 +108,16 @@ def read_horovod_profile(
     if workers is None:
         raise FormatError(path, "the timeline does not say how many workers took part: give their number")
     iterations = _iterations(path, calls)
+    waits = _waits(iterations, said or 0)
+    waited_s = [statistics.median(each) for each in zip(*waits, strict=True)]
+    slowest = _slowest(waited_s, _periods(iterations))
+    iterations = [
+        {
+            name: replace(call, handed_over_s=call.reported_s.get(slowest, call.handed_over_s))
+            for name, call in each.items()
+        }
+        for each in iterations
+    ]
     order, steps, gap = _medians(iterations)
     known = sum(steps[1:])
     first = min(max((2 * gap - known) / 3, 0.0), gap)
@@ -145,6 +160,9 @@ def read_horovod_profile(
                 "origin": "imported",
                 "tool": TOOL,
                 "iterations": len(iterations),
+                "rank": slowest if waits else None,
+                "late_ranks_s": statistics.median(map(statistics.fmean, waits)) if waits else None,
+                "ranks_waited_s": waited_s,
                 "inferred": (
                     "Backward ops are the times between gradients; the forward pass is what no gradient or "
                     "all-reduce accounts for, divided as the backward pass was."
@@ -155,6 +173,41 @@ def read_horovod_profile(
     profile, replay = anchored(profile, replayed, _periods(iterations), scale_cost=allreduce is None)
     replay["not_explained"] = None if abs(replay["error"]) <= 0.1 else "iterations differ, or steps overlap"
     return profile.replace(metadata={**profile.metadata, "replay": replay})
+
+
+def _waits(iterations: Sequence[dict[str, _Call]], workers: int) -> list[list[float]]:
+    """Return how long each rank waited for the others in an iteration, if all ranks are noted.
+
+    That is by how much the last all-reduce would have ended earlier, had all ranks been as early as this one.
+    """
+    ranks = set(range(workers))
+    waits = []
+    for calls in iterations:
+        if ranks and all(call.reported_s.keys() == ranks for call in calls.values()):
+            groups = _fused(calls.values())
+            end = _end_s(groups, ranks)
+            waits.append([max(end - _end_s(groups, {rank}), 0.0) for rank in ranks])
+    return waits
+
+
+def _end_s(groups: Iterable[Sequence[_Call]], ranks: set[int]) -> float:
+    """Return when the last all-reduce ends if it waits only for these ranks and for those before it."""
+    end = -math.inf
+    for fused in groups:
+        ready = max(seconds for call in fused for rank, seconds in call.reported_s.items() if rank in ranks)
+        lasting = max(call.wire_end_s for call in fused) - min(call.wire_start_s for call in fused)
+        end = max(end, ready) + lasting
+    return end
+
+
+def _slowest(waited_s: Sequence[float], periods_s: Sequence[float]) -> int:
+    """Return the rank that waits least: rank 0 unless another is clearly slower.
+
+    When rank 0 handed over is exact; the others' messages come up to a cycle after they did.
+    """
+    least = min(range(len(waited_s)), key=waited_s.__getitem__, default=0)
+    is_clear = waited_s and waited_s[0] - waited_s[least] > _CLEARLY_LATER * statistics.median(periods_s)
+    return least if is_clear else 0
 
 
 def _periods(iterations: Sequence[dict[str, _Call]]) -> list[float]:
@@ -220,13 +273,12 @@ def _advance(
         if tensor.stack and tensor.stack[-1][0] == _NEGOTIATE and str(label).isdigit():
             rank = int(str(label)[:9])
             ranks.add(rank)
-            if rank == 0 and tensor.own_tick_s is None:
-                tensor.own_tick_s = seconds
+            tensor.reported_s.setdefault(rank, seconds)
         return None
     if event["ph"] == "B":
         tensor.stack.append((str(label), seconds))
         if label == _NEGOTIATE:
-            tensor.handed_over_s, tensor.own_tick_s, tensor.wire = seconds, None, None
+            tensor.handed_over_s, tensor.reported_s, tensor.wire = seconds, {}, None
         return None
     if not tensor.stack:
         return None  # the timeline was switched on in the middle of an operation
@@ -241,7 +293,8 @@ def _advance(
     wire = tensor.wire or (start, seconds)
     return _Call(
         tensor=tensor.name,
-        handed_over_s=tensor.handed_over_s if tensor.own_tick_s is None else tensor.own_tick_s,
+        handed_over_s=tensor.reported_s.get(0, tensor.handed_over_s),
+        reported_s=tensor.reported_s,
         start_s=start,
         end_s=seconds,
         wire_start_s=wire[0],

@@ -105,7 +105,7 @@ def _cells(words: list[str], wanted: list[str]) -> tuple[list[str], bool]:
     for word, column in zip(words, wanted, strict=False):
         cell = _CELL.match(word)
         if cell is None or (cell[0] != word and column not in _ENDS_A_PRINT):
-            if cell is not None and not _DATE.match(word):
+            if (cell is not None or word.startswith(".")) and not _DATE.match(word):
                 return found, True
             break
         found.append(cell[0])

@@ -1,15 +1,18 @@
 """Horovod timelines: costs, inferred profiles, and files that end too early."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pace.cli.main import app
 from pace.errors import FormatError
 from pace.formats.fit import fit_cost
 from pace.formats.horovod_timeline import read_horovod_cost, read_horovod_profile
 from pace.formats.reading import FormatWarning
-from tests.pace.formats.traces import horovod_events, write_json
+from tests.pace.formats.traces import Event, horovod_events, write_json
 
 
 def test_overlapping_calls_are_one_fused_all_reduce(tmp_path: Path) -> None:
@@ -135,6 +138,84 @@ def test_hand_over_is_the_ranks_own(tmp_path: Path) -> None:
         assert replay["recorded_s"] == pytest.approx([10e-3, 10e-3])
         assert replay["error"] == pytest.approx(0, abs=0.02)
         assert profile.metadata["job"]["kind"] == "Horovod"
+
+
+def _timeline_of_ranks(path: Path, late: Callable[[int], set[int]], wire_us: int = 10_000) -> Path:
+    """Write 8 iterations of 1 s on 4 ranks: ready at 600 and 650 ms, late ranks 300 ms after."""
+    timed: list[tuple[float, Event]] = []
+    for iteration in range(8):
+        free_us = 0.0
+        for lane, ready_us in ((1, 600_000), (2, 650_000)):
+            reports = sorted(
+                (ready_us + 300_000 * (rank in late(iteration)) + rank, rank) for rank in range(4)
+            )
+            start_us = max(reports[-1][0] + 10, free_us)
+            free_us = start_us + wire_us
+            end: Event = {"ph": "E", "args": {"dtype": "float32", "shape": "[1000000]"}}
+            events: list[tuple[float, Event]] = [
+                (reports[0][0], {"ph": "B", "name": "NEGOTIATE_ALLREDUCE"}),
+                *((moment, {"ph": "X", "name": str(rank), "dur": 0}) for moment, rank in reports),
+                (reports[-1][0], {"ph": "E"}),
+                (start_us, {"ph": "B", "name": "ALLREDUCE"}),
+                (start_us, {"ph": "B", "name": "MPI_ALLREDUCE"}),
+                (free_us, {"ph": "E"}),
+                (free_us, end),
+            ]
+            timed += [(iteration * 1e6 + moment, event | {"pid": lane}) for moment, event in events]
+    lanes = [{"name": "process_name", "ph": "M", "pid": lane, "args": {"name": f"{lane}"}} for lane in (1, 2)]
+    in_order = sorted(timed, key=lambda each: each[0])
+    return write_json(path, [*lanes, *(event | {"ts": moment} for moment, event in in_order)])
+
+
+@pytest.mark.parametrize(
+    ("late", "waited_ms", "slowest"),
+    [
+        ({0}, [0, 300, 300, 300], 0),
+        ({2}, [300, 300, 0, 300], 2),
+        ({0, 3}, [0, 300, 300, 0], 0),
+        (set(), [0, 0, 0, 0], 0),
+    ],
+)
+def test_every_rank_that_waits_is_seen(
+    tmp_path: Path, late: set[int], waited_ms: list[float], slowest: int
+) -> None:
+    """The timeline notes when each rank was ready; durations are those of a rank that nobody waits for."""
+    path = _timeline_of_ranks(tmp_path / "t.json", lambda _: late)
+    profile = read_horovod_profile(path)
+    found = profile.metadata
+    assert [1e3 * seconds for seconds in found["ranks_waited_s"]] == pytest.approx(waited_ms, abs=0.1)
+    assert found["late_ranks_s"] == pytest.approx(sum(waited_ms) / 4e3, abs=1e-4)
+    assert found["rank"] == slowest
+    # From the end of the last all-reduce to the slowest rank's next gradient, and between its gradients.
+    assert profile.timing.compute_s == pytest.approx(0.99, abs=1e-3)
+    answer = CliRunner().invoke(app, ["headroom", str(path)])
+    assert answer.exit_code == 0, answer.output
+    assert ("even out the ranks' work" in answer.stdout) == bool(late)
+    assert ("already hidden" in answer.stdout) != bool(late)
+
+
+def test_ranks_that_are_late_in_turn_are_seen(tmp_path: Path) -> None:
+    """Each is late in every fourth iteration: three of four wait, and none is slower than the others."""
+    found = read_horovod_profile(_timeline_of_ranks(tmp_path / "t.json", lambda iteration: {iteration % 4}))
+    assert found.metadata["late_ranks_s"] == pytest.approx(0.225, abs=1e-4)
+    assert found.metadata["rank"] == 0
+
+
+def test_waiting_for_the_network_is_no_waiting_for_ranks(tmp_path: Path) -> None:
+    """The first all-reduce lasts until 820 ms: a rank that is ready at 650 or 651 ms waits for it."""
+    found = read_horovod_profile(_timeline_of_ranks(tmp_path / "t.json", lambda _: set(), 220_000))
+    assert max(found.metadata["ranks_waited_s"]) == pytest.approx(0, abs=1e-4)
+
+
+def test_ranks_that_are_not_noted_are_not_known_to_wait(tmp_path: Path) -> None:
+    """With the response cache there are no ticks, or those of some ranks."""
+    events = [event for event in horovod_events() if event.get("name") != "1"]
+    found = read_horovod_profile(write_json(tmp_path / "t.json", events), workers=2).metadata
+    assert found["late_ranks_s"] in (None, 0.0)
+    found = read_horovod_profile(
+        write_json(tmp_path / "t.json", [event for event in events if event["ph"] != "X"]), workers=2
+    ).metadata
+    assert (found["late_ranks_s"], found["ranks_waited_s"], found["rank"]) == (None, [], None)
 
 
 def test_waiting_for_late_ranks_is_no_cost_of_sending(tmp_path: Path) -> None:
