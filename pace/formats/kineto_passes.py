@@ -2,13 +2,27 @@
 
 A backward pass ends where an op is differentiated that ran forward after the pass had begun. Operators that
 run again inside a backward op, as under checkpointing, are no forward ops of their own.
+
+Where nothing marks the steps of a trace, a step begins behind the update before the first backward pass that
+does not add to the gradients of the one before.
 """
 
 import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
 
-from pace.formats.kineto_records import ACCUMULATE, BACKWARD
+from pace.errors import FormatError
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION
 from pace.formats.kineto_trace import HostOp
+
+_ADD = ("aten::add", "aten::add_")
+_ZERO = ("aten::zero_", "aten::fill_", "aten::zeros_like")
+_OF_ALL = ("aten::_foreach_", "aten::_fused_")
+_VIEWS = ("aten::as_strided", "aten::detach", "aten::view")
+_MOST_DIFFERENT = 1 / 3  # of the updates may run other ops, such as those that make buffers
+_MARK = "and nothing marks the steps: call profiler.step() after each, and record again"
 
 
 def made_at(ops: Sequence[HostOp], outermost: Sequence[HostOp]) -> dict[int, float]:
@@ -54,3 +68,102 @@ def segments_between(forward: Sequence[HostOp], starts_s: Sequence[float]) -> li
             if at < len(segments):
                 segments[at].append(place)
     return segments
+
+
+def unmarked_steps(
+    path: str,
+    ops: list[HostOp],
+    notes: list[HostOp],
+    backward: list[HostOp],
+    main: list[HostOp],
+) -> list[float]:
+    """Return when all steps but the first begin in a trace in which nothing marks them.
+
+    Parameters
+    ----------
+    ops, notes
+        All operators and annotations, sorted.
+    backward, main
+        The outermost backward ops, and the outermost ops of the main thread, sorted.
+
+    Raises
+    ------
+    FormatError
+        If the passes are of different gradients, or what runs between them does not repeat.
+    """
+    made = made_at([op for op in ops if main and op.thread == main[0].thread], main)
+    places = [*pass_starts(backward, made), len(backward)]
+    passes = [backward[first:last] for first, last in pairwise(places)]
+    accumulated = [op for op in ops if op.name == ACCUMULATE]
+    gradients = [ops_between(accumulated, each[0].start_s, _end_s(each)) for each in passes]
+    # A trace may begin between a forward pass and its backward pass.
+    whole = gradients if any(op.sequence in made for op in passes[0]) else gradients[1:]
+    require_same_gradients(path, [[op.size_bytes for op in each] for each in whole])
+    adds = [op for op in ops if op.name in _ADD]
+    edges: list[float] = []
+    updates: list[tuple[str, ...]] = []
+    for (before, after), own in zip(pairwise(passes), gradients[1:], strict=True):
+        ended, begun = _end_s(before), after[0].start_s
+        used = min(
+            (
+                moment
+                for op in after
+                if op.sequence is not None and (moment := made.get(op.sequence, ended)) > ended
+            ),
+            default=begun,
+        )
+        marks = ops_between(notes, ended, begun)
+        entered = [note.start_s for note in marks if note.name.startswith("DistributedDataParallel.forward")]
+        idle = [op for op in ops_between(main, ended, begun) if not op.name.startswith(BACKWARD)]
+        gap = [op for op in idle if op.end_s <= min([used, *entered])]
+        changes = [op for op in gap if _may_update(op)]
+        adding = sum(
+            any(add.thread == op.thread for add in ops_between(adds, op.start_s, op.end_s)) for op in own
+        )
+        zeroed = any(note.name.startswith("Optimizer.zero_grad") for note in marks) or _zeroes(idle, len(own))
+        if own and (2 * adding <= len(own) or zeroed):
+            behind = (op.end_s for op in gap if op.sequence is None or op in changes)
+            edges.append(max(behind, default=ended))
+            updates.append(tuple(op.name for op in changes))
+        elif own and (len(changes) >= len(own) or any(op.name.startswith(_OF_ALL) for op in changes)):
+            raise FormatError(path, f"gradients are updated and never reset, {_MARK}")
+    usual = max(Counter(updates).values(), default=0)
+    if len(updates) - usual > max(_MOST_DIFFERENT * len(updates), 1):
+        raise FormatError(path, f"{len(passes)} backward passes have different updates between them, {_MARK}")
+    return edges
+
+
+def require_same_gradients(path: str, sizes_bytes: Sequence[Sequence[int | None]]) -> None:
+    """Refuse steps without marks that are of different gradients: of two models, as in a GAN.
+
+    Raises
+    ------
+    FormatError
+        With the numbers of gradients.
+    """
+    forms = Counter(map(tuple, sizes_bytes))
+    if len(forms) > 1:
+        told = " and ".join(f"{count} of {len(form)} gradients" for form, count in forms.most_common(3))
+        raise FormatError(path, f"backward passes are of different gradients ({told}), {_MARK}")
+
+
+def _may_update(op: HostOp) -> bool:
+    """Return whether an op between two passes may be an update: it changes a tensor, or needs no gradient."""
+    if op.name.endswith("_") or op.name.startswith(_OF_ALL):
+        return True
+    return op.sequence is None and op.name not in _VIEWS and not COMMUNICATION.match(op.name)
+
+
+def _zeroes(ops: Sequence[HostOp], num_gradients: int) -> bool:
+    names = Counter(op.name for op in ops)
+    return sum(names[name] for name in _ZERO) >= num_gradients or names["aten::_foreach_zero_"] > 0
+
+
+def _end_s(ops: Sequence[HostOp]) -> float:
+    return max(op.end_s for op in ops)
+
+
+def ops_between(ops: list[HostOp], start_s: float, end_s: float) -> list[HostOp]:
+    """Return the ops that start from one moment on and before another, of ops that are sorted."""
+    key = attrgetter("start_s")
+    return ops[bisect.bisect_left(ops, start_s, key=key) : bisect.bisect_left(ops, end_s, key=key)]

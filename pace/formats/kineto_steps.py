@@ -18,7 +18,15 @@ from pace.documents.base import repeated
 from pace.errors import FormatError
 from pace.formats.kineto_device import PlacedWork, place_device_work
 from pace.formats.kineto_kind import SAMPLED, kind_without_steps
-from pace.formats.kineto_passes import accumulates, made_at, pass_starts, segments_between
+from pace.formats.kineto_passes import (
+    accumulates,
+    made_at,
+    ops_between,
+    pass_starts,
+    require_same_gradients,
+    segments_between,
+    unmarked_steps,
+)
 from pace.formats.kineto_records import (
     ACCUMULATE,
     BACKWARD,
@@ -50,12 +58,16 @@ def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
         ops.sort(key=lambda op: (op.start_s, -op.end_s, op.external or 0))
     outermost = _outermost(trace.ops, rounded=trace.rounded)
     taken: dict[int, RecordedOp] = {}
-    steps = [_step(trace, *edges, outermost, taken) for edges in _boundaries(trace)]
+    steps = [_step(trace, *edges, outermost, taken) for edges in _boundaries(trace, outermost)]
     steps = [step for step in steps if step.backward and step.forward]
     if not steps:
         kind = kind_without_steps(trace)
         reason = "no step with a forward and a backward pass was found"
         raise FormatError(trace.path, (kind and kind.refusal) or reason)
+    if steps[0].number is None:
+        require_same_gradients(
+            trace.path, [[gradient.size_bytes for gradient in step.gradients] for step in steps]
+        )
     placed = place_device_work(trace, outermost, taken, steps)
     _place_communication(trace, outermost, taken)
     for step in steps:
@@ -104,7 +116,9 @@ def _opened(op: HostOp, nested: list[HostOp]) -> list[HostOp]:
     ]
 
 
-def _boundaries(trace: KinetoTrace) -> list[tuple[float, float, int | None]]:
+def _boundaries(
+    trace: KinetoTrace, outermost: dict[Thread, Outermost]
+) -> list[tuple[float, float, int | None]]:
     found = ((_STEP.fullmatch(note.name), note) for note in trace.annotations)
     steps = sorted((note.start_s, note.end_s, int(match[1])) for match, note in found if match)
     if (twice := repeated(str(number) for _, _, number in steps)) is not None:
@@ -114,8 +128,18 @@ def _boundaries(trace: KinetoTrace) -> list[tuple[float, float, int | None]]:
     first = min(op.start_s for op in trace.ops)
     last = max(op.end_s for op in trace.ops)
     updates = sorted(note.end_s for note in trace.annotations if note.name.startswith(UPDATE))
-    edges = [first, *updates] if updates else [first, last]
+    edges = [first, *updates] if updates else [first, *_unmarked_steps(trace, outermost), last]
     return [(start, end, None) for start, end in pairwise(edges)]
+
+
+def _unmarked_steps(trace: KinetoTrace, outermost: dict[Thread, Outermost]) -> list[float]:
+    lanes = {thread: lane.ops for thread, lane in outermost.items()}
+    backward = [op for ops in lanes.values() for op in ops if op.name.startswith(BACKWARD)]
+    if not backward:
+        return []
+    backward.sort(key=attrgetter("start_s"))
+    main = lanes[_main_thread(trace, lanes, backward[-1].start_s)]
+    return unmarked_steps(trace.path, trace.ops, trace.annotations, backward, main)
 
 
 def _step(
@@ -172,7 +196,9 @@ def _fold_micro_batches(
     trace: KinetoTrace, step: KinetoStep, backward: list[HostOp], main: list[HostOp]
 ) -> list[HostOp]:
     """Return the ops of the passes that sent nothing, if the last one sent the sum of all."""
-    ops = [op for op in _between(trace.ops, step.start_s, step.end_s) if main and op.thread == main[0].thread]
+    ops = [
+        op for op in ops_between(trace.ops, step.start_s, step.end_s) if main and op.thread == main[0].thread
+    ]
     edges = pass_starts(backward, made_at(ops, main))
     step.passes = len(edges)
     if not accumulates(backward, edges):
@@ -189,10 +215,10 @@ def issue_times(
     trace: KinetoTrace, start_s: float, end_s: float, threads: set[Thread] | None = None
 ) -> list[float]:
     """Return when all-reduces were issued between two moments: on these threads, if there were any."""
-    during = _between(trace.ops, start_s, end_s)
+    during = ops_between(trace.ops, start_s, end_s)
     issued = [op for op in during if op.name.startswith(_REDUCE)]
     if not issued:  # older traces have only the annotation inside
-        notes = _between(trace.annotations, start_s, end_s)
+        notes = ops_between(trace.annotations, start_s, end_s)
         issued = [note for note in notes if note.name == _REDUCE_NOTE]
     inside = [op for op in issued if threads is None or op.thread in threads]
     return [op.start_s for op in inside or issued]
@@ -229,7 +255,7 @@ def _add_backward(
 def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) -> None:
     starts = [op.start_s for op in backward if op.name == BACKWARD + ACCUMULATE]
     threads = {op.thread for op in backward}
-    during = [op for op in _between(trace.ops, step.start_s, step.end_s) if op.thread in threads]
+    during = [op for op in ops_between(trace.ops, step.start_s, step.end_s) if op.thread in threads]
     for op in during:
         place = bisect.bisect_right(starts, op.start_s) - 1
         if op.name == ACCUMULATE and place >= 0:
@@ -252,16 +278,13 @@ def _add_shapes(trace: KinetoTrace, step: KinetoStep, backward: list[HostOp]) ->
 
 def _is_tied(during: list[HostOp], producer: HostOp, size_bytes: int | None) -> bool:
     """Return whether the engine added to a gradient after the op that completed it: another use's part."""
-    inside = [op for op in _between(during, producer.start_s, producer.end_s) if op.thread == producer.thread]
+    inside = [
+        op for op in ops_between(during, producer.start_s, producer.end_s) if op.thread == producer.thread
+    ]
     node = producer.name.removeprefix(BACKWARD)
     ended = max((op.end_s for op in inside if op.name == node), default=producer.end_s)
     added = (op for op in inside if op.name in _ADD and op.start_s >= ended)
     return size_bytes is not None and any(op.size_bytes == size_bytes for op in added)
-
-
-def _between(ops: list[HostOp], start: float, end: float) -> list[HostOp]:
-    key = attrgetter("start_s")
-    return ops[bisect.bisect_left(ops, start, key=key) : bisect.bisect_left(ops, end, key=key)]
 
 
 def _place_communication(
@@ -287,7 +310,7 @@ def _join_forward(trace: KinetoTrace, step: KinetoStep) -> None:
     first, last = step.forward[0].op.start_s, step.forward[-1].op.end_s
     starts = [op.op.start_s for op in step.forward]
     thread = step.forward[0].op.thread
-    for op in _between(trace.ops, first, last):
+    for op in ops_between(trace.ops, first, last):
         if op.sequence is None or op.thread != thread:
             continue
         place = bisect.bisect_right(starts, op.start_s) - 1
