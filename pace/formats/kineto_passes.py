@@ -100,30 +100,27 @@ def unmarked_steps(
     whole = gradients if any(op.sequence in made for op in passes[0]) else gradients[1:]
     require_same_gradients(path, [[op.size_bytes for op in each] for each in whole])
     adds = [op for op in ops if op.name in _ADD]
+    first = _before_forward(ops_between(main, ops[0].start_s, backward[0].start_s), notes, passes[0], made)
+    lead = [op.name for op in first] if not any(map(_may_update, first)) else None
     edges: list[float] = []
     updates: list[tuple[str, ...]] = []
     for (before, after), own in zip(pairwise(passes), gradients[1:], strict=True):
         ended, begun = _end_s(before), after[0].start_s
-        used = min(
-            (
-                moment
-                for op in after
-                if op.sequence is not None and (moment := made.get(op.sequence, ended)) > ended
-            ),
-            default=begun,
-        )
         marks = ops_between(notes, ended, begun)
-        entered = [note.start_s for note in marks if note.name.startswith("DistributedDataParallel.forward")]
         idle = [op for op in ops_between(main, ended, begun) if not op.name.startswith(BACKWARD)]
-        gap = [op for op in idle if op.end_s <= min([used, *entered])]
+        gap = _before_forward(idle, marks, after, made)
         changes = [op for op in gap if _may_update(op)]
         adding = sum(
             any(add.thread == op.thread for add in ops_between(adds, op.start_s, op.end_s)) for op in own
         )
         zeroed = any(note.name.startswith("Optimizer.zero_grad") for note in marks) or _zeroes(idle, len(own))
         if own and (2 * adding <= len(own) or zeroed):
-            behind = (op.end_s for op in gap if op.sequence is None or op in changes)
-            edges.append(max(behind, default=ended))
+            behind = [op for op in gap if op.sequence is None or op in changes]
+            if (
+                lead is not None and [op.name for op in gap[len(gap) - len(lead) :]] == lead
+            ):  # the rest is an update in any case
+                behind = gap[: len(gap) - len(lead)]
+            edges.append(max((op.end_s for op in behind), default=ended))
             updates.append(tuple(op.name for op in changes))
         elif own and (len(changes) >= len(own) or any(op.name.startswith(_OF_ALL) for op in changes)):
             raise FormatError(path, f"gradients are updated and never reset, {_MARK}")
@@ -145,6 +142,17 @@ def require_same_gradients(path: str, sizes_bytes: Sequence[Sequence[int | None]
     if len(forms) > 1:
         told = " and ".join(f"{count} of {len(form)} gradients" for form, count in forms.most_common(3))
         raise FormatError(path, f"backward passes are of different gradients ({told}), {_MARK}")
+
+
+def _before_forward(
+    ops: Sequence[HostOp], notes: Sequence[HostOp], backward: Sequence[HostOp], made: Mapping[int, float]
+) -> list[HostOp]:
+    """Return those of a step's ops that end before what its backward pass differentiates."""
+    numbers = {op.sequence for op in backward if op.sequence is not None}
+    since = min((op.start_s for op in ops), default=0.0)
+    moments = [made[number] for number in numbers if number in made and made[number] >= since]
+    moments += [note.start_s for note in notes if note.name.startswith("DistributedDataParallel.forward")]
+    return [op for op in ops if op.end_s <= min(moments, default=backward[0].start_s)]
 
 
 def _may_update(op: HostOp) -> bool:
