@@ -72,7 +72,9 @@ def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
     """Yield, for R = 1, 2, ..., n, the first elements of the R runs whose smallest size is greatest.
 
     This is the PACE paper's Algorithm 1 (MaxMinSize), in O(n) for each R instead of O(n^3). Of the best
-    partitions, the one whose runs end earliest is yielded. `sizes` has the shape (n,) and holds bytes.
+    partitions it is the one of the paper's recursion f_R(i) = max over j of min(S(i..j), f_{R-1}(j + 1)):
+    the runs from each cut on are best for themselves, and of equal j the first is taken. `sizes` has the
+    shape (n,) and holds bytes.
     """
     from pace.solver.kernels import partition as kernel
 
@@ -80,12 +82,15 @@ def max_min_partitions(sizes: IntArray) -> Iterator[list[int]]:
     ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     previous = ends[n] - ends
     current = np.empty_like(previous)
+    # The system provides memory for a row only when the row is filled, so few R take little.
+    following = np.empty((n, n), dtype=np.int32)
     for groups in range(1, n + 1):
+        if groups > 1:
+            kernel.max_min_step(ends, previous, current, following[groups - 1])
+            previous, current = current, previous
         cuts = np.empty(groups, dtype=np.int64)
-        kernel.cut_at_least(ends, previous[0], cuts)
+        kernel.follow_runs(following, cuts)
         yield cuts.tolist()
-        kernel.max_min_step(ends, previous, current)
-        previous, current = current, previous
 
 
 def best_layered(

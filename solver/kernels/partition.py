@@ -1,6 +1,7 @@
 """Partitions of a chain into runs, compiled: exact dynamic programs whose crossing points move one way."""
 
 import numpy as np
+import numpy.typing as npt
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
@@ -64,32 +65,34 @@ def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope
 
 
 @compiled
-def max_min_step(ends: IntArray, previous: IntArray, current: IntArray) -> None:
+def max_min_step(
+    ends: IntArray, previous: IntArray, current: IntArray, following: npt.NDArray[np.int32]
+) -> None:
     """Fill f_m from f_{m-1}: f_m(i) = max over j of min(S(i..j), f_{m-1}(j + 1)).
 
     `ends[i]` is the size of the first i elements. S rises with j, f_{m-1}(j + 1) falls, and the place where
-    they cross moves left with i. So the whole row takes O(n).
+    they cross moves left with i. So the whole row takes O(n). ``following[i]`` is the start of the run after
+    the one that starts at i, for the first j that reaches the maximum.
     """
     n = len(ends) - 1
     j = n - 1
     for i in range(n - 1, -1, -1):
         while j > i and ends[j] - ends[i] >= previous[j]:
             j -= 1
-        best = min(ends[j + 1] - ends[i], previous[j + 1])
-        if j > i:
-            best = max(best, min(ends[j] - ends[i], previous[j]))
-        current[i] = best
+        current[i] = min(ends[j + 1] - ends[i], previous[j + 1])
+        following[i] = j + 1
+        if j > i and ends[j] - ends[i] >= current[i]:
+            current[i] = ends[j] - ends[i]
+            following[i] = j
     current[n] = 0
 
 
 @compiled
-def cut_at_least(ends: IntArray, smallest: int, cuts: IntArray) -> None:
-    """End each run as soon as its size is at least `smallest`; write the starts of runs to all of `cuts`."""
+def follow_runs(following: npt.NDArray[np.int32], cuts: IntArray) -> None:
+    """Write the starts of runs to all of `cuts`; row m - 1 of `following` is for the last m runs."""
     cuts[0] = 0
-    at = 0
-    for group in range(1, len(cuts)):
-        at = np.searchsorted(ends, ends[at] + smallest)
-        cuts[group] = at
+    for run in range(1, len(cuts)):
+        cuts[run] = following[len(cuts) - run, cuts[run - 1]]
 
 
 @compiled
