@@ -66,6 +66,14 @@ class CostCurve:
             slope_beyond=self.slope_beyond / factor,
         )
 
+    def slower(self, extra_s: float) -> "CostCurve":
+        """Return the curve with every duration longer by `extra_s`."""
+        return CostCurve(
+            sizes_bytes=self.sizes_bytes,
+            durations_s=tuple(duration + extra_s for duration in self.durations_s),
+            slope_beyond=self.slope_beyond,
+        )
+
     def knots(self) -> tuple[FloatArray, FloatArray, float]:
         """Return the knots' sizes (bytes) and durations (seconds), and the slope beyond, for the kernels."""
         return np.array(self.sizes_bytes), np.array(self.durations_s), self.slope_beyond

@@ -223,38 +223,6 @@ def best_fifo(
     return cuts[::-1], end
 
 
-def fewer_runs(
-    chain: Chain, cost: CostCurve, cuts: list[int], *, max_group_bytes: int | None = None
-) -> list[int]:
-    """Merge neighboring runs as long as the last all-reduce ends no later; return each run's first element.
-
-    Greedy, from the first run on: merge as many runs as the latest possible start of the next one permits.
-    Where compute hides the all-reduces anyway, a few groups do as well as many.
-    """
-    ends = np.concatenate(([0.0], np.cumsum(chain.sizes, dtype=np.float64)))
-    edges = np.array([*cuts, len(chain)])
-    lasting = cost(np.diff(ends[edges]))
-    ready = chain.ready[edges[1:] - 1]
-    now = 0.0
-    for run_ready, duration in zip(ready, lasting, strict=True):
-        now = max(now, run_ready) + duration
-    # The latest end of each run with which the runs after it still end as early as they do now.
-    latest = now - np.concatenate((np.cumsum(lasting[:0:-1])[::-1], [0.0]))
-    kept: list[int] = []
-    place, now = 0, 0.0
-    while place < len(cuts):
-        together = ends[edges[place + 1 :]] - ends[edges[place]]
-        in_time = np.maximum(now, ready[place:]) + cost(together) <= latest[place:]
-        if max_group_bytes is not None:
-            in_time &= together <= max_group_bytes
-        in_time[0] = True
-        more = int(np.flatnonzero(in_time)[-1])
-        kept.append(cuts[place])
-        now = max(now, ready[place + more]) + float(cost(together[more]))
-        place += more + 1
-    return kept
-
-
 def runs(cuts: Sequence[int], n: int) -> list[range]:
     """Return the index ranges of the runs that begin at `cuts`."""
     return [range(start, stop) for start, stop in pairwise([*cuts, n])]

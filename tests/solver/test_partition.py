@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pace.solver import one_machine
 from pace.solver.cost import CostCurve
-from pace.solver.partition import Chain, best_fifo, best_layered, fewer_runs, max_min_partitions, runs
+from pace.solver.partition import Chain, best_fifo, best_layered, max_min_partitions, runs
 from tests.strategies import eighths, exactly, properties, set_partitions, window
 
 AFFINE = st.builds(CostCurve.affine, eighths(2), st.sampled_from([0.0, 0.125, 1.0]))
@@ -218,33 +218,6 @@ def test_before_a_barrier_no_runs_end_earlier(
     assert cuts in allowed
     assert end == pytest.approx(first_in_first_out(chain, cuts, cost), rel=1e-12)
     assert end == pytest.approx(min(first_in_first_out(chain, trial, cost) for trial in allowed), rel=1e-12)
-
-
-@given(layered_chains(max_elements=9), st.one_of(AFFINE, curves()), st.sampled_from([None, None, 1, 8, 16]))
-@properties(40)
-def test_fewer_runs_end_no_later(chain: Chain, cost: CostCurve, max_group_bytes: int | None) -> None:
-    """What is put together keeps to the cap; no two neighbors that are left could be one run."""
-    cuts, end = best_fifo(chain, cost, max_group_bytes=max_group_bytes)
-    kept = fewer_runs(chain, cost, cuts, max_group_bytes=max_group_bytes)
-    sizes = chain.sizes.tolist()
-    assert set(kept) <= set(cuts)
-    assert kept[0] == 0
-    assert all(fits(sizes[run.start : run.stop], max_group_bytes) for run in runs(kept, len(chain)))
-    assert first_in_first_out(chain, kept, cost) == pytest.approx(end, rel=1e-9)
-    for cut in kept[1:]:
-        fewer = [each for each in kept if each != cut]
-        allowed = all(fits(sizes[run.start : run.stop], max_group_bytes) for run in runs(fewer, len(chain)))
-        assert not allowed or first_in_first_out(chain, fewer, cost) > end - 1e-9
-
-
-def test_few_runs_do_where_compute_hides_the_rest() -> None:
-    """Ten gradients, one a second, of which only the last one's all-reduce is to be seen."""
-    chain = chain_of([float(second) for second in range(10)], [0.0] * 10, [1] * 10)
-    cost = CostCurve.affine(0.125, 0.0625)
-    every = list(range(10))
-    assert fewer_runs(chain, cost, every) == [0, 9]
-    assert fewer_runs(chain, cost, every, max_group_bytes=4) == [0, 4, 8, 9]
-    assert first_in_first_out(chain, [0, 9], cost) == 9 + 0.1875
 
 
 @given(layered_chains(max_elements=9), st.integers(1, 12))

@@ -72,7 +72,7 @@ def test_a_plan_of_whole_groups_is_found_where_preemption_would_cost_too_much() 
 
 
 def test_a_plan_that_is_nearly_as_fast_is_not_said_to_be_the_fastest() -> None:
-    """A plan that is better on a slower network may be up to 0.01 % slower than the best whole groups."""
+    """A plan of fewer calls may be up to 0.2 % slower than the best whole groups."""
     profile = layered(
         [2368, 12, 2822676, 4, 8],
         allreduce=affine(30000.0, 0.14184608039351243),
@@ -81,4 +81,4 @@ def test_a_plan_that_is_nearly_as_fast_is_not_said_to_be_the_fastest() -> None:
     )
     schedule = optimize(profile)
     assert schedule.predicted.iteration_s > 1807580.7 > 1807580.3 > schedule.predicted.lower_bound_s
-    assert schedule.solver.method.endswith("no plan of whole groups is over 0.01 % faster")
+    assert schedule.solver.method.endswith("no plan of whole groups is over 0.2 % faster")

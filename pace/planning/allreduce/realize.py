@@ -1,14 +1,16 @@
 """Cuts groups into segments that a network can carry, and chooses the fastest such plan (docs/solver.md)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.planning.allreduce.fewer_calls import fewer_calls
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
 from pace.planning.fusion.search import FusionResult
@@ -27,10 +29,11 @@ from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 
 # A group is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
-# Plans whose windows differ by less count as equally fast. The one that is faster on a slower network wins.
-TIE = 1e-4
+# The same, for groups that were found as if each call took longer.
+FEW_CALLS_FACTORS = (1.0, 4.0, np.inf)
+# Of plans whose windows are longer than the shortest by less, the one with the fewest calls wins.
+TIE = 2e-3
 ROUNDING = 1e-9
-SLOWER_NETWORK = 1.1
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
 # Each segment is an entry of the document and a call of the network library.
@@ -65,7 +68,9 @@ class RealizedPlan:
 def fastest_plan(
     profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle
 ) -> RealizedPlan:
-    """Return the fastest plan of the groups that a search found; with ``options.slot_s``, the oracle's plan.
+    """Return the plan with the fewest calls among those that are as fast as the fastest, up to a share `TIE`.
+
+    The plans are those of the groups that a search found. With ``options.slot_s`` it is the oracle's plan.
 
     Raises
     ------
@@ -76,34 +81,73 @@ def fastest_plan(
     """
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion.partitions[0], options, oracle)
-    plans = [
-        RealizedPlan(partition=partition, buffers=buffers, sending=sending)
-        for partition in (_in_order(problem, partition) for partition in fusion.partitions)
-        for buffers in (problem.buffers(partition),)
-        for sending in _sendings(buffers, problem.cost, options)
+    plans, note = _with_whole_groups(problem, list(_candidates(problem, fusion, options)), options)
+    value_s = _pricing(profile, problem, options)
+    values = [value_s(plan) for plan in plans]
+    least = min(values)
+    limit = least * (1 + TIE)
+    value, _, place = min(
+        (value, len(plan.sending.groups), place)
+        for place, (value, plan) in enumerate(zip(values, plans, strict=True))
+        if value <= limit
+    )
+    best = plans[place]
+    merged = _merged(problem, best, options, least_window=min(_window(problem, plan) for plan in plans))
+    if merged is not None and (merged_value := value_s(merged)) <= limit * (1 + ROUNDING):
+        best, value = merged, merged_value
+    if value > least * (1 + ROUNDING):
+        among = f"over {100 * TIE:g} % faster"
+        note = f"; no plan of whole groups is {among}" if note else f"; no plan that was tried is {among}"
+    return replace(best, note=note, risk_s=value if options.scenarios else None)
+
+
+def _candidates(problem: FusionProblem, fusion: FusionResult, options: Options) -> Iterator[RealizedPlan]:
+    latency = problem.cost.durations_s[0]
+    tried: list[tuple[float, tuple[float, ...], Partition]] = [
+        (0.0, PATIENCE_FACTORS, partition) for partition in fusion.partitions
     ]
-    plans, note = _with_whole_groups(problem, plans, options)
+    tried += [(extra_s, FEW_CALLS_FACTORS, partition) for extra_s, partition in fusion.of_few_calls]
+    for extra_s, factors, groups in tried:
+        partition = _in_order(problem, groups)
+        buffers = problem.buffers(partition)
+        patience_s = [
+            factor * (latency + extra_s) if latency + extra_s > 0 or factor == 0 else np.inf
+            for factor in factors
+        ]
+        for sending in _sendings(buffers, problem.cost, options, patience_s):
+            yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
+
+
+def _pricing(profile: Profile, problem: FusionProblem, options: Options) -> Callable[[RealizedPlan], float]:
+    """Return the function by which plans are compared, in seconds."""
     if not options.scenarios:
-        least = min(_window(problem, plan) for plan in plans)
-        best = min(
-            (plan for plan in plans if _window(problem, plan) <= least * (1 + TIE)),
-            key=lambda plan: (window_when_slower(problem, plan), len(plan.sending.groups)),
-        )
-        if note and _window(problem, best) > least * (1 + ROUNDING):
-            note = f"; no plan of whole groups is over {100 * TIE:g} % faster"
-        return replace(best, note=note)
+        return partial(_window, problem)
     from pace.planning.allreduce.scenarios import price, sample
 
     scenarios = sample(profile, options)
-    priced = [
-        replace(
-            plan,
-            risk_s=price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
-            + stretch_s(problem, plan.sending),
-        )
-        for plan in plans
-    ]
-    return min(priced, key=lambda plan: (plan.risk_s, _window(problem, plan), len(plan.sending.groups)))
+    return lambda plan: (
+        price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
+        + stretch_s(problem, plan.sending)
+    )
+
+
+def _merged(
+    problem: FusionProblem, plan: RealizedPlan, options: Options, *, least_window: float
+) -> RealizedPlan | None:
+    """Return the plan with neighboring calls merged; None if none can be."""
+    until_s = max(_window(problem, plan), least_window * (1 + TIE)) - stretch_s(problem, plan.sending)
+    calls = fewer_calls(problem, plan.partition, plan.sending, options, until_s=until_s)
+    if calls is None:
+        return None
+    sent = {plan.partition[group] for group in plan.sending.groups.tolist()}
+    unsent = tuple(group for group in plan.partition if group not in sent)
+    partition = _in_order(problem, (*dict.fromkeys(call.members for call in calls), *unsent))
+    buffers = problem.buffers(partition)
+    number_of = {group: number for number, group in enumerate(partition)}
+    groups = np.array([number_of[call.members] for call in calls], dtype=np.int64)
+    sizes = np.array([call.size_bytes for call in calls], dtype=np.int64)
+    sending = send_in_order(buffers, groups, sizes // buffers.element_bytes[groups], problem.cost)
+    return RealizedPlan(partition=partition, buffers=buffers, sending=sending)
 
 
 def _with_whole_groups(
@@ -151,19 +195,6 @@ def stretch_s(problem: FusionProblem, sending: Sending) -> float:
     return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
 
 
-def window_when_slower(problem: FusionProblem, plan: RealizedPlan) -> float:
-    """Return the window of a plan, in its order, on a network on which every transfer takes 10 % longer."""
-    sending, buffers = plan.sending, plan.buffers
-    durations = (sending.ends - sending.starts) * SLOWER_NETWORK
-    ends = np.cumsum(durations)
-    # A segment's end follows from the start of the run of segments without a pause that it is in.
-    ends += np.maximum.accumulate(buffers.ready[sending.groups] - (ends - durations))
-    sent = float(np.max(ends + buffers.tail[sending.groups], initial=0.0))
-    # A group without bytes is done when it is ready.
-    window = max(problem.compute_s, sent, float(np.max(buffers.ready + buffers.tail, initial=0.0)))
-    return window + problem.stretch_s(float(np.sum(durations)))
-
-
 def _in_order(problem: FusionProblem, partition: Partition) -> Partition:
     """Sort the groups by ready time, tail and size, so that their numbers do not depend on the search."""
     buffers = problem.buffers(partition)
@@ -172,12 +203,12 @@ def _in_order(problem: FusionProblem, partition: Partition) -> Partition:
     return tuple(group for *_, group in sorted(keys))
 
 
-def _sendings(buffers: Buffers, cost: CostCurve, options: Options) -> Iterator[Sending]:
+def _sendings(
+    buffers: Buffers, cost: CostCurve, options: Options, patience_s: list[float]
+) -> Iterator[Sending]:
     limit = float(options.max_segment_bytes or np.inf)
     _refuse_tiny_segments(buffers, limit)
-    latency = cost.durations_s[0]
-    for factor in PATIENCE_FACTORS if options.framework is None else (np.inf,):
-        patience = factor * latency if latency > 0 or factor == 0 else np.inf
+    for patience in patience_s if options.framework is None else (np.inf,):
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending

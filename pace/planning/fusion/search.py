@@ -14,10 +14,12 @@ from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.one_machine import Instance, solve
-from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, fewer_runs, max_min_partitions, runs
+from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, max_min_partitions, runs
 
 # The exact search is repeated with scaled latencies, as a preempted group pays the latency more than once.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# It is repeated as if each call took longer by these shares of the window: its groups need few calls.
+EXTRA_SHARES = (1 / 400, 1 / 100, 1 / 40, 2 / 25)
 SEARCH_GAP = 1e-3
 RELAXED = 1e-5
 CONTRACT_BEYOND = 2000
@@ -35,10 +37,13 @@ class FusionResult:
         First the best one if preemption were free, then others that may be better with real segments.
     method
         The algorithm, in words.
+    of_few_calls
+        Seconds by which each call is assumed to take longer than its cost, and partitions found with that.
     """
 
     partitions: tuple[Partition, ...]
     method: str
+    of_few_calls: tuple[tuple[float, Partition], ...] = ()
 
 
 def fuse(
@@ -62,14 +67,38 @@ def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Pric
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
-        return FusionResult(
+        found = FusionResult(
             partitions=(_single(problem) + problem.unsent(),), method="one group per gradient"
         )
-    if options.framework is not None:
+    elif options.framework is not None:
         return _fuse_for_barrier(problem, options)
-    if options.fusion == "paper":
-        return _fuse_as_paper(problem, options, oracle)
-    return _fuse_optimally(problem, options, bounds, oracle)
+    elif options.fusion == "paper":
+        found = _fuse_as_paper(problem, options, oracle)
+    else:
+        found = _fuse_optimally(problem, options, bounds, oracle)
+    if options.slot_s is not None:
+        return found
+    window_s = max(problem.compute_s, bounds.best_s)
+    return replace(
+        found,
+        of_few_calls=tuple(
+            (share * window_s, partition)
+            for share in EXTRA_SHARES
+            for partition in _with_extra(problem, found, options, share * window_s)
+        ),
+    )
+
+
+def _with_extra(
+    problem: FusionProblem, found: FusionResult, options: Options, extra_s: float
+) -> Iterator[Partition]:
+    """Yield partitions that are good if each call takes `extra_s` longer; the given one if none is sought."""
+    if options.fusion != "optimal":
+        yield found.partitions[0]
+        return
+    cost = problem.cost.slower(extra_s)
+    for partition in _layered_partitions(problem, cost, options.max_group_bytes):
+        yield partition + problem.unsent()
 
 
 def _cut(members: IntArray, cuts: list[int]) -> Partition:
@@ -159,7 +188,6 @@ def _fuse_for_barrier(problem: FusionProblem, options: Options) -> FusionResult:
     if len(classes) == 1:
         chain_ = problem.chain_of(classes[0])
         cuts, _ = best_fifo(chain_, problem.cost, max_group_bytes=cap)
-        cuts = fewer_runs(chain_, problem.cost, cuts, max_group_bytes=cap)
         found = _cut(classes[0], cuts)
     else:
         found = _first_in_first_out(problem, classes, options)
@@ -171,8 +199,12 @@ def _fuse_optimally(
     problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle
 ) -> FusionResult:
     classes = problem.classes()
-    layered = len(classes) == 1 and problem.chain_of(classes[0]).is_layered
-    seeds = list(_seeds(problem, classes, options.max_group_bytes, layered=layered))
+    layered = _is_layered(problem, classes)
+    seeds = [
+        seed
+        for factor in LATENCY_FACTORS
+        for seed in _layered_partitions(problem, _with_latency(problem.cost, factor), options.max_group_bytes)
+    ]
     simple = [_first_in_first_out(problem, classes, options), _single(problem)]
     if layered:
         return FusionResult(
@@ -229,34 +261,28 @@ def _method_of_layered(problem: FusionProblem, options: Options) -> str:
     return method if options.slot_s is None else method + " in continuous time"
 
 
-def _seeds(
-    problem: FusionProblem, classes: list[IntArray], max_group_bytes: int | None, *, layered: bool
+def _is_layered(problem: FusionProblem, classes: list[IntArray]) -> bool:
+    return len(classes) == 1 and problem.chain_of(classes[0]).is_layered
+
+
+def _layered_partitions(
+    problem: FusionProblem, cost: CostCurve, max_group_bytes: int | None
 ) -> Iterator[Partition]:
     """Yield partitions from the exact search on layered chains.
 
     A chain that is not layered becomes layered if its tails are raised to their running maximum, or if it is
     put in order of tails and its ready times are raised. Its window is then no shorter than the real one.
     """
-    fusers = (_fuse_raised_tails,) if layered else (_fuse_raised_tails, _fuse_raised_releases)
-    for factor in LATENCY_FACTORS:
-        cost = _with_latency(problem.cost, factor)
-        for fuse_class in fusers:
-            yield tuple(
-                chain.from_iterable(
-                    fuse_class(problem, members, cost, max_group_bytes) for members in classes
-                )
-            )
+    classes = problem.classes()
+    fusers = (_fuse_raised_tails, _fuse_raised_releases)
+    for fuse_class in fusers[:1] if _is_layered(problem, classes) else fusers:
+        yield tuple(
+            chain.from_iterable(fuse_class(problem, members, cost, max_group_bytes) for members in classes)
+        )
 
 
 def _with_latency(cost: CostCurve, factor: float) -> CostCurve:
-    if factor == 1.0:
-        return cost
-    extra = (factor - 1.0) * cost.durations_s[0]
-    return CostCurve(
-        sizes_bytes=cost.sizes_bytes,
-        durations_s=tuple(duration + extra for duration in cost.durations_s),
-        slope_beyond=cost.slope_beyond,
-    )
+    return cost if factor == 1.0 else cost.slower((factor - 1.0) * cost.durations_s[0])
 
 
 def _fuse_raised_tails(

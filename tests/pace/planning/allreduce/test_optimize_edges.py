@@ -88,7 +88,7 @@ def test_one_gradient_larger_than_all_others() -> None:
     """A terabyte between gradients of a few bytes."""
     sizes = [4, 10**12, 4, 4]
     schedule = assert_right(layered(sizes, allreduce=affine(1e-4, 1e-9)))
-    assert schedule.predicted.gap < 1e-3
+    assert schedule.predicted.gap < 2e-3
 
 
 @pytest.mark.parametrize("chosen", EVERY_KIND, ids=str)
