@@ -33,6 +33,15 @@ def test_a_posted_profile_comes_back_as_its_schedule(service: Caller) -> None:
     assert again.content == answer.content
 
 
+def test_slots_that_are_too_long_are_told_with_numbers(service: Caller) -> None:
+    """The document says what rounding costs and which slots would do."""
+    answer = service.post_schedule(layered_profile(20), options={"slot_s": 1.0})
+    assert answer.status_code == 201
+    method = answer.json()["schedule"]["solver"]["method"]
+    assert "rounding to slots of 1 s lengthens the window" in method
+    assert "slot_s of" in method
+
+
 @ON_SQLITE
 def test_profiles_with_a_norm_come_back_sharded(service: Caller) -> None:
     """The default follows the update rule, what is asked for does not; every exchange has its timeline."""

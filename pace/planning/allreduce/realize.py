@@ -1,6 +1,7 @@
 """Cuts groups into segments that a network can carry, and chooses the fastest such plan (docs/solver.md)."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,13 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.fewer_calls import fewer_calls
+from pace.planning.fusion.choice import TIE, fewest_calls
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
-from pace.planning.fusion.search import FusionResult
+from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
-from pace.solver.one_machine import Instance
+from pace.solver.one_machine import Instance, solve
 from pace.solver.sending import (
     Buffers,
     Sending,
@@ -31,13 +33,17 @@ from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
 # The same, for groups that were found as if each call took longer.
 FEW_CALLS_FACTORS = (1.0, 4.0, np.inf)
-# Of plans whose windows are longer than the shortest by less, the one with the fewest calls wins.
-TIE = 2e-3
 ROUNDING = 1e-9
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
+# By what share of the window rounding to slots may lengthen it without a warning.
+MOST_ROUNDING = 0.01
 # Each segment is an entry of the document and a call of the network library.
 MAX_SEGMENTS = 1_000_000
+
+
+class SlotWarning(UserWarning):
+    """Slots are so long that rounding to them makes the schedule worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +86,15 @@ def fastest_plan(
         If the oracle finds no solution.
     """
     if options.slot_s is not None:
-        return _slotted_plan(problem, fusion.partitions[0], options, oracle)
+        return _slotted_plan(problem, fusion, options, oracle)
     plans, note = _with_whole_groups(problem, list(_candidates(problem, fusion, options)), options)
     value_s = _pricing(profile, problem, options)
     values = [value_s(plan) for plan in plans]
     least = min(values)
-    limit = least * (1 + TIE)
-    value, _, place = min(
-        (value, len(plan.sending.groups), place)
-        for place, (value, plan) in enumerate(zip(values, plans, strict=True))
-        if value <= limit
-    )
-    best = plans[place]
+    place = fewest_calls(values, [len(plan.sending.groups) for plan in plans])
+    best, value = plans[place], values[place]
     merged = _merged(problem, best, options, least_window=min(_window(problem, plan) for plan in plans))
-    if merged is not None and (merged_value := value_s(merged)) <= limit * (1 + ROUNDING):
+    if merged is not None and (merged_value := value_s(merged)) <= least * (1 + TIE + ROUNDING):
         best, value = merged, merged_value
     if value > least * (1 + ROUNDING):
         among = f"over {100 * TIE:g} % faster"
@@ -232,9 +233,9 @@ def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:
 
 
 def _slotted_plan(
-    problem: FusionProblem, partition: Partition, options: Options, oracle: PricingOracle
+    problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle
 ) -> RealizedPlan:
-    partition = _in_order(problem, partition)
+    partition = _in_order(problem, fusion.partitions[0])
     buffers = problem.buffers(partition)
     instance = oracle_instance(buffers, problem.cost, options.slot_s)
     _refuse_tiny_slots(instance, options)
@@ -253,7 +254,34 @@ def _slotted_plan(
         sending=send_in_order(buffers, groups[order], elements[order], problem.cost),
         start_slots=starts[order].astype(np.int64),
         num_slots=lengths[order].astype(np.int64),
+        note=_tell_rounding(problem, solution.objective, options),
     )
+
+
+def _tell_rounding(problem: FusionProblem, num_slots: float, options: Options) -> str:
+    """Warn if the window of `num_slots` slots is much longer than without slots; return this as a note.
+
+    Rounding adds less than a slot to the ready time and to each group, so the window of k groups grows by
+    less than k + 1 slots. This gives the slot that is proposed.
+    """
+    slot_s = options.slot_s
+    assert slot_s is not None
+    continuous = options.model_copy(update={"slot_s": None, "oracle": "jackson", "lp_solver": "scipy"})
+    window_s, groups = min(
+        (max(solve(buffers.instance(problem.cost)).objective, problem.compute_s), len(buffers.ready))
+        for partition in fuse(problem, continuous).partitions
+        for buffers in (problem.buffers(partition),)
+    )
+    rounded_s = max(num_slots * slot_s, problem.compute_s)
+    if rounded_s <= window_s * (1 + MOST_ROUNDING):
+        return ""
+    note = (
+        f"rounding to slots of {slot_s:g} s lengthens the window from {window_s:.4g} s to {rounded_s:.4g} s "
+        f"({rounded_s / window_s - 1:.1%}): slot_s of {MOST_ROUNDING * window_s / (groups + 1):.2g} or less "
+        f"costs at most {MOST_ROUNDING:.0%}"
+    )
+    warnings.warn(note, SlotWarning, stacklevel=2)
+    return f"; {note}"
 
 
 def _refuse_tiny_slots(instance: Instance, options: Options) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
+from pace.planning.fusion.choice import fewest_calls
 from pace.planning.fusion.problem import Partition
 from pace.planning.fusion.search import fuse
 from pace.planning.sharded.problem import ShardingProblem
@@ -71,8 +72,9 @@ def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, 
     """
     if options.fusion == "none":
         single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
-        plans = [_plan(problem, single, single, options, patience) for patience in PATIENCE_FACTORS]
-        return _fastest(problem, plans), "one call of each half per gradient"
+        tried = (_plan(problem, single, single, options, patience) for patience in PATIENCE_FACTORS)
+        plans = [plan for plan in tried if plan is not None]
+        return _best(problem, plans), "one call of each half per gradient"
     if problem.norm_s is not None:
         return _behind_norm(problem, options)
     return _chained(problem, options)
@@ -137,14 +139,14 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
         scattered, gathered, factors = scattered[:2], gathered[:2], factors[:2]
     pairs = [(first, second) for first in scattered for second in gathered]
     plans = [plan for pair in pairs for plan in (_plan(problem, *pair, options, 0.0),) if plan is not None]
-    chosen = _fastest(problem, plans) if plans else None
+    chosen = _best(problem, plans) if plans else None
     pair = (
         (scattered[0], gathered[0]) if chosen is None else (chosen.scattered.members, chosen.gathered.members)
     )
     plans += [
         plan for factor in factors for plan in (_plan(problem, *pair, options, factor),) if plan is not None
     ]
-    best = _fastest(problem, plans)
+    best = _best(problem, plans)
     return best, f"{len(pairs)} pairs of groups for the two halves priced, heuristic"
 
 
@@ -156,11 +158,10 @@ def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
 
 
-def _fastest(problem: ShardingProblem, plans: "list[ShardedPlan | None] | list[ShardedPlan]") -> ShardedPlan:
-    return min(
-        (plan for plan in plans if plan is not None),
-        key=lambda plan: (plan.sending.objective + stretch_s(problem, plan), len(plan.sending.calls)),
-    )
+def _best(problem: ShardingProblem, plans: list[ShardedPlan]) -> ShardedPlan:
+    """Return the plan with the fewest calls among those that are as fast as the fastest."""
+    windows = [max(plan.sending.objective, problem.floor_s) + stretch_s(problem, plan) for plan in plans]
+    return plans[fewest_calls(windows, [len(plan.sending.calls) for plan in plans])]
 
 
 def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:

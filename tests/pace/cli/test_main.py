@@ -64,6 +64,14 @@ def test_optimize_prints_times_and_the_gap_in_words() -> None:
     assert "of what any schedule can do" in printed
 
 
+def test_slots_that_are_too_long_are_warned_of() -> None:
+    """On stderr and beside the method: what rounding costs, and which slots would do."""
+    done = pace("optimize", VGG, "--slot-s", "0.5")
+    assert done.returncode == 0
+    assert "pace: warning: rounding to slots of 0.5 s lengthens" in done.stderr
+    assert "slot_s of" in done.stdout
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_both_oracles_print_the_same_time_and_the_same_segments(path: Path, tmp_path: Path) -> None:
     """Longest tail first and the linear program on slots, and the checker accepts both."""

@@ -1,7 +1,9 @@
 """Degenerate and extreme input, and options that do not fit."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,13 @@ from pydantic import ValidationError
 from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
+from pace.planning.allreduce.realize import SlotWarning
 from pace.solver.linear_program.lp import MAX_VARIABLES, num_variables
 from pace.solver.one_machine import Instance
 from tests.strategies import affine, layered
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))
+RESNET50 = next(path for path in EXAMPLES if path.stem == "resnet50")
 
 
 def assert_right(profile: Profile, chosen: Options | None = None) -> Schedule:
@@ -228,3 +232,36 @@ def test_a_proof_counts_segments_that_take_less_time_than_one_call() -> None:
         ).predicted
         assert predicted.iteration_s == pytest.approx(1 + 2 + 1)
         assert predicted.lower_bound_s <= predicted.ideal_iteration_s <= predicted.iteration_s
+
+
+def coarse(factor: float) -> tuple[Profile, Options]:
+    """Return ResNet-50 and slots that are this many times as long as its largest all-reduce."""
+    profile = load_profile(RESNET50)
+    largest = max(gradient.size_bytes for gradient in profile.gradients)
+    return profile, Options(slot_s=factor * float(profile.cost(largest)), fusion="paper")
+
+
+def test_slots_that_are_too_long_are_warned_of_with_numbers() -> None:
+    """Slots longer than every all-reduce: the cost and a slot that would do; that slot is not warned of."""
+    profile, options = coarse(4.0)
+    with pytest.warns(SlotWarning, match=r"lengthens the window from 0\.\d+ s to 0\.\d+ s \(\d+\.\d%\)"):
+        schedule = optimize(profile, options)
+    assert "rounding to slots" in schedule.solver.method
+    fitting = float(schedule.solver.method.split("slot_s of ")[1].split()[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fine = optimize(profile, options.model_copy(update={"slot_s": fitting}))
+    assert "rounding" not in fine.solver.method
+    assert fine.predicted.ideal_iteration_s < schedule.predicted.ideal_iteration_s
+
+
+@pytest.mark.parametrize(
+    "update",
+    [{"fusion": "none"}, {"fusion": "optimal"}, {"oracle": "lp"}],
+    ids=["unfused", "optimal", "linear program"],
+)
+def test_every_search_in_slots_is_warned_of(update: dict[str, Any]) -> None:
+    """Whatever chooses the groups, and whatever orders them."""
+    profile, options = coarse(2.0)
+    with pytest.warns(SlotWarning, match="slot_s of"):
+        optimize(profile, options.model_copy(update=update))

@@ -10,7 +10,8 @@ from pace import Gradient, Op, Profile, Schedule, load_profile, make_policy, opt
 from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
-from pace.planning.allreduce.realize import TIE, fastest_plan
+from pace.planning.allreduce.realize import fastest_plan
+from pace.planning.fusion.choice import TIE
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, stops_at_barrier
 from pace.planning.fusion.search import fuse
