@@ -1,5 +1,7 @@
 """Graphs of sharded training for tests: a few layers by hand, and random programs."""
 
+import random
+
 from hypothesis import strategies as st
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
@@ -103,6 +105,78 @@ def held_up() -> CollectiveGraph:
     longest = call.model_copy(update={"input_bytes": 24 * FULL})
     nodes[at] = nodes[at].model_copy(update={"collective": longest})
     return graph_of(nodes, latency_s=0.0)
+
+
+def tiny_graph(seed: int, *, most_nodes: int = 9) -> CollectiveGraph:
+    """Return a random graph of one to four collectives on one or two wires, in some without an op between.
+
+    Costs, sizes, durations and what is returned are of few values, so that many plans are equally good.
+    Waits are not counted in `most_nodes`.
+    """
+    pick = random.Random(seed)
+    wires = ("wire", "second")[: pick.choice((1, 1, 2))]
+
+    def cost() -> AffineAllReduce | SampledAllReduce:
+        if pick.random() < 0.5:
+            return AffineAllReduce(
+                latency_s=pick.choice((0.0, 0.5, 1.0)), seconds_per_byte=pick.choice((0.0, 0.001, 0.01, 0.02))
+            )
+        sizes = sorted(pick.sample((1, 10, 50, 100, 200, 1000), pick.randint(2, 4)))
+        seconds = 0.0
+        return SampledAllReduce(
+            samples=tuple((size, seconds := seconds + pick.choice((0.05, 0.1, 0.5, 1.0))) for size in sizes)
+        )
+
+    groups = tuple(
+        Communicator(
+            name=name, ranks=2, wire=pick.choice(wires), costs=tuple(OpCost(op=op, cost=cost()) for op in OPS)
+        )
+        for name in ("dp", "tp")[: pick.randint(1, 2)]
+    )
+    num_collectives = pick.randint(1, 4)
+    num_ops = pick.randint(1, most_nodes - num_collectives - 1) if pick.random() < 0.85 else 1
+    kinds = ["collective"] * num_collectives + ["op"] * num_ops
+    pick.shuffle(kinds)
+    nodes: list[GraphNode] = []
+    readable: list[str] = []
+    waiting: list[str] = []
+    for number, kind in enumerate(kinds):
+        name = f"node {number}"
+        deps = tuple(sorted(pick.sample(readable, min(len(readable), pick.choice((0, 1, 1, 2))))))
+        if kind == "collective":
+            call = CollectiveCall(
+                op=pick.choice(OPS),
+                communicator=pick.choice(groups).name,
+                dtype=pick.choice(("float32", "float32", "bfloat16")),
+                input_bytes=pick.choice((10, 50, 100, 200)),
+                output_bytes=pick.choice((10, 50, 100, 200, 400)),
+            )
+            nodes.append(GraphNode(name=name, deps=deps, collective=call))
+            waiting.append(name)
+        else:
+            view = bool(deps) and pick.random() < 0.15
+            nodes.append(
+                GraphNode(
+                    name=name,
+                    duration_s=0.0 if view else pick.choice((0.0, 0.3, 1.0, 2.0, 3.0)),
+                    deps=deps,
+                    allocates_bytes=0 if view else pick.choice((0, 10, 50, 100)),
+                    view_of=deps[0] if view else None,
+                    returned=pick.random() < 0.3,
+                )
+            )
+            readable.append(name)
+        while waiting and (pick.random() < 0.6 or number == len(kinds) - 1):
+            nodes.append(wait(waiting.pop(0), returned=pick.random() < 0.3))
+            readable.append(nodes[-1].name)
+    return CollectiveGraph(
+        name=f"tiny {seed}",
+        wires=wires,
+        communicators=groups,
+        copy_bytes_per_s=pick.choice((100.0, 1000.0, 1e6)),
+        resident_bytes=pick.choice((0, 0, 100)),
+        nodes=tuple(nodes),
+    )
 
 
 @st.composite

@@ -103,7 +103,7 @@ function Headline({ resource, result, values, chart }) {
       <div><dt>Peak memory</dt><dd>${gigabytes(predicted.peak_bytes)}</dd></div>
     </dl>
     <p>${says.map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}
-      ${" "}The bound holds for any amount of memory.</p>
+      ${" "}${plan.enumerated ? "All orders and all buckets were compared." : "The bound holds for any amount of memory."}</p>
   </section>`;
 }
 

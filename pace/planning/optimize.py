@@ -20,6 +20,7 @@ from pace.planning.graph.optimize import lower_bound_s as graph_bound_s
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.sharded.optimize import optimize_sharded
+from pace.solver.graph.search import MOST_NODES
 
 _PLANNERS: dict[Exchange, Callable[[Profile, Options], Schedule]] = {
     "allreduce": optimize_allreduce,
@@ -123,22 +124,26 @@ def warm_up_parts() -> list[Callable[[], object]]:
     sharded = [each.replace(update=update) for each in costs for update in ("per-gradient", "global-norm")]
     return [
         *(partial(optimize_sharded, each) for each in sharded),
-        partial(optimize_graph, _smallest_graph(), Options()),
+        partial(optimize_graph, _large_graph(), Options()),
     ]
 
 
-def _smallest_graph() -> CollectiveGraph:
-    """Return a graph of one gather."""
+def _large_graph() -> CollectiveGraph:
+    """Return a graph of gathers whose plans are too many to compare."""
     cost = OpCost(op="all-gather", cost=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1))
     call = CollectiveCall(op="all-gather", communicator="data", input_bytes=8, output_bytes=16)
+    nodes: list[GraphNode] = []
+    for layer in range(MOST_NODES):
+        gather, wait = f"gather {layer}", f"wait {layer}"
+        nodes += [
+            GraphNode(name=gather, collective=call),
+            GraphNode(name=wait, deps=(gather,), waits_for=gather),
+            GraphNode(name=f"op {layer}", deps=(wait,), duration_s=1.0, allocates_bytes=8),
+        ]
     return CollectiveGraph(
         name="warm-up",
         wires=("network",),
         communicators=(Communicator(name="data", ranks=2, wire="network", costs=(cost,)),),
         copy_bytes_per_s=1.0,
-        nodes=(
-            GraphNode(name="gather", collective=call),
-            GraphNode(name="wait", deps=("gather",), waits_for="gather"),
-            GraphNode(name="op", deps=("wait",), duration_s=1.0, allocates_bytes=8),
-        ),
+        nodes=tuple(nodes),
     )

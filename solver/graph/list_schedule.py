@@ -43,13 +43,33 @@ class ListRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """A plan with its end (seconds), its peak memory (bytes), the node where the peak is, and its method."""
+    """A plan with its end (seconds), its peak memory (bytes), the node where the peak is, and its method.
+
+    Attributes
+    ----------
+    num_states
+        Number of states that were compared to prove that no plan within the budget is faster; None without
+        such a proof.
+    """
 
     plan: ProgramPlan
     end_s: float
     peak_bytes: int
     peak_node: int
     method: str
+    num_states: int | None = None
+
+
+def priced(program: Program, plan: ProgramPlan, method: str) -> PricedPlan:
+    """Return a plan with its time and memory."""
+    memory = memory_in_use(program, plan)
+    return PricedPlan(
+        plan=plan,
+        end_s=run(program, plan).end_s,
+        peak_bytes=memory.peak_bytes,
+        peak_node=memory.peak_node,
+        method=method,
+    )
 
 
 class ListScheduler:
@@ -190,14 +210,15 @@ class ListScheduler:
         np.minimum.at(earliest, place, self._places)
         latest = np.zeros(size, dtype=np.int64)
         np.maximum.at(latest, place, self._places)
-        is_gather = np.zeros(size, dtype=np.bool_)
-        is_gather[place[list(self.gathers)]] = True
+        # A bucket may be issued at any time only if each of its members may.
+        is_gather = fused.kind == COLLECTIVE
+        is_gather[place[np.flatnonzero((program.kind == COLLECTIVE) & ~self._is_gather)]] = False
         position = np.where(is_gather, earliest, latest)
         rank = np.full(size, -np.inf)
         np.maximum.at(rank, place, self.tail if rules.by_tail else self._program_rank)
         ahead = np.where(is_gather, 0, -1)
-        np.add.at(ahead, place[list(self.gathers)], program.output_bytes[list(self.gathers)])
-        feeders = np.flatnonzero(self.served >= 0)
+        np.add.at(ahead, place, np.where(is_gather[place], program.output_bytes, 0))
+        feeders = np.flatnonzero((self.served >= 0) & is_gather[place[self.served]])
         fed = np.full(size, -1, dtype=np.int64)
         fed[place[feeders]] = place[self.served[feeders]]
         feeding = _listed(place[self.served[feeders]], place[feeders], size)

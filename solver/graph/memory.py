@@ -1,4 +1,13 @@
-"""Memory in use at each step of a plan, by the rules of ``pace.solver.graph.program``."""
+"""Memory in use at each step of a plan, by the rules of ``pace.solver.graph.program``, and a lower bound.
+
+Theorem. When a node runs in any plan, at least these bytes are in use: what the node allocates, what it or a
+node behind it reads and a node before it or it itself allocated, and what a node before it allocated and the
+program returns. Behind and before are meant by what nodes need.
+
+Proof. All nodes before it have run, and none behind it. A bucket instead of its members holds buffers of at
+least their outputs from their issue on, and a wait that allocates these outputs runs no later than their
+first use.
+"""
 
 from dataclasses import dataclass
 
@@ -63,3 +72,28 @@ def memory_of_order(fused: FusedProgram, order: IntArray) -> MemoryInUse:
         nodes=fused.members.flat[fused.members.starts[:-1]][order],
         resident_bytes=fused.program.resident_bytes,
     )
+
+
+def needed_bytes(program: Program) -> IntArray:
+    """Return the bytes that are in use in every plan when each node runs: an array of shape (num_nodes,).
+
+    Complexity: a set of nodes for each node, and a pass over the nodes for each that allocates memory.
+    """
+    n = len(program)
+    before, behind = [1 << node for node in range(n)], [1 << node for node in range(n)]
+    readers = [0] * n
+    for node in range(n):
+        for dep in program.deps[node].tolist():
+            before[node] |= before[dep]
+            readers[program.storage[dep]] |= before[node]
+    for node in range(n - 1, -1, -1):
+        for user in program.users[node].tolist():
+            behind[node] |= behind[user]
+    needed: IntArray = np.full(n, program.resident_bytes)
+    for storage in np.flatnonzero(program.size_bytes > 0).tolist():
+        nodes = behind[storage]
+        if not program.kept[storage]:
+            nodes &= readers[storage] | 1 << storage
+        bits = np.frombuffer(nodes.to_bytes((n + 7) // 8, "little"), dtype=np.uint8)
+        needed[np.flatnonzero(np.unpackbits(bits, bitorder="little"))] += program.size_bytes[storage]
+    return needed

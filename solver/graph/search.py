@@ -4,6 +4,8 @@ Every candidate is a complete plan with its time and memory. The search changes 
 keeps the better plan: first the one with less memory above the budget, then the one that ends earlier. This
 is a heuristic; ``pace.solver.graph.bounds`` tells how far from optimal its plan may be. The unchanged program
 is one of the candidates, so the plan is never slower than that.
+
+Of small programs, all plans are compared (``pace.solver.graph.enumeration``).
 """
 
 from collections.abc import Iterator
@@ -11,13 +13,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler, PricedPlan
+from pace.solver.graph.enumeration import fastest_plan, leanest_plan
+from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler, PricedPlan, priced
 from pace.solver.graph.program import Bucket, Program
 
 LARGEST_STEP = 4
 MEMORY_WEIGHT = 1e-3
 """By what share of its time a plan may be slower if it needs half the memory."""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
+MOST_NODES = 32
+"""Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
+MOST_STATES = 5_000
+SAME_TIME = 1e-10
+"""By what share of its time a plan may be slower and count as equally fast."""
 WINDOWS = (0, 64, 256, 512, 1024, 4096)
 
 
@@ -30,8 +38,41 @@ class PlanChoice:
 
 
 def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
-    """Return the best plan found in at most `calls` trials; it exceeds the budget only if all of them do."""
-    return PlanSearch(program, budget_bytes, calls).run()
+    """Return the best plan found in at most `calls` trials, and for a small program the best of all plans.
+
+    It exceeds the budget only if all plans do that were tried.
+    """
+    small = len(program) <= MOST_NODES
+    if small:
+        found = _exact(program, ListScheduler(program, budget_bytes).as_it_is(), budget_bytes)
+        if found.num_states is not None:
+            return found
+    found = PlanSearch(program, budget_bytes, calls).run()
+    return _exact(program, found, budget_bytes) if small else found
+
+
+def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
+    """Return the fastest plan within a budget, and of equally fast ones the leanest.
+
+    Without any plan within the budget, it is the leanest plan. If there are too many plans to compare, it is
+    the best one found, or `found`, and `num_states` is None.
+    """
+    if found.peak_bytes > budget_bytes:
+        lean = leanest_plan(program, MOST_STATES)
+        if lean.plan is not None:
+            least = priced(program, lean.plan, "heuristic: least memory")
+            found = min(found, least, key=lambda each: each.peak_bytes)
+        if found.peak_bytes > budget_bytes:
+            return replace(found, num_states=lean.num_states) if lean.is_complete else found
+    every = fastest_plan(program, budget_bytes, found.end_s, MOST_STATES)
+    if every.plan is not None:
+        found = priced(program, every.plan, "heuristic: some of all orders and buckets")
+    if not every.is_complete:
+        return found
+    as_fast = found.end_s * (1 + SAME_TIME)
+    while (leaner := fastest_plan(program, found.peak_bytes - 1, as_fast, MOST_STATES).plan) is not None:
+        found = priced(program, leaner, found.method)
+    return replace(found, method="exact: all orders and buckets", num_states=every.num_states)
 
 
 @dataclass(slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pace.checker.graph.enumeration import TooManyPlans, ends_before
 from pace.checker.graph.replay import Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.graph.plan import KeyLine, LateCollective, SetOfNodes
+from pace.documents.graph.plan import EnumeratedPlans, KeyLine, LateCollective, SetOfNodes
 from pace.documents.profile import DType
 from pace.documents.schedule import Schedule
 
@@ -34,13 +35,28 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
         for fault in _check_late(graph, price, plan.late, slack_s):
             yield f"late: {fault}"
     proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
-    lower = max([*proven, plan.late.bound_s] if plan.late is not None else proven)
+    if plan.late is not None:
+        proven.append(plan.late.bound_s)
+    if plan.enumerated is not None:
+        yield from _check_enumerated(graph, plan.enumerated, plan.budget_bytes, tail, slack_s)
+        proven.append(plan.enumerated.bound_s)
+    lower = max(proven)
     predicted = schedule.predicted
     if abs(predicted.lower_bound_s - lower) > slack_s:
         yield f"predicted.lower_bound_s is {predicted.lower_bound_s!r}, the bounds prove {lower!r}"
     gap = predicted.iteration_s / lower - 1 if lower else 0.0
     if abs(predicted.gap - gap) > 1e-6:
         yield f"predicted.gap is {predicted.gap!r}, derived {gap!r}"
+
+
+def _check_enumerated(
+    graph: CollectiveGraph, stated: EnumeratedPlans, budget_bytes: int | None, tail: Times, slack_s: float
+) -> Iterator[str]:
+    try:
+        if ends_before(graph, stated.bound_s - slack_s, budget_bytes, tail):
+            yield f"enumerated: a plan within the budget ends before {stated.bound_s!r}"
+    except TooManyPlans:
+        yield "enumerated: the graph has too many plans to compare"
 
 
 def _heads(graph: CollectiveGraph, own: dict[str, float], nexts: dict[str, list[str]] | None = None) -> Times:

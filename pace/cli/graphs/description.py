@@ -23,10 +23,14 @@ def describe_graph(graph: CollectiveGraph, schedule: Schedule, console: Console)
         f"iteration   {predicted.iteration_s * 1e3:.3f} ms predicted; "
         f"ops alone {predicted.compute_s * 1e3:.3f} ms"
     )
-    print_line(
-        f"optimality  within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of memory "
-        f"({predicted.lower_bound_s * 1e3:.3f} ms)"
-    )
+    if plan.enumerated is None:
+        print_line(
+            f"optimality  within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of "
+            f"memory ({predicted.lower_bound_s * 1e3:.3f} ms)"
+        )
+    else:
+        within = "" if plan.budget_bytes is None else " within the budget"
+        print_line(f"optimality  no plan{within} is faster: all orders and all buckets were compared")
     budget = "no budget given" if plan.budget_bytes is None else f"budget {plan.budget_bytes / 1e9:.2f} GB"
     print_line(f"memory      {(predicted.peak_bytes or 0) / 1e9:.2f} GB at the peak; {budget}")
     print_line(f"method      {schedule.solver.method}")

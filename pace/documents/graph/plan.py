@@ -73,6 +73,23 @@ class LateCollective(Document):
     bound_s: Seconds
 
 
+class EnumeratedPlans(Document):
+    """The comparison of all plans of a small graph, all orders and all buckets.
+
+    Attributes
+    ----------
+    num_states
+        Number of states that were compared: the same nodes had run, at different times.
+    bound_s
+        No plan within the budget ends earlier, in seconds.
+    """
+
+    refused_as = InvalidSchedule
+
+    num_states: Index
+    bound_s: Seconds
+
+
 class GraphPlan(Document):
     """The order of a graph's nodes, and what proves the bound.
 
@@ -85,6 +102,8 @@ class GraphPlan(Document):
         Memory budget in bytes; null for no limit.
     longest_path_s
         Length of the longest path: the largest sum of a node's head, shortest time and tail.
+    enumerated
+        Null if the graph is too large to compare all plans.
     """
 
     refused_as = InvalidSchedule
@@ -94,3 +113,4 @@ class GraphPlan(Document):
     sets: tuple[SetOfNodes, ...]
     late: Annotated[LateCollective | None, Field(exclude_if=lambda late: late is None)] = None
     longest_path_s: Seconds
+    enumerated: Annotated[EnumeratedPlans | None, Field(exclude_if=lambda plans: plans is None)] = None

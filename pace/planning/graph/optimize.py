@@ -1,7 +1,7 @@
 """The planner of exchange "graph": a search over complete plans, and lower bounds."""
 
 from pace.documents.graph.collective_graph import BucketKey, CollectiveGraph
-from pace.documents.graph.plan import GraphPlan, KeyLine, LateCollective, SetOfNodes
+from pace.documents.graph.plan import EnumeratedPlans, GraphPlan, KeyLine, LateCollective, SetOfNodes
 from pace.documents.options import Options
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
@@ -11,6 +11,7 @@ from pace.solver.cost import Line
 from pace.solver.graph.bounds import MachineBound, longest_path_s, machine_bounds
 from pace.solver.graph.last_collective import LastCollective, last_collective
 from pace.solver.graph.list_schedule import UNLIMITED, PricedPlan
+from pace.solver.graph.memory import needed_bytes
 from pace.solver.graph.program import Program
 from pace.solver.graph.search import search
 from pace.solver.graph.timeline import run
@@ -26,8 +27,8 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
     Raises
     ------
     InvalidOptions
-        If options of other exchanges are given, or if no plan within the memory was found; the message then
-        names the node that needs more.
+        If options of other exchanges are given, or if no plan within the memory was found. The message then
+        says what every plan needs, and what the leanest plan found needs, which is more if there is no proof.
     """
     options.refuse_for_graph()
     program = program_of(graph)
@@ -39,7 +40,7 @@ def plan_of(graph: CollectiveGraph, program: Program, memory_bytes: int | None) 
     budget = UNLIMITED if memory_bytes is None else memory_bytes
     found = search(program, budget, CALLS)
     if found.peak_bytes > budget:
-        raise InvalidOptions(_too_small(graph, found, budget))
+        raise InvalidOptions(_too_small(graph, program, found, budget))
     return found
 
 
@@ -52,11 +53,30 @@ def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, p
     return max(path_s, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
 
 
-def _too_small(graph: CollectiveGraph, found: PricedPlan, budget: int) -> str:
-    where = f', at node "{graph.nodes[found.peak_node].name}"' if graph.nodes else ""
+def _too_small(graph: CollectiveGraph, program: Program, found: PricedPlan, budget: int) -> str:
+    """Say what plans need: the least if that is proven, else what was found and what no plan goes below."""
+    needed = needed_bytes(program)
+    least = max(int(needed.max(initial=0)), program.resident_bytes)
+    node = found.peak_node
+    if found.num_states is not None or least >= found.peak_bytes:
+        least = found.peak_bytes
+    elif least > budget:
+        node = int(needed.argmax())
+    where = f', at node "{graph.nodes[node].name}"' if graph.nodes else ""
+    if least == found.peak_bytes:
+        return (
+            f"a memory budget of {budget:,} bytes is too small: every plan needs {least:,} bytes{where}; "
+            "allow at least that"
+        )
+    if least > budget:
+        return (
+            f"a memory budget of {budget:,} bytes is too small: every plan needs {least:,} bytes{where}, and "
+            f"the leanest plan found needs {found.peak_bytes:,} bytes; allow that"
+        )
     return (
-        f"a memory budget of {budget:,} bytes is too small: the best plan found needs {found.peak_bytes:,} "
-        f"bytes{where}; allow at least that"
+        f"no plan was found within a memory budget of {budget:,} bytes, and it is not proven that there is "
+        f"none: the leanest plan found needs {found.peak_bytes:,} bytes{where}, and every plan needs at "
+        f"least {least:,} bytes; allow {found.peak_bytes:,} bytes"
     )
 
 
@@ -65,8 +85,13 @@ def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, optio
     sets = machine_bounds(program)
     late = last_collective(program)
     path = longest_path_s(program)
-    lower = _best_bound_s(sets, late, path)
     times = run(program, found.plan)
+    every = (
+        None
+        if found.num_states is None
+        else EnumeratedPlans(num_states=found.num_states, bound_s=times.end_s)
+    )
+    lower = times.end_s if every is not None else _best_bound_s(sets, late, path)
     groups, transfers = _transfers(graph, program, found, times.start, times.end)
     return Schedule(
         exchange="graph",
@@ -95,6 +120,7 @@ def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, optio
             sets=tuple(_set(graph, bound, keys) for bound in sets),
             late=None if late is None else _late(graph, late, keys),
             longest_path_s=path,
+            enumerated=every,
         ),
     )
 

@@ -81,14 +81,27 @@ def peak_bytes(program: Program, order: tuple[int, ...], buckets: tuple[Bucket, 
     return program.resident_bytes + int(np.cumsum(change).max(initial=0))
 
 
+def every_plan(program: Program) -> Iterator[ProgramPlan]:
+    """Yield every order with every choice of buckets."""
+    for buckets in bucketings(program):
+        for order in orders(program):
+            if in_one_piece(program, order, buckets):
+                yield ProgramPlan(order=np.array(order), buckets=buckets)
+
+
 def fastest(program: Program, budget_bytes: int | None = None) -> float:
     """Return the end of the fastest plan within a budget; infinite if there is none."""
     best = np.inf
-    for buckets in bucketings(program):
-        for order in orders(program):
-            if not in_one_piece(program, order, buckets):
-                continue
-            end_s = run(program, ProgramPlan(order=np.array(order), buckets=buckets)).end_s
-            if end_s < best and (budget_bytes is None or peak_bytes(program, order, buckets) <= budget_bytes):
-                best = end_s
+    for plan in every_plan(program):
+        end_s = run(program, plan).end_s
+        if end_s < best and (
+            budget_bytes is None
+            or peak_bytes(program, tuple(plan.order.tolist()), plan.buckets) <= budget_bytes
+        ):
+            best = end_s
     return float(best)
+
+
+def least_bytes(program: Program) -> int:
+    """Return the least peak memory of all plans."""
+    return min(peak_bytes(program, tuple(plan.order.tolist()), plan.buckets) for plan in every_plan(program))
