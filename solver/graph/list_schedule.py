@@ -20,6 +20,8 @@ from pace.solver.graph.program import COLLECTIVE, OP, Bucket, Program, ProgramPl
 from pace.solver.graph.timeline import run
 
 UNLIMITED = 2**62
+FEED_SHARE = 0.5
+"""A collective may be issued at any time if ops that serve only it take at most this share of its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,11 @@ class ListScheduler:
         readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
         shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
         gathers[owner[readers[shared]]] = False
+        # The wire would idle while long ops run for this collective only, although another may be ready.
+        feeds = np.zeros(len(owner))
+        served = (owner >= 0) & (self.program.kind == OP)
+        np.add.at(feeds, owner[served], self.program.duration[served])
+        gathers &= feeds <= FEED_SHARE * self.program.alone_s
         return gathers
 
     @cached_property

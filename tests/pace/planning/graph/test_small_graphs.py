@@ -18,6 +18,7 @@ from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler
 from pace.solver.graph.memory import needed_bytes
+from pace.solver.graph.search import MOST_NODES
 from tests.sharded_graphs import collective, graph_of, graphs, tiny_graph, wait
 from tests.solver.graph.exhaustive import fastest, least_bytes
 
@@ -103,9 +104,13 @@ def early_reduce() -> CollectiveGraph:
     return graph_of(nodes, latency_s=0.5, seconds_per_byte=0.01, copy_bytes_per_s=1000.0)
 
 
-def test_a_ready_collective_is_sent_while_the_wire_is_idle() -> None:
-    """It is over before the op that the other one waits for."""
-    schedule = planned(early_reduce())
+@pytest.mark.parametrize("num_views", [0, 2 * MOST_NODES])
+def test_a_ready_collective_is_sent_while_the_wire_is_idle(num_views: int) -> None:
+    """It is over before the op that the other one waits for, also where plans are too many to compare."""
+    graph = early_reduce()
+    views = tuple(GraphNode(name=f"view {number}") for number in range(num_views))
+    graph = graph.model_copy(update={"nodes": (*graph.nodes, *views)})
+    schedule = planned(graph)
     assert schedule.predicted.iteration_s == 5.5
     assert schedule.groups[0].tensors == ("ready",)
 
