@@ -21,7 +21,7 @@ from pace.solver.graph.timeline import run
 
 UNLIMITED = 2**62
 FEED_SHARE = 0.5
-"""A collective may be issued at any time if ops that serve only it take at most this share of its time."""
+"""A gather may run ahead if the ops that serve only it take at most this share of its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +168,18 @@ class ListScheduler:
         readers = np.repeat(np.arange(len(owner)), np.diff(self.program.deps.starts))
         shared = (owner[readers] >= 0) & (owner[self.program.deps.flat] != owner[readers])
         gathers[owner[readers[shared]]] = False
-        # The wire would idle while long ops run for this collective only, although another may be ready.
-        feeds = np.zeros(len(owner))
-        served = (owner >= 0) & (self.program.kind == OP)
-        np.add.at(feeds, owner[served], self.program.duration[served])
-        gathers &= feeds <= FEED_SHARE * self.program.alone_s
         return gathers
+
+    @cached_property
+    def _runs_ahead(self) -> BoolArray:
+        """Which gathers are issued before their places, with the ops that serve only them.
+
+        Not those of long ops: the wire would idle while these run, although another collective may be ready.
+        """
+        feeds = np.zeros(len(self.program))
+        fed = self.served >= 0
+        np.add.at(feeds, self.served[fed], self.program.duration[fed])
+        return self._is_gather & (feeds <= FEED_SHARE * self.program.alone_s)
 
     @cached_property
     def _time_left(self) -> FloatArray:
@@ -182,9 +188,9 @@ class ListScheduler:
 
     @cached_property
     def _places(self) -> IntArray:
-        """The place at which each node is due: of its first use for gathers, its own for others."""
+        """The place at which each node is due: of its first use if it runs ahead, else its own."""
         n = len(self.program)
-        return np.where(self._is_gather, np.minimum(self.first_use, n - 1), np.arange(n))
+        return np.where(self._runs_ahead, np.minimum(self.first_use, n - 1), np.arange(n))
 
     @cached_property
     def _program_rank(self) -> FloatArray:
@@ -219,7 +225,7 @@ class ListScheduler:
         np.maximum.at(latest, place, self._places)
         # A bucket may be issued at any time only if each of its members may.
         is_gather = fused.kind == COLLECTIVE
-        is_gather[place[np.flatnonzero((program.kind == COLLECTIVE) & ~self._is_gather)]] = False
+        is_gather[place[np.flatnonzero((program.kind == COLLECTIVE) & ~self._runs_ahead)]] = False
         position = np.where(is_gather, earliest, latest)
         rank = np.full(size, -np.inf)
         np.maximum.at(rank, place, self.tail if rules.by_tail else self._program_rank)

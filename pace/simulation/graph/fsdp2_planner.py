@@ -37,8 +37,8 @@ def plan_fsdp2(
     Raises
     ------
     InvalidOptions
-        If two passes are of one direction, if a graph gathers no parameters, or if no settings stay within
-        the memory.
+        If two passes are of one direction, if a graph gathers no parameters, or if none of the
+        settings that were tried stay within the memory.
     """
     forward, backward = _passes(graphs, unit_collectives)
     best: tuple[int, Fsdp2Passes, KeptChoice] | None = None
@@ -56,8 +56,8 @@ def plan_fsdp2(
     blocks, passes, choice = best
     if choice.cost[0]:
         raise InvalidOptions(
-            f"a memory budget of {memory_bytes:,} bytes is too small for FSDP2: the "
-            f"most economical settings need {choice.peak_bytes:,} bytes; allow at least that"
+            f"no settings of FSDP2 were found within a memory budget of {memory_bytes:,} bytes: the most "
+            f"economical ones that were tried need {choice.peak_bytes:,} bytes; allow that"
         )
     ahead = 1 if choice.forward is None else choice.forward.values[0]
     behind, buffers, apart = (1, 1, False) if choice.backward is None else choice.backward.values
