@@ -23,7 +23,7 @@ MEMORY_WEIGHT = 1e-3
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
-MOST_STATES = 5_000
+MOST_STATES = 2_000
 SAME_TIME = 1e-10
 """By what share of its time a plan may be slower and count as equally fast."""
 WINDOWS = (0, 64, 256, 512, 1024, 4096)
@@ -52,7 +52,7 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
 
 
 def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
-    """Return the fastest plan within a budget, and of equally fast ones the leanest.
+    """Return the fastest plan within a budget, and of equally fast ones the leanest that is soon found.
 
     Without any plan within the budget, it is the leanest plan. If there are too many plans to compare, it is
     the best one found, or `found`, and `num_states` is None.
@@ -70,8 +70,13 @@ def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan
     if not every.is_complete:
         return found
     as_fast = found.end_s * (1 + SAME_TIME)
-    while (leaner := fastest_plan(program, found.peak_bytes - 1, as_fast, MOST_STATES).plan) is not None:
-        found = priced(program, leaner, found.method)
+    left = MOST_STATES - every.num_states
+    while left > 0:
+        leaner = fastest_plan(program, found.peak_bytes - 1, as_fast, left)
+        if leaner.plan is None:
+            break
+        found = priced(program, leaner.plan, found.method)
+        left -= leaner.num_states
     return replace(found, method="exact: all orders and buckets", num_states=every.num_states)
 
 
