@@ -8,6 +8,7 @@ Nothing is measured: profiles are computed from architectures and windows are si
 from benchmarks.harness.conditions import study_parser
 from pace.documents.profile import Profile
 from pace.models import build
+from pace.planning.fusion.choice import TIE
 from pace.simulation import POLICIES
 from pace.whatif import Cell, Grid, what_if
 
@@ -21,8 +22,6 @@ BATCHES = {
     "bert-large": 4096,
 }
 DEVICE_TFLOPS = 8.0
-# What pays less than a call of g for a part of a gradient, or assumes that cutting is free, is not compared.
-TIE = 1e-4
 
 
 def profiles() -> list[Profile]:
@@ -33,7 +32,7 @@ def profiles() -> list[Profile]:
 
 
 def winners(cells: tuple[Cell, ...]) -> str:
-    """Return the fastest policies, all that are within 0.01 %."""
+    """Return the fastest policies, all that PACE takes for equally fast."""
     fastest = min(cell.iteration_s for cell in cells)
     return ", ".join(cell.policy for cell in cells if cell.iteration_s <= fastest * (1 + TIE))
 
