@@ -19,7 +19,8 @@ NETWORKS = {4: (1.0, 10.0, 16.0, 40.0), 16: (6.0, 12.0, 20.0)}
 # Who may be ahead, by how much, and why.
 BEHIND = TIE + 2e-4
 WHY = """
-Of plans within 0.2 % of the fastest, optimal takes the one with the fewest calls. Beyond that: optimal cuts and orders the groups that are exact if preemption is free, and the exact groups at several
+Of plans within 0.2 % of the fastest, optimal takes the one with the fewest calls. Beyond that:
+optimal cuts and orders the groups that are exact if preemption is free, and the exact groups at several
 larger latencies; the best realizable plan may need groups between them. Others fit better by at most 0.02 %,
 seen with the paper's fusion (pace) and MG-WFBP's merging around the bandwidth at which communication begins
 to hide completely, where a few messages' latency is all that is left over. DeAR pays half of each
