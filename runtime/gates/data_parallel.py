@@ -58,6 +58,10 @@ class DataParallelWrapper:
         """DistributedDataParallel uses no parameter itself; see ``ModelWrapper``."""
         return False
 
+    def sharing(self) -> list[torch.Tensor]:
+        """DistributedDataParallel keeps parameters, and nothing of theirs; see ``ModelWrapper``."""
+        return []
+
     def close(self) -> None:
         """Give DistributedDataParallel a reducer again, as if it was just created or loaded from a file."""
         parallel: Any = self._parallel()

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.sharded.shard_units import UNIT_KIND, Unit, units_of
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.transports.compression import Compression
@@ -59,6 +60,13 @@ class FullyShardWrapper:
             for unit in self.units
         }
         return True
+
+    def sharing(self) -> list[torch.Tensor]:
+        """Return the padded shards, and what they are views of; see ``ModelWrapper``."""
+        padded = [each._sharded_param_data for unit in self.units for each in unit.group.fsdp_params]
+        parts = [local_part(parameter) for unit in self.units for parameter in unit.parameters]
+        bases = {id(each._base): each._base for each in [*padded, *parts] if each._base is not None}
+        return [*padded, *bases.values()]
 
     def reshard(self) -> None:
         """Make the model show its sharded parameters, which it does not do after only a forward pass."""

@@ -6,6 +6,9 @@ list, dictionary, transform or hook that holds the tensor. Properties that only 
 dtype, hooks) do not ask. The guard makes the tensor current and calls ``unguard``. Then the class is as
 before, and uses of the tensor cost nothing.
 
+A subclass of tensors, such as DTensor, may keep its values in other tensors, which are attributes or come
+from methods that torch does not announce. So each attribute that torch's own tensors do not have asks, too.
+
 Two kinds of use are not noticed: through other tensors that share the memory (``memory_watch`` looks for
 those), and by C++ code that gets the tensor without a function of torch (gates on modules notice most of
 these).
@@ -91,6 +94,12 @@ def _descriptions() -> frozenset[Any]:
 
 
 _DESCRIPTIONS = _descriptions()
+_PLAIN = (torch.Tensor, nn.Parameter)
+_OF_DTENSOR = ("_spec", "device_mesh", "placements")
+_NAMES = frozenset(
+    [*_PROPERTIES, *_METHODS, *_OF_DTENSOR, "_is_param", "__torch_function__", "__torch_dispatch__"]
+)
+"""Attributes that do not ask, even if a subclass of tensors defines them."""
 
 
 def guard(tensor: torch.Tensor, by: Guard) -> None:
@@ -159,9 +168,11 @@ _kinds: dict[type, type] = {}  # the original class of each guarded class
 
 def _guarded_class(kind: type) -> type:
     if not _kinds:
-        have_them_ask(_ask_arguments)
+        have_them_ask(ask_arguments)
     names = ("__deepcopy__", "__reduce_ex__", "__reduce__")
     methods: dict[str, Any] = {name: _asking_first(name) for name in names if hasattr(kind, name)}
+    if kind not in _PLAIN:
+        methods |= _asking_attributes(kind)
     made: type = type(kind)(
         kind.__name__,
         (kind,),
@@ -185,6 +196,22 @@ def _asking_first(name: str) -> Callable[..., Any]:
         return getattr(tensor, name)(*arguments, **named)
 
     return method
+
+
+def _asking_attributes(kind: type) -> dict[str, Callable[..., Any]]:
+    """Return methods of a subclass of tensors that ask before an attribute of its own is read or set."""
+    own = {name for base in kind.__mro__ if base not in nn.Parameter.__mro__ for name in vars(base)}
+    silent = _NAMES | (set(dir(nn.Parameter)) - own - {"__dict__"})
+
+    def asking(own: Callable[..., Any]) -> Callable[..., Any]:
+        def use(tensor: torch.Tensor, name: str, *value: Any) -> Any:
+            if name not in silent and torch._C._is_torch_function_enabled():  # not ``without_guards``
+                _ask(tensor)
+            return own(tensor, name, *value)
+
+        return use
+
+    return {name: asking(getattr(kind, name)) for name in ("__getattribute__", "__setattr__", "__delattr__")}
 
 
 def _call(
@@ -214,7 +241,8 @@ def _detached_parameter(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _ask_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def ask_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Call the guards of all tensors among a function's arguments."""
     if _guards:
         _ask_within(arguments)
         _ask_within(named.values())

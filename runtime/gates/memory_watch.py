@@ -2,13 +2,15 @@
 
 They can be read and written without the parameter, so no guard notices it. Torch counts the tensors that
 share a storage. Those beyond the guarded parameters and the runtime's own tensors belong to the training
-loop, or are buffers or frozen parameters of the model.
+loop, or are buffers or frozen parameters of the model. This rank's part of a sharded parameter can also be
+kept as it is, so the references to it count, too.
 """
 
 import ctypes
 import operator
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -25,14 +27,23 @@ class MemoryWatch:
     slots
         The slots of the parameters to watch.
     own
-        Whether the runtime, or a wrapper around the model, keeps other tensors of the same memory. Tensors
-        that share it when the watch begins are then counted as theirs.
+        Returns the tensors of a wrapper around the model that share the memory.
+    moved
+        Whether the runtime keeps other tensors of the same memory. Tensors that share it when the watch
+        begins are then counted as its own.
     """
 
-    def __init__(self, slots: Sequence[Slot], *, own: bool = False) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        *,
+        own: Callable[[], Iterable[torch.Tensor]] = tuple,
+        moved: bool = False,
+    ) -> None:
         self._slots = slots
         self._parameters = [slot.parameter for slot in slots]
         self._own = own
+        self._moved = moved
         self._count()
 
     def _local_parts(self) -> list[torch.Tensor]:
@@ -49,7 +60,8 @@ class MemoryWatch:
             self._keys = [part.untyped_storage()._cdata for part in parts]
             # Count only guarded tensors of the model, as others can be used unnoticed.
             known = Counter(self._keys) + Counter(storage._cdata for storage in self._storages)
-            if self._own:
+            known += Counter(each.untyped_storage()._cdata for each in self._own())
+            if self._moved:
                 known = Counter({key: max(count, num_uses(key)) for key, count in known.items()})
             self._expected = [known[key] for key in self._keys]
             overlapping = _overlapping(self._slots)
@@ -61,14 +73,22 @@ class MemoryWatch:
 
     def shared(self) -> list[Slot]:
         """Return the slots of parameters whose memory the training loop or another process shares."""
+        kept = [0] * len(self._slots)
         with without_guards():
-            if [part.data_ptr() for part in self._parts or self._local_parts()] != self._addresses:
+            parts = self._parts or self._local_parts()
+            if [part.data_ptr() for part in parts] != self._addresses:
                 self._count()  # the loop has moved parameters
-        uses = [num_uses(key) for key in self._keys]
+            if self._parts is None:
+                kept = [sys.getrefcount(part) - _OWN_REFERENCES for part in parts]
+        uses = [num_uses(key) + more for key, more in zip(self._keys, kept, strict=True)]
         if uses == self._expected:
             return self._always
         more = zip(self._slots, uses, self._expected, strict=True)
         return [*self._always, *(slot for slot, used, expected in more if used > expected)]
+
+
+# What sys.getrefcount returns for a part of a parameter that a list and a variable refer to, too.
+_OWN_REFERENCES = 4
 
 
 def _in_shared_memory(storage: torch.UntypedStorage) -> bool:

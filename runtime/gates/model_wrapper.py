@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,6 +40,9 @@ class ModelWrapper(Protocol):
         bool
             Whether every use in the model's forward pass is announced in this way.
         """
+
+    def sharing(self) -> list[torch.Tensor]:
+        """Return the wrapper's own tensors that share the memory of parameters."""
 
 
 def refuse_local_step(model_wrapper: ModelWrapper, slots: Iterable[Slot]) -> None:

@@ -138,8 +138,8 @@ class Rounds(RoundAnswers):
         for slot, gate in self._gates:
             take_existing(slot)
             open_gate(slot.parameter, gate)
-        own = self._moves_parameters or (self._model_wrapper is not None and bool(self._model_wrapper.kinds))
-        self._memory_watch = MemoryWatch(guarded, own=own)
+        own = tuple if self._model_wrapper is None else self._model_wrapper.sharing
+        self._memory_watch = MemoryWatch(guarded, own=own, moved=self._moves_parameters)
         if self._learning:
             self._guard()
 

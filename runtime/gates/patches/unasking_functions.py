@@ -12,7 +12,8 @@ from pace.runtime.gates.patches.places import PLACES, patch, patch_legacy_constr
 Ask = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 _DEFAULT_TYPE = "torch._C:_set_default_tensor_type"
-_PLACES = [place for place in PLACES if place.startswith(("torch:", "torch._C:", "torch.utils.dlpack:"))]
+_MODULES = ("torch:", "torch._C:", "torch._functorch.", "torch.utils.dlpack:")
+_PLACES = [place for place in PLACES if place.startswith(_MODULES)]
 
 
 def have_them_ask(ask: Ask) -> None:
