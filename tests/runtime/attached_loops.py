@@ -86,12 +86,33 @@ class AttachedJob(ABC):
 
 
 def whole(value: Any) -> Any:
-    """Return what was sharded as a whole; of a gradient what every replica agrees on."""
+    """Return what was sharded as a whole; of a gradient what every replica agrees on.
+
+    Sharded tensors are read as a loop reads them. Their memory, read past anything that could make it
+    current, must hold the same then.
+    """
     if isinstance(value, dict):
         return {key: whole(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [whole(each) for each in value]
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    if not hasattr(value, "full_tensor"):
+        return value
+    shown = value.full_tensor()
+    assert torch.equal(shown, in_memory(value))
+    return shown
+
+
+def in_memory(sharded: Any) -> torch.Tensor:
+    """Return the whole of a sharded tensor from the memory of all shards, without a method of the tensor."""
+    from torch.distributed.tensor import DTensor
+
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        slot: Any = DTensor._local_tensor  # on the class, it is the descriptor of the attribute
+        copied = slot.__get__(sharded).clone()
+        spec = sharded._spec
+        made = DTensor(copied, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # in torch
+    found: torch.Tensor = made.full_tensor()
+    return found
 
 
 def usual(job: AttachedJob) -> None:

@@ -5,6 +5,7 @@ all-reduce over the replicas: to the bit on two, where sums do not depend on the
 """
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from tests.runtime.attached_loops import usual, whole
 from tests.runtime.fsdp.job import Job, Net, mesh_of
@@ -132,6 +134,94 @@ def evaluated(job: Job) -> None:
         with torch.inference_mode():
             job.see(model(job.batch(70 + step)).sum().item())
         job.see([parameter.detach().sum() for parameter in model.parameters()])
+
+
+def _same(parameter: Any) -> Any:
+    return parameter.redistribute(placements=parameter.placements)
+
+
+READINGS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "whole": lambda p: p.full_tensor(),
+    "shard": lambda p: p.to_local(),
+    "attribute": lambda p: p._local_tensor,
+    "method of the class": lambda p: DTensor.to_local(p),
+    "replicated": lambda p: p.redistribute(placements=[Replicate()] * p.device_mesh.ndim).to_local(),
+    "redistributed": lambda p: _same(p).to_local(),
+    "flattened": lambda p: getattr(p, p.__tensor_flatten__()[0][0]),
+    "distributed": lambda p: distribute_tensor(p, p.device_mesh, p.placements).to_local(),
+    "copy": lambda p: copy.copy(p).to_local(),
+    "pickle": lambda p: pickle.loads(pickle.dumps(p.to_local().detach())),
+    "transform": lambda p: torch.func.grad(lambda w: (w * w).sum())(p).to_local(),
+}
+"""Ways to read a sharded parameter."""
+
+
+def read_every_way(job: Job) -> None:
+    """Right after the step, each way in a step of its own; with gradients and without."""
+    model, optimizer = job.begin()
+    for grads in (True, False):
+        for step, read in enumerate(READINGS.values()):
+            optimizer.zero_grad()
+            job.backward(model, step)
+            optimizer.step()
+            with torch.set_grad_enabled(grads):
+                job.see(*[read(each).detach() for each in model.parameters()])
+
+
+def averaged_shards(job: Job) -> None:
+    """A moving average of shards, which takes the model's place for an evaluation."""
+    model, optimizer = job.begin()
+    sharded = list(model.parameters())  # after only a forward pass, the model shows gathered ones
+    averages = [each.to_local().detach().clone() for each in sharded]
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+        with torch.no_grad():
+            for average, each in zip(averages, sharded, strict=True):
+                average.lerp_(each.to_local(), 0.1)
+            kept = [each.to_local().clone() for each in sharded]
+            for average, each in zip(averages, sharded, strict=True):
+                each.to_local().copy_(average)
+            job.see(model(job.batch(99)).sum())
+            for before, each in zip(kept, sharded, strict=True):
+                each._local_tensor.copy_(before)
+    job.see(averages)
+
+
+def kept_shards(job: Job) -> None:
+    """Tensors of the shards' memory that the loop has from before PACE was attached, or from afterwards."""
+    for keep in (lambda p: p._local_tensor, lambda p: p.to_local(), _same, lambda p: p.data):
+        for early in (True, False):
+            if job.handle is not None:
+                job.handle.close()
+            model = job.wrapped()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+            kept = [keep(each) for each in model.parameters()] if early else []
+            job.attached(model, optimizer)
+            kept = kept or [keep(each) for each in model.parameters()]
+            for step in range(2):
+                optimizer.zero_grad()
+                job.backward(model, step)
+                optimizer.step()
+                job.see(*[getattr(each, "_local_tensor", each).detach() for each in kept])
+                with torch.no_grad():
+                    for each in kept:
+                        getattr(each, "_local_tensor", each).mul_(0.9)
+            job.see(model.state_dict())
+
+
+def replaced_shards(job: Job) -> None:
+    """Other memory for a shard, right after the step."""
+    model, optimizer = job.begin(torch.optim.SGD)
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+        for each in model.parameters():
+            each.grad = None
+        last = model.blocks[1].narrow.weight
+        last._local_tensor = last._local_tensor.detach() * 0.5
 
 
 def used_twice(job: Job) -> None:
@@ -304,6 +394,10 @@ LOOPS: tuple[Callable[[Job], None], ...] = (
     replaced,
     checkpoints,
     evaluated,
+    read_every_way,
+    averaged_shards,
+    kept_shards,
+    replaced_shards,
     used_twice,
     frozen,
     prefetched,
