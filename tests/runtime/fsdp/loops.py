@@ -211,19 +211,6 @@ def kept_shards(job: Job) -> None:
             job.see(model.state_dict())
 
 
-def replaced_shards(job: Job) -> None:
-    """Other memory for a shard, right after the step."""
-    model, optimizer = job.begin(torch.optim.SGD)
-    for step in range(job.steps):
-        optimizer.zero_grad()
-        job.backward(model, step)
-        optimizer.step()
-        for each in model.parameters():
-            each.grad = None
-        last = model.blocks[1].narrow.weight
-        last._local_tensor = last._local_tensor.detach() * 0.5
-
-
 def used_twice(job: Job) -> None:
     """A block that runs twice in a forward pass, and one that does not run in some steps."""
     model, optimizer = job.begin()
@@ -397,7 +384,6 @@ LOOPS: tuple[Callable[[Job], None], ...] = (
     read_every_way,
     averaged_shards,
     kept_shards,
-    replaced_shards,
     used_twice,
     frozen,
     prefetched,

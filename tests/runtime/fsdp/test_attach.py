@@ -66,6 +66,7 @@ def test_what_clipping_costs_is_in_the_report_and_said_once(pool: RankPool) -> N
         assert not isinstance(found, Failed), found.reason
         events, without, waited_s = found
         assert events.count("pace.waits_for_gradients") == (rank == 0)
+        assert "pace.memory_shared" not in events  # torch's own tensors of the shards' memory are none
         assert without == 0.0
         assert waited_s > 0.0
 

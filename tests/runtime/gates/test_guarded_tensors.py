@@ -12,21 +12,25 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from pace.runtime.gates.guarded_tensors import guard, guarded, unguard, without_guards
+from pace.runtime.gates.patches.backward_end import watch_backward
+from pace.runtime.optimizer.group_update import plain_mode
 
 
 class _Bench:
-    """A guarded parameter of ones, which its guard doubles."""
+    """A guarded parameter of ones, or another tensor, which its guard doubles."""
 
-    def __init__(self) -> None:
-        self.parameter = nn.Parameter(torch.ones(3, 3))
+    def __init__(self, tensor: torch.Tensor | None = None) -> None:
+        self.parameter: Any = nn.Parameter(torch.ones(3, 3)) if tensor is None else tensor
         self.asked = 0
+        watch_backward()  # as each wrapper does
         guard(self.parameter, self)
 
     def __call__(self, tensor: torch.Tensor) -> None:
         self.asked += 1
-        with without_guards(), torch.no_grad():
+        with without_guards(), plain_mode("cpu"):
             tensor.mul_(2)
         unguard(tensor)
 
@@ -51,6 +55,11 @@ class _Doubled(torch.autograd.Function):
 
 def _to_dlpack(tensor: torch.Tensor) -> Any:
     return vars(torch.utils.dlpack)["to_dlpack"](tensor)
+
+
+def _gradient_by(weights: torch.Tensor) -> torch.Tensor:
+    x = torch.ones(3, 3, requires_grad=True)
+    return torch.autograd.grad(x * 1, x, grad_outputs=weights)[0]
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,6 +98,13 @@ _TWOS: dict[str, Callable[[nn.Parameter], Any]] = {
         nn.Linear(3, 3, bias=False), {"weight": p}, torch.eye(3)
     ),
     "vmap": lambda p: torch.func.vmap(lambda x: x * p)(torch.ones(1, 3, 3))[0],
+    "vmap of itself": lambda p: torch.func.vmap(lambda w: w * 1)(p),
+    "grad": lambda p: torch.func.grad(lambda w: (w * w).sum())(p) / 2,
+    "vjp": lambda p: torch.func.vjp(lambda w: w * 1, p)[0],
+    "jacobian": lambda p: torch.func.jacrev(lambda w: (w * w).sum())(p) / 2,
+    "functionalized": lambda p: torch.func.functionalize(lambda w: w * 1)(p),
+    "cotangent": lambda p: torch.func.vjp(lambda x: x * 1, torch.ones(3, 3))[1](p)[0],
+    "gradient of an output": lambda p: _gradient_by(p),
     "operator": lambda p: torch.ops.aten.add.Tensor(p, 0),
     "keyword": lambda p: torch.add(input=p, other=0),
     "deepcopy": copy.deepcopy,
@@ -174,3 +190,55 @@ def test_plain_tensors_can_be_guarded() -> None:
     assert guarded(tensor)
     assert float(tensor.sum()) == 2.0
     assert type(tensor) is torch.Tensor
+
+
+class _Labeled(nn.Parameter):
+    """A kind of parameter with a method that torch does not announce."""
+
+    def doubled(self) -> torch.Tensor:
+        """Return it twice."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self + self
+
+
+def _two() -> Any:
+    """Return a parameter whose values are in two tensors that are its attributes."""
+    made: Any = TwoTensor(torch.ones(3, 3), torch.ones(3, 3))  # type: ignore[no-untyped-call]  # in torch
+    return nn.Parameter(made)
+
+
+_TWOS_OF_SUBCLASS: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.Tensor]]] = {
+    "attribute": (_two, lambda p: p.a),
+    "attribute by name": (_two, lambda p: vars(p)["b"]),
+    "flattened": (_two, lambda p: getattr(p, p.__tensor_flatten__()[0][0])),
+    "unbound": (_two, lambda p: getattr(p, TwoTensor.__tensor_flatten__(p)[0][0])),  # type: ignore[no-untyped-call]  # in torch
+    "copy": (_two, lambda p: copy.copy(p).a),
+    "operator": (_two, lambda p: (p + 0).b),
+    "transform": (_two, lambda p: torch.func.grad(lambda w: (w * w).sum())(p).a / 2),
+    "method": (lambda: _Labeled(torch.ones(3, 3)), lambda p: p.doubled() / 2),
+}
+
+
+@pytest.mark.parametrize("way", _TWOS_OF_SUBCLASS)
+def test_attributes_and_methods_of_subclasses_ask_the_guard_first(way: str) -> None:
+    """A subclass of tensors may keep its values in other tensors, which nobody guards."""
+    make, read = _TWOS_OF_SUBCLASS[way]
+    bench = _Bench(make())
+    assert torch.equal(read(bench.parameter), torch.full((3, 3), 2.0))
+    assert bench.asked == 1
+
+
+def test_setting_an_attribute_of_a_subclass_asks_the_guard_first() -> None:
+    """What replaces its values stays."""
+    bench = _Bench(_two())
+    bench.parameter.a = torch.zeros(3, 3)
+    assert float((bench.parameter.a + bench.parameter.b).sum()) == 18.0
+
+
+@pytest.mark.parametrize("description", _DESCRIPTIONS)
+def test_descriptions_of_subclasses_do_not_ask(description: str) -> None:
+    """As those of plain tensors."""
+    bench = _Bench(_two())
+    _DESCRIPTIONS[description](bench.parameter)
+    assert bench.asked == 0
+    assert guarded(bench.parameter)
