@@ -89,6 +89,8 @@ def _ordered(problem: FabricProblem, options: TransferOptions) -> Ordering:
         if options.rule != "strict" or options.late not in ("drop", "pace"):
             raise InvalidOptions('order "search" needs rule "strict" and late "drop" or "pace"')
         return search_order(problem.updates, problem.capacities)
+    if options.rule == "paper" and options.late not in ("drop", "pace"):
+        raise InvalidOptions(f'rule "paper" drops late updates: late "{options.late}" needs rule "strict"')
     return order_updates(problem.updates, problem.capacities, rule=options.rule, late=options.late)
 
 
@@ -246,6 +248,7 @@ def _document(
         batch_sha256=batch.sha256,
         rule=options.rule,
         late=options.late,
+        check=options.check,
         solver=__version__,
         order=tuple(names[g] for g in ordering.commits),
         dropped=tuple(

@@ -12,6 +12,7 @@ from pace.fabric.documents.batch import Version
 PlanRule = Literal["strict", "paper"]
 PlanOrder = Literal["greedy", "search", "exact"]
 LatePolicy = Literal["drop", "hold", "pace", "downweight"]
+DivergenceCheck = Literal["commit", "batch-end"]
 
 # A sum with one that is not a number exceeds nothing.
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -43,7 +44,7 @@ class TransferOptions(Document):
     late: LatePolicy = "drop"
     aggregators: Index | None = None
     seed: Index | None = None
-    check: Literal["commit", "batch-end"] = "commit"
+    check: DivergenceCheck = "commit"
 
 
 class DroppedUpdate(Document):
@@ -141,12 +142,19 @@ class PredictedCommits(Document):
 
 
 class TransferPlan(Document):
-    """The plan of one batch on one network. ``pace fabric check`` says whether it fits them."""
+    """The plan of one batch on one network. ``pace fabric check`` says whether it fits them.
+
+    Attributes
+    ----------
+    rule, late, check
+        The options by which the plan was made, and by which it is checked.
+    """
 
     schema_version: Literal[1] = 1
     batch_sha256: Sha256
     rule: PlanRule
     late: LatePolicy = "drop"
+    check: DivergenceCheck = "commit"
     solver: str
     order: tuple[Name, ...]
     dropped: tuple[DroppedUpdate, ...] = ()
