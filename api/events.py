@@ -17,6 +17,9 @@ EVENTS = {
         "method path status seconds client",
         "A request was answered; successful reads are only counted in the metrics",
     ),
+    "slow-reader-ended": LogEvent(
+        "info", "client", "A connection was closed, because its client did not read its answer"
+    ),
     "request-failed": LogEvent(
         "error", "method path error problem", "A request failed because of a defect or a lack of storage"
     ),

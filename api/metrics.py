@@ -105,6 +105,11 @@ class Metrics:
         )
         self.cache_hits = self._cache.labels("hit")
         self.cache_misses = self._cache.labels("miss")
+        self.slow_readers = Counter(
+            "pace_slow_readers",
+            "Connections closed because the client did not read its answer",
+            registry=self.registry,
+        )
         self._lag = Gauge(
             "pace_event_loop_lag_max_seconds",
             "Longest time in seconds that the event loop was blocked since the last scrape",

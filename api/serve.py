@@ -72,7 +72,13 @@ def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
         timeout_graceful_shutdown=settings.drain_s,  # type: ignore[arg-type]  # only waited for
-        http=make_protocol(settings.header_timeout_s, raise_descriptor_limit(), app.answer_at_once),
+        http=make_protocol(
+            settings.header_timeout_s,
+            settings.answer_timeout_s,
+            raise_descriptor_limit(),
+            app.answer_at_once,
+            app.note_slow_reader,
+        ),
         lifespan="on",
         backlog=ACCEPTED_TOGETHER,
     )

@@ -295,6 +295,11 @@ class LimitSettings(BaseSettings):
     body_timeout_s: Duration = Field(
         60.0, description="Seconds for the body of a request; then 408 `timeout`"
     )
+    answer_timeout_s: Duration = Field(
+        30.0,
+        description="Seconds in which a client must read 10,000 bytes of its answer, or the rest of it; then "
+        "its connection is closed",
+    )
     rate_limit: Rate = Field(
         "60000/minute",
         description="Rate of a tenant's requests in this process; beyond: 429 `rate-limited`; empty: no "
@@ -305,8 +310,8 @@ class LimitSettings(BaseSettings):
     )
     max_bodies_bytes: Bytes = Field(
         512 * MIB,
-        description="Bytes of bodies in flight in this process, half for one tenant; beyond: 429 "
-        "`queue-full`",
+        description="Bytes of bodies in flight in this process, of requests and of large answers, half for "
+        "one tenant; beyond: 429 `queue-full`",
     )
     max_body_bytes: Bytes = Field(64 * MIB, description="Bytes of one body as sent; beyond: 413 `too-large`")
     max_decoded_bytes: Bytes = Field(

@@ -1,10 +1,10 @@
-"""Limits on request bodies that are being received: their number and bytes, in total and of each tenant."""
+"""Limits on bodies in transfer, of requests and answers: number and bytes, in total and of each tenant."""
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 
 from pace.api.errors import QueueFull
 from pace.api.fairness.tenants import Tenants
@@ -13,7 +13,7 @@ _BULK_PAUSES = 2.0
 
 
 class BodyLimits:
-    """Counts bodies and their bytes, from the first byte until they have been parsed.
+    """Counts bodies and their bytes: of requests until they have been parsed, of answers until they are sent.
 
     Parameters
     ----------
@@ -29,6 +29,33 @@ class BodyLimits:
         self._held: Counter[str] = Counter()
         self._bodies: Counter[str] = Counter()
         self._bulk = asyncio.Lock()
+        # How many answers send the same bytes of a tenant, and what counts these bytes once.
+        self._sent: dict[tuple[str, int], tuple[int, ExitStack]] = {}
+
+    @contextmanager
+    def answer(self, tenant: str, content: bytes) -> Iterator[None]:
+        """Count an answer inside the context; answers that send the same bytes object count once.
+
+        Raises
+        ------
+        QueueFull
+            If the tenant has too many other bodies in transfer, or too many bytes of them are.
+        """
+        key = tenant, id(content)
+        number, counted = self._sent.get(key, (0, ExitStack()))
+        if not number:
+            with ExitStack() as opening:
+                opening.enter_context(self.body(tenant)).grow(len(content))
+                counted = opening.pop_all()
+        self._sent[key] = number + 1, counted
+        try:
+            yield
+        finally:
+            number, _ = self._sent.pop(key)
+            if number > 1:
+                self._sent[key] = number - 1, counted
+            else:
+                counted.close()
 
     @contextmanager
     def body(self, tenant: str) -> "Iterator[HeldBody]":
@@ -41,8 +68,8 @@ class BodyLimits:
         """
         if self._bodies[tenant] >= self._tenants.limits(tenant).max_bodies:
             raise QueueFull(
-                f"{self._bodies[tenant]} of your request bodies are being received, as many as a tenant may "
-                "send at once; try again when one is done"
+                f"{self._bodies[tenant]} of your bodies are in transfer, as many as a tenant may have at "
+                "once; try again when one is done"
             )
         held = HeldBody(self, tenant)
         self._bodies[tenant] += 1
@@ -80,10 +107,10 @@ class BodyLimits:
         others = self._held[tenant] - already
         if others and self._held[tenant] + size_bytes > self._tenants.limits(tenant).max_bodies_bytes:
             raise QueueFull(
-                f"your request bodies in transfer hold {self._held[tenant]} bytes; try again when one is done"
+                f"your bodies in transfer hold {self._held[tenant]} bytes; try again when one is done"
             )
         if self._held.total() > already and self._held.total() + size_bytes > self._most_bytes:
-            raise QueueFull(f"request bodies in transfer hold {self._held.total()} bytes; try again later")
+            raise QueueFull(f"bodies in transfer hold {self._held.total()} bytes; try again later")
         self._held[tenant] += size_bytes
 
 

@@ -22,6 +22,8 @@ from pace.client.documents import Problem
 
 JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
+# Key in a request's scope of the bytes from which its answer is made while it is sent.
+SOURCE_KEY = "pace.source"
 _LARGE_BYTES = 2**20
 _PIECE_BYTES = 2**18
 
@@ -83,18 +85,19 @@ class PreparedAnswer:
 class StreamedAnswer:
     """A large body, produced piece by piece from stored bytes for every reader."""
 
+    stored: bytes
     pieces: Callable[[], Iterator[bytes]]
     size_bytes: int
     digest: str
 
     @classmethod
-    def of(cls, pieces: Callable[[], Iterator[bytes]]) -> "StreamedAnswer":
+    def of(cls, stored: bytes, pieces: Callable[[], Iterator[bytes]]) -> "StreamedAnswer":
         """Read the body once for its length and digest."""
         digest, size_bytes = hashlib.sha256(), 0
         for piece in pieces():
             digest.update(piece)
             size_bytes += len(piece)
-        return cls(pieces, size_bytes, base64.b64encode(digest.digest()).decode())
+        return cls(stored, pieces, size_bytes, base64.b64encode(digest.digest()).decode())
 
     def response_to(self, request: Request) -> Response:
         """Return the response to a GET: 304 without a body if the caller has this body already."""
@@ -102,6 +105,7 @@ class StreamedAnswer:
         asked = request.headers.get("if-none-match")
         if asked is not None and _matches(asked, same["ETag"]):
             return Response(status_code=304, headers=same)
+        request.scope[SOURCE_KEY] = self.stored
         whole = {"Content-Length": str(self.size_bytes), "Content-Digest": f"sha-256=:{self.digest}:"}
         return StreamingResponse(self.pieces(), headers={**same, **whole}, media_type=JSON)
 
@@ -119,7 +123,7 @@ def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":
     head = stored.summary.model_dump(mode="json")
     if stored.summary.size_bytes <= _LARGE_BYTES:
         return PreparedAnswer.of(_splice(head, "profile", zlib.decompress(stored.document)))
-    return StreamedAnswer.of(_spliced(head, "profile", stored.document))
+    return StreamedAnswer.of(stored.document, _spliced(head, "profile", stored.document))
 
 
 def document_answer(document: BaseModel) -> PreparedAnswer:
@@ -159,12 +163,18 @@ class AnswerCache:
         self._answers.move_to_end((tenant, resource_id))
         return answer
 
-    def put(self, tenant: str, resource_id: str, answer: PreparedAnswer) -> None:
-        """Keep an answer, unless it was dropped a moment ago."""
+    def put(self, tenant: str, resource_id: str, answer: PreparedAnswer) -> PreparedAnswer:
+        """Keep an answer, unless it was dropped a moment ago; return it, or the equal one from before.
+
+        Slow clients may still read the one from before, and then its bytes are in memory once.
+        """
         until, held = self._answers.get((tenant, resource_id), (0.0, answer))
         if held is None and until >= time.monotonic():
-            return
+            return answer
+        if held is not None and held.digest == answer.digest:
+            answer = held
         self._set(tenant, resource_id, answer)
+        return answer
 
     def drop(self, tenant: str, resource_id: str) -> None:
         """Drop an answer, and refuse to keep it for a moment."""

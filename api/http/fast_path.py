@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import cast
 
+import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +39,7 @@ _KIND = KINDS[SCHEDULE]
 _PATH = _KIND.path
 _ID = re.compile("[0-9a-f]{32}")
 _ONE = f"{_PATH}/{{question_id}}"
+log = structlog.get_logger(__name__)
 ROUTE_KEY = "pace.route"
 # One request without a body, all of it, as RFC 9112 writes it and most clients do.
 _PLAIN = re.compile(
@@ -45,6 +47,8 @@ _PLAIN = re.compile(
     rb"((?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)+)\r\n"
 )
 _MOST_BYTES = 4096
+# Larger answers are sent in pieces, as fast as their client reads them.
+_MOST_ANSWER_BYTES = 2**15
 # Headers that say where a request ends, or on which its answer depends.
 _DECISIVE = frozenset(("content-length", "transfer-encoding", "expect", "upgrade", "origin", "if-none-match"))
 _KEEPS = "keep-alive"
@@ -87,6 +91,12 @@ class Application(FastAPI):
             await self.fast(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    def note_slow_reader(self, client: str | None) -> None:
+        """Log and count a connection that ends because its client does not read."""
+        service: Service = self.state.service
+        service.metrics.slow_readers.inc()
+        log.info("slow-reader-ended", client=client)
 
     def _without_traceback(self, send: Send) -> Send:
         # Otherwise the server would log a traceback, though the log already has the reason.
@@ -162,7 +172,8 @@ class ReadsFromMemory:
         principal = access.recognize(bearer_of(given.get("authorization")), "read")
         if principal is None or (shares is not None and not shares.is_open(principal.tenant)):
             return False
-        answer = self._answers.in_memory(principal.tenant, _KIND, request[1].decode())
+        question_id = request[1].decode()
+        answer = self._answers.in_memory(principal.tenant, _KIND, question_id, _MOST_ANSWER_BYTES)
         if answer is None:
             return False
         rate = access.count(principal.tenant)

@@ -3,15 +3,16 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pace.api.errors import ServiceStopping
+from pace.api.errors import QueueFull, ServiceStopping
 from pace.api.fairness.loop_shares import LoopShares
-from pace.api.http.answers import problem_response
+from pace.api.http.answers import SOURCE_KEY, problem_response
 from pace.api.http.fast_path import ROUTE_KEY
 from pace.api.http.headers import (
     NOTHING_LOADED,
@@ -23,7 +24,7 @@ from pace.api.http.headers import (
     refuse_two_lengths,
     request_id_of,
 )
-from pace.api.http.security import RATE_KEY
+from pace.api.http.security import RATE_KEY, TENANT_KEY
 from pace.api.metrics import Metrics
 from pace.api.problems import brief, headers_of, is_foreseen, problem_of
 from pace.errors import PaceError
@@ -35,6 +36,18 @@ CLIENT_GONE = 499
 
 _NO_STORE = (b"cache-control", b"no-store")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+# Smaller answers are bounded by the number of connections.
+_COUNTED_BYTES = 2**18
+
+
+class _AnswerRefused(Exception):
+    """There is no room for an answer. The framework has sent its head, and would not answer a PaceError."""
+
+    def __init__(self, reason: QueueFull) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 class Envelope:
@@ -72,11 +85,12 @@ class Envelope:
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
         wanted = scope
+        sending = ExitStack()
+        held_back: Message | None = None
 
         async def send_wrapped(message: Message) -> None:
-            nonlocal status
+            nonlocal status, held_back
             if message["type"] == "http.response.start":
-                status = message["status"]
                 # Copied, because a response may be sent more than once.
                 headers = [*message["headers"], (b"x-request-id", request_id.encode()), *SAFE_HEADERS]
                 if (rate := wanted.get(RATE_KEY)) is not None:
@@ -88,6 +102,23 @@ class Envelope:
                 else:
                     headers.append(_NO_STORE)
                 message = {**message, "headers": headers}
+                if any(n == b"content-length" and int(v) >= _COUNTED_BYTES for n, v in headers):
+                    # Until it is clear that the body has room.
+                    held_back = message
+                    return
+                status = message["status"]
+            if held_back is not None:
+                content = wanted.get(SOURCE_KEY) or message.get("body", b"")
+                if len(content) >= _COUNTED_BYTES:
+                    limits = scope["app"].state.service.body_limits
+                    try:
+                        sending.enter_context(limits.answer(wanted.get(TENANT_KEY, ""), content))
+                    except QueueFull as error:
+                        held_back = None
+                        raise _AnswerRefused(error) from None
+                head, held_back = held_back, None
+                status = head["status"]
+                await send(head)
             await send(message)
 
         try:
@@ -104,6 +135,8 @@ class Envelope:
             if not status:
                 stopping = ServiceStopping("the service is being stopped; send the request again")
                 await error_response(stopping, scope)(scope, receive, send_wrapped)
+        except _AnswerRefused as refused:
+            await error_response(refused.reason, scope)(scope, receive, send_wrapped)
         except PaceError as error:
             await error_response(error, scope)(scope, receive, send_wrapped)
         except ClientDisconnect:
@@ -116,6 +149,7 @@ class Envelope:
                 raise
             await error_response(error, scope)(scope, receive, send_wrapped)
         finally:
+            sending.close()
             route = str(wanted.get(ROUTE_KEY) or getattr(wanted.get("route"), "path", "none"))
             seconds = time.perf_counter() - started_s
             # Callers may invent methods, and every label stays in memory.

@@ -1,6 +1,7 @@
 """Keeps answers to questions in memory."""
 
 import asyncio
+import math
 
 from pace.api.http.answers import AnswerCache, PreparedAnswer, question_answer
 from pace.api.questions.kind import Kind
@@ -27,11 +28,14 @@ class QuestionAnswers:
         stored = await self._service.read(self._service.questions.get, tenant, kind, question_id)
         return None if stored is None else await self.keep(tenant, kind, stored)
 
-    def in_memory(self, tenant: str, kind: Kind, question_id: str) -> PreparedAnswer | None:
-        """Return an answer that was read recently."""
+    def in_memory(
+        self, tenant: str, kind: Kind, question_id: str, most_bytes: float = math.inf
+    ) -> PreparedAnswer | None:
+        """Return an answer that was read recently, and has at most so many bytes."""
         answer = self._cache.get(tenant, _name(kind, question_id))
-        if answer is not None:
-            self._service.metrics.cache_hits.inc()
+        if answer is None or len(answer.body) > most_bytes:
+            return None
+        self._service.metrics.cache_hits.inc()
         return answer
 
     async def keep(self, tenant: str, kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
@@ -43,7 +47,7 @@ class QuestionAnswers:
                 answer = question_answer(kind, stored)
             else:
                 answer = await asyncio.to_thread(question_answer, kind, stored)
-            self._cache.put(tenant, name, answer)
+            answer = self._cache.put(tenant, name, answer)
         return answer
 
     def drop(self, tenant: str, kind: Kind, question_id: str) -> None:

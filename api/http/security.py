@@ -17,6 +17,8 @@ from pace.api.storage.keys import Scope
 _ADDRESS = "\0"
 # Key in a request's scope under which the rest of the tenant's rate limit is kept for the answer.
 RATE_KEY = "pace.rate"
+# Key in a request's scope of the tenant that sent it.
+TENANT_KEY = "pace.tenant"
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -40,6 +42,7 @@ async def admit_request(request: Request, service: Service, token: str | None, s
             # Refusing a request takes time of the event loop, too.
             await shares.turn(request.scope, f"{_ADDRESS}{client}")
         raise
+    request.scope[TENANT_KEY] = principal.tenant
     if shares is not None:
         await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):

@@ -24,8 +24,10 @@ log = structlog.get_logger(__name__)
 
 # Beyond the drain, for what comes after it.
 _GRACE_S = 7.0
-_LOOK_EVERY_S = 10.0
-_LEAST_BYTES = 10_000
+# A client must take so many bytes of its answer, or all that are left, in each time-out.
+LEAST_TAKEN_BYTES = 10_000
+# What is given to a connection at once, and about as much as the system may hold for it unsent.
+_PIECE_BYTES = 2**16
 _MOST_DESCRIPTORS = 65_536
 _MOST_HEADERS = 1000
 # Connections that wait until they are accepted, and those accepted in one turn of the event loop. With more,
@@ -34,6 +36,7 @@ MOST_WAITING = 2048
 ACCEPTED_TOGETHER = 16
 # Writes what is received on an idle connection its answer, with the server's own headers; False to leave it.
 AtOnce = Callable[[bytes, Iterable[tuple[bytes, bytes]], Callable[[bytes], object]], bool]
+NoteSlowReader = Callable[[str | None], object]
 # What a header may consist of (RFC 9110, section 5).
 _NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(rb"(?![ \t])[\t -~\x80-\xff]*(?<![ \t])")
@@ -95,6 +98,13 @@ class JoinedWrites:
     ----------
     answering
         Returns the answer that has begun on this connection, or None; there is one at a time.
+    waits
+        Called when bytes start to wait for the client to read.
+
+    Attributes
+    ----------
+    num_written
+        Number of bytes given to the wrapped transport.
     """
 
     def __init__(
@@ -102,10 +112,13 @@ class JoinedWrites:
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         answering: Callable[[], object | None],
+        waits: Callable[[], object] = lambda: None,
     ) -> None:
         self._transport = transport
         self._loop = loop
         self._answering = answering
+        self._waits = waits
+        self.num_written = 0
         self._begun: object | None = None
         self._held = b""
         self.is_closing = transport.is_closing
@@ -118,8 +131,7 @@ class JoinedWrites:
             self._begun, self._held = answer, bytes(data)
             self._loop.call_soon(self._flush)
             return
-        if data:
-            self._transport.write(data)
+        self._pass_on(data)
 
     def close(self) -> None:
         """Send the held head, then close the connection."""
@@ -129,7 +141,16 @@ class JoinedWrites:
     def _flush(self) -> None:
         if self._held:
             data, self._held = self._held, b""
-            self._transport.write(data)
+            self._pass_on(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        if not data:
+            return
+        waited = self._transport.get_write_buffer_size()
+        self._transport.write(data)
+        self.num_written += len(data)
+        if not waited and self._transport.get_write_buffer_size():
+            self._waits()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -168,7 +189,7 @@ def _line(name: bytes, value: bytes) -> bytes:
 
 
 class PatientProtocol(H11Protocol):
-    """Ends connections that send no complete request in time.
+    """Ends connections that send no complete request in time, or do not read their answers.
 
     Always uses h11, even if httptools is installed, which has no limit for the head of a request and accepts
     two Host headers.
@@ -177,13 +198,19 @@ class PatientProtocol(H11Protocol):
     ----------
     header_timeout_s
         Seconds in which the head of a request must arrive.
+    answer_timeout_s
+        Seconds in which a client must read some of what waits for it.
     most_connections
         Largest number of connections; beyond it, the one without a complete request for longest is ended.
+    note_slow_reader
+        Called with the address of a client whose connection is ended because it does not read.
     at_once
         Answers some requests before they are parsed, let alone passed to the application.
     """
 
     header_timeout_s: ClassVar[float]
+    answer_timeout_s: ClassVar[float]
+    note_slow_reader: ClassVar[NoteSlowReader]
     most_connections: ClassVar[int]
     at_once: ClassVar[AtOnce]
     # In the order in which they came to be without a request.
@@ -191,7 +218,7 @@ class PatientProtocol(H11Protocol):
 
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _to_write = 0
+    _taken_before = 0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -203,8 +230,11 @@ class PatientProtocol(H11Protocol):
     ) -> None:
         """Count the connection; end the oldest unused one if there are too many."""
         super().connection_made(transport)
-        joined = JoinedWrites(transport, self.loop, self._answer_begun)
-        self.transport = cast("asyncio.Transport", joined)
+        if (connection := transport.get_extra_info("socket")) is not None:
+            # Otherwise the system would hold megabytes, and slow clients would seem to read nothing.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIECE_BYTES)
+        self._joined = JoinedWrites(transport, self.loop, self._answer_begun, self._await_reading)
+        self.transport = cast("asyncio.Transport", self._joined)
         self._note_use()
         if len(self.connections) > self.most_connections:
             oldest = next(iter(self.unused))
@@ -244,25 +274,20 @@ class PatientProtocol(H11Protocol):
         if not self._has_request() and not self.transport.is_closing():
             self.unused[self] = None  # its keep-alive timer runs
 
-    def pause_writing(self) -> None:
-        """Start to watch that the client continues to read."""
-        super().pause_writing()
-        self._to_write = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
-
-    def resume_writing(self) -> None:
-        """The client has read enough."""
-        super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Be the application; heads of answers are sent here."""
+        """Be the application; heads of answers are sent here, and bodies in pieces as the client reads."""
         # Of this request: the next one is not read before this one is answered.
         cycle = self.cycle
 
         async def send_quickly(message: Message) -> None:
-            if message["type"] != "http.response.start" or cycle.response_started or cycle.flow.write_paused:
+            if message["type"] == "http.response.body":
+                # The transport copies what the client does not read yet, so it gets one piece at a time.
+                rest = memoryview(message.get("body", b""))
+                while len(rest) > _PIECE_BYTES:
+                    await send({**message, "body": rest[:_PIECE_BYTES], "more_body": True})
+                    rest = rest[_PIECE_BYTES:]
+                await send({**message, "body": rest})
+            elif cycle.response_started or cycle.flow.write_paused:
                 await send(message)
             elif not cycle.disconnected:
                 send_head(cycle, message)
@@ -290,13 +315,26 @@ class PatientProtocol(H11Protocol):
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\r\n")
             self.transport.close()
 
+    def _await_reading(self) -> None:
+        """Start to watch that the client reads what waits for it."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._taken_before = self._num_taken()
+        self._write_timer = self.loop.call_later(self.answer_timeout_s, self._require_progress)
+
+    def _num_taken(self) -> int:
+        waiting: int = self._joined.get_write_buffer_size()
+        return self._joined.num_written - waiting
+
     def _require_progress(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        if self._to_write - left < _LEAST_BYTES:
-            self.transport.abort()  # the client does not read its answer
+        self._write_timer = None
+        if not self._joined.get_write_buffer_size():
             return
-        self._to_write = left
-        self._write_timer = self.loop.call_later(_LOOK_EVERY_S, self._require_progress)
+        if self._num_taken() - self._taken_before < LEAST_TAKEN_BYTES:
+            type(self).note_slow_reader(self.client and self.client[0])
+            self.transport.abort()
+            return
+        self._await_reading()
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
@@ -310,11 +348,17 @@ class PatientProtocol(H11Protocol):
 
 
 def make_protocol(
-    header_timeout_s: float, most_connections: int, at_once: AtOnce = lambda *_: False
+    header_timeout_s: float,
+    answer_timeout_s: float,
+    most_connections: int,
+    at_once: AtOnce = lambda *_: False,
+    note_slow_reader: NoteSlowReader = lambda _: None,
 ) -> type[asyncio.Protocol]:
     """Return a protocol with these limits, for one server."""
     own = {
         "header_timeout_s": header_timeout_s,
+        "answer_timeout_s": answer_timeout_s,
+        "note_slow_reader": staticmethod(note_slow_reader),
         "most_connections": most_connections,
         "at_once": staticmethod(at_once),
         "unused": {},

@@ -63,7 +63,7 @@ def _said(listener: socket.socket, request: bytes) -> bytes:
 def test_heads_are_those_of_uvicorn(path: str, request_line: str) -> None:
     """Of answers with and without a length, to clients that close the connection or cannot keep it."""
     head = f"{request_line.format(path)}\r\nHost: here\r\n".encode()
-    with _served(H11Protocol) as plain, _served(make_protocol(60.0, 100)) as ours:
+    with _served(H11Protocol) as plain, _served(make_protocol(60.0, 60.0, 100)) as ours:
         for _ in range(2):
             said, expected = (
                 _said(listener, head + b"Connection: close\r\n\r\n").partition(b"\r\n\r\n")
@@ -76,7 +76,7 @@ def test_heads_are_those_of_uvicorn(path: str, request_line: str) -> None:
 
 def test_an_invalid_header_is_never_sent() -> None:
     """The connection ends instead, each time."""
-    with _served(make_protocol(60.0, 100)) as listener:
+    with _served(make_protocol(60.0, 60.0, 100)) as listener:
         for _ in range(2):
             assert _said(listener, b"GET /invalid HTTP/1.1\r\nHost: here\r\n\r\n") == b""
 
@@ -94,7 +94,7 @@ def test_what_is_answered_at_once_does_not_reach_the_application() -> None:
         return False
 
     with (
-        _served(make_protocol(60.0, 100, at_once)) as listener,
+        _served(make_protocol(60.0, 60.0, 100, at_once)) as listener,
         socket.create_connection(listener.getsockname(), timeout=60) as connection,
         connection.makefile("rb") as answers,
     ):

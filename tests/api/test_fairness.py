@@ -244,7 +244,7 @@ def test_bodies_under_way_are_bounded() -> None:
     with room.body("one") as large:
         large.grow(60)
         large.grow(10)
-        with room.body("one") as more, pytest.raises(QueueFull, match="your request bodies"):
+        with room.body("one") as more, pytest.raises(QueueFull, match="your bodies"):
             more.grow(1)
         with room.body("other") as other:
             other.grow(20)

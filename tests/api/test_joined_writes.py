@@ -13,6 +13,9 @@ class _Sent(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent.append(bytes(data))
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.sent[-1:] == [b"closed"]
 

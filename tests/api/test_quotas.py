@@ -161,7 +161,7 @@ def test_what_is_stored_is_bounded(queue: TaskQueue) -> None:
 def test_bodies_of_a_tenant_are_counted() -> None:
     """Beyond its number they are refused, however small."""
     room = BodyLimits(100, Tenants(TenantLimits(max_bodies=1)))
-    with room.body("one"), pytest.raises(QueueFull, match="1 of your request bodies"), room.body("one"):
+    with room.body("one"), pytest.raises(QueueFull, match="1 of your bodies"), room.body("one"):
         pass
     with room.body("one"), room.body("other"):
         pass
