@@ -36,8 +36,13 @@ PARTS = (
         shows="two ranks on one GPU over Gloo through a limited link: DDP against PACE",
         limit_s=140,
     ),
+    Part(
+        name="nccl",
+        shows="two ranks on one GPU over NCCL, as two hosts, through a limited link: DDP against PACE",
+        limit_s=100,
+    ),
     Part(name="overhead", shows="what the runtime costs where nothing is sent", limit_s=40),
     Part(name="memory", shows="peak memory of plain training, DDP and PACE", limit_s=30),
 )
-TOTAL_S = 530.0
+TOTAL_S = 590.0
 """All parts together; what is left after their limits is for starting and ending processes."""

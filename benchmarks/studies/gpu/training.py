@@ -1,14 +1,14 @@
-"""Two ranks on one GPU train under DDP and under PACE, over Gloo through a limited link."""
+"""Two ranks on one GPU train under DDP and under PACE, through a limited link."""
 
 import json
 import subprocess
 import sys
 from dataclasses import asdict
+from typing import Literal
 
 from benchmarks.studies.gpu.findings import Findings, Setting
 from benchmarks.studies.gpu.links import Wire, wire
 
-RATE_MBIT_S = 2000.0
 DRY_RATE_MBIT_S = 200.0
 LARGEST_DIFFERENCE = 0.05
 """Between weights trained under PACE and under DDP, relative to how far training moved them."""
@@ -17,10 +17,40 @@ PATIENCE_S = 130.0
 
 def run(findings: Findings, setting: Setting) -> None:
     """See ``parts``."""
-    with wire(DRY_RATE_MBIT_S if setting.dry else RATE_MBIT_S) as link:
+    train(findings, setting, "gloo", rate_mbit_s=2000.0)
+
+
+def train(
+    findings: Findings,
+    setting: Setting,
+    backend: Literal["gloo", "nccl"],
+    *,
+    rate_mbit_s: float,
+    samples: int | None = None,
+) -> None:
+    """Train in turn under DDP and PACE on both ranks; a dry run uses Gloo.
+
+    Parameters
+    ----------
+    samples
+        Samples a batch and rank (default: as many as make compute take as long as communication).
+    """
+    with wire(DRY_RATE_MBIT_S if setting.dry else rate_mbit_s) as link:
         findings.fact("link", link.shown)
-        specification = setting.work / "training.spec.json"
-        specification.write_text(json.dumps(asdict(link) | {"dry": setting.dry, "work": str(setting.work)}))
+        specification = setting.work / f"training.{backend}.json"
+        specification.write_text(
+            json.dumps(
+                asdict(link)
+                | {
+                    "dry": setting.dry,
+                    "work": str(setting.work),
+                    "backend": "gloo" if setting.dry else backend,
+                    "samples": samples,
+                }
+            )
+        )
+        for stale in setting.work.glob("training.[01].json"):
+            stale.unlink()
         try:
             codes = start_ranks(link, str(specification))
             findings.check(codes == "0 0", f"the two ranks ended with {codes}")

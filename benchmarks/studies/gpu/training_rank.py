@@ -30,13 +30,25 @@ def main() -> None:
     if specification["hosts"]:
         become(specification["hosts"][rank])
     os.environ["GLOO_SOCKET_IFNAME"] = specification["interface"]
+    if specification["backend"] == "nccl":
+        # NCCL refuses two ranks of one host on one GPU, so each rank is a host of its own.
+        os.environ |= {
+            "NCCL_HOSTID": f"host{rank}",
+            "NCCL_SOCKET_IFNAME": specification["interface"],
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_NET": "Socket",
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_SHM_DISABLE": "1",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_NVLS_ENABLE": "0",
+        }
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
     timeout = datetime.timedelta(seconds=100)
     port = PORT if specification["rate_mbit_s"] is not None else PORT + os.getppid() % 1000
     store = TCPStore(specification["address"], port, 2, rank == 0, timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+    dist.init_process_group(specification["backend"], store=store, rank=rank, world_size=2, timeout=timeout)
     Rank(rank, specification).train()
     dist.destroy_process_group()
 
@@ -50,6 +62,7 @@ class Rank:
         self._rank = rank
         self._dry: bool = specification["dry"]
         self._rate: float | None = specification["rate_mbit_s"]
+        self._given: int | None = specification["samples"]
         self._device = "cpu" if self._dry else "cuda"
         self._path = Path(specification["work"], f"training.{rank}.json")
         self._record: dict[str, Any] = {"facts": {}, "runs": []}
@@ -77,13 +90,16 @@ class Rank:
                 self._write()
 
     def _samples(self) -> int:
-        """As many samples a batch as make compute last as long as sending all gradients, on both ranks."""
+        """As many samples a batch as given, or as make compute last as long as sending all gradients."""
         import torch
         import torch.distributed as dist
 
         from benchmarks.studies.gpu.loops import settled, training_step
         from pace.runtime.profiler import gradient_bytes
 
+        if self._given is not None and not self._dry:
+            self._fact("samples a batch and rank", self._given)
+            return self._given
         size = self._workload.batch_size
         step = training_step(self._model, self._sgd(), self._workload.batch(self._device, seed=self._rank))
         for _ in range(3):
@@ -120,7 +136,7 @@ class Rank:
                 step()
                 capture.step()
         network = torch_network()
-        network.device = torch.device(self._device)  # gradients lie there, and Gloo copies them to the host
+        network.device = torch.device(self._device)  # where gradients lie
         measured = measure_allreduce(
             network,
             largest_bytes=gradient_bytes(self._model),
@@ -146,6 +162,7 @@ class Rank:
             self._fact("predicted under PACE ms", schedule.predicted.iteration_s * 1e3)
             self._fact("bound ms", schedule.predicted.lower_bound_s * 1e3)
             self._fact("groups", len(schedule.groups))
+            self._fact("calls", len(schedule.transfers))
         dist.broadcast_object_list(shared)
         content, ddp_s = shared[0]
         return parse_schedule(content), ddp_s

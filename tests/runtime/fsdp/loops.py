@@ -191,7 +191,8 @@ def averaged_shards(job: Job) -> None:
 
 def kept_shards(job: Job) -> None:
     """Tensors of the shards' memory that the loop has from before PACE was attached, or from afterwards."""
-    for keep in (lambda p: p._local_tensor, lambda p: p.to_local(), _same, lambda p: p.data):
+    keeps: list[Any] = [lambda p: p._local_tensor, lambda p: p.to_local(), _same, lambda p: p.data]
+    for keep in keeps:
         for early in (True, False):
             if job.handle is not None:
                 job.handle.close()
