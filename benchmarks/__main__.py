@@ -1,12 +1,15 @@
 """Runs a study: ``python -m benchmarks NAME [OPTIONS]``. Without a name, lists the studies.
 
-A study is a module under ``benchmarks/studies`` with a function ``main``.
+A study is a module under ``benchmarks/studies`` with a function ``main``. If this machine lacks what it
+needs, the command says so in one line and exits with 3.
 """
 
 import ast
 import importlib
 import sys
 from pathlib import Path
+
+from benchmarks.harness.prerequisites import Unavailable, missing_package
 
 STUDIES = Path(__file__).with_name("studies")
 
@@ -41,7 +44,17 @@ def main() -> int:
         return 2
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
     module = ".".join(known[name].relative_to(STUDIES).with_suffix("").parts)
-    return importlib.import_module(f"benchmarks.studies.{module}").main() or 0
+    try:
+        return importlib.import_module(f"benchmarks.studies.{module}").main() or 0
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("benchmarks", "pace"):
+            raise
+        reason = str(missing_package(package, error))
+    except Unavailable as error:
+        reason = str(error)
+    print(f"{name}: {reason}", file=sys.stderr)
+    return 3
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.prerequisites import require_network
 from pace.runtime.capture.cost_sampler import CostSampler
 from pace.runtime.capture.self_profile import TransportNetwork
 from pace.runtime.profiler import AllReduceMeasurement, measure_allreduce
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_number("--mebibytes", 32, "size of all gradients in MiB")
     parser.add_number("--rounds", 3, "number of measured rounds")
     arguments = parser.parse_args()
+    require_network()
     torch.set_num_threads(1)
     found = measure(arguments.hosts, arguments.rate_mbit_s, arguments.mebibytes << 20, arguments.rounds)
     print(

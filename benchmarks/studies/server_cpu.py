@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_packages
 
 _GIB = 1 << 30
 _TENSOR_BYTES = 32 << 20
@@ -247,6 +248,7 @@ def main() -> int:
     parser.add_number("--gib", 1.0, "data that each run pushes and pulls, in GiB")
     parser.add_number("--repeats", 3, "repetitions of each measurement")
     given = parser.parse_args()
+    require_packages("torch")
     rows = []
     print("workers  part KiB  CPU s/GiB  bare socket  ratio  wall s/GiB  bare wall")
     for workers in (int(each) for each in given.workers.split(",")):

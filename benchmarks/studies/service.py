@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_program
 from benchmarks.harness.serving import events, service, starlette
 from benchmarks.studies.large_profile import large_profile
 from pace import Profile
@@ -283,6 +284,8 @@ def main() -> None:
     parts = given.parts or PARTS
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"no part {', '.join(unknown)}: expected some of {', '.join(PARTS)}")
+    if "reads" in parts:
+        require_program("wrk", "wrk")
     profile = build("resnet50", device_tflops=10.0, batch=32, workers=8)
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:

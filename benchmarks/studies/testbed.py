@@ -24,8 +24,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from benchmarks.harness.conditions import command, study_parser, write_whole
 from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.layouts import parse_layout
-from benchmarks.harness.network.errors import TestbedUnavailable, WrongRate
-from benchmarks.harness.network.hosts import why_unavailable
+from benchmarks.harness.prerequisites import require_network, require_packages, require_tensorflow
 
 if TYPE_CHECKING:
     from benchmarks.harness.record import Grid
@@ -51,10 +50,10 @@ def main() -> int:
     if arguments.read:
         publish(json.loads(arguments.read.read_text()), arguments)
         return 0
-    reason = why_unavailable()
-    if reason is not None:
-        print(f"testbed: {reason}", file=sys.stderr)
-        return 3
+    require_packages("torch", "horovod.torch", *(("matplotlib",) if arguments.chart else ()))
+    require_network()
+    if grid.tensorflow is not None:
+        require_tensorflow(grid.tensorflow)
     load(grid)
     from benchmarks.harness.record import Traces, run
     from benchmarks.harness.traces import write_traces
@@ -66,11 +65,7 @@ def main() -> int:
         if arguments.json:
             write_whole(arguments.json, json.dumps(record, indent=1) + "\n")
 
-    try:
-        record = run(grid, _tell, traces=traces, keep=keep)
-    except (TestbedUnavailable, WrongRate) as error:
-        print(f"testbed: {error}", file=sys.stderr)
-        return 3
+    record = run(grid, _tell, traces=traces, keep=keep)
     for path in write_traces(traces, arguments.traces) if traces is not None else ():
         _tell(f"wrote {path}")
     publish(record, arguments)
@@ -79,7 +74,6 @@ def main() -> int:
 
 def load(grid: "Grid") -> None:
     """Load all that ranks will need, once: they are forked from here."""
-    import horovod.torch  # noqa: F401
     import torch
     import torch._dynamo  # DDP loads it when it is made; on eight ranks at once that takes a while
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
-from benchmarks.harness.network.hosts import Host, Link, hosts, why_unavailable
+from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.prerequisites import require_network, require_packages
 
 _PORT = 19200
 _TOKEN = "urgent"
@@ -115,10 +116,8 @@ def main() -> int:
     parser.add_number("--rate-mbit-s", 200.0, "bandwidth of every link in Mbit/s")
     parser.add_number("--times", 30, "number of measured chunks")
     given = parser.parse_args()
-    reason = why_unavailable()
-    if reason is not None:
-        print(reason, file=sys.stderr)
-        return 3
+    require_packages("torch")
+    require_network()
     import torch
 
     torch.set_num_threads(1)

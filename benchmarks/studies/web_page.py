@@ -10,7 +10,6 @@ the same run.
 """
 
 import platform
-import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_program
 from benchmarks.harness.serving import TIMEOUT_S, service
 from benchmarks.studies.large_profile import large_profile
 
@@ -137,11 +137,7 @@ def main() -> None:
     parser = study_parser(__doc__, writes_json=True)
     parser.add_number("--gradients", 10_000, "number of gradients in the drawn profile")
     arguments = parser.parse_args()
-    program = shutil.which("chromium-headless-shell")
-    if program is None:
-        parser.exit(
-            3, "chromium-headless-shell is not installed (Debian: apt-get install chromium-headless-shell)\n"
-        )
+    program = require_program("chromium-headless-shell", "chromium-headless-shell")
     with (
         tempfile.TemporaryDirectory() as folder,
         service(Path(folder)) as url,

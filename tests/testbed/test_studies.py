@@ -1,6 +1,9 @@
 """Every study can be found: in the list of the command and in the table of ``benchmarks/README.md``."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,65 @@ def test_the_fabric_study_refuses_unknown_names(
     with pytest.raises(SystemExit):
         main()
     assert "expected one of" in capsys.readouterr().err
+
+
+# Runs a study as if some packages were not installed.
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+_, named, *sys.argv[1:] = sys.argv
+missing = named.split(",")
+sys.meta_path.insert(0, Missing())
+from benchmarks.__main__ import main
+sys.exit(main())
+"""
+
+
+def run_without(missing: str, *study: str) -> tuple[int, str]:
+    """Run a study without packages (names with commas) and without programs; return its status and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, missing, *study],
+        env={**os.environ, "PATH": "/nowhere", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "missing", "said"),
+    [
+        (["testbed"], "horovod", "the Python package horovod is not installed: run scripts/install"),
+        (["testbed", "--chart", "x.png"], "horovod,matplotlib", "the Python package"),
+        (["fabric"], "torch", "the Python package torch"),
+        (["diloco"], "torch", "the Python package torch"),
+        (["server_cpu"], "torch", "the Python package torch"),
+        (["capture"], "transformers", "the Python package transformers"),
+        (["web_page"], "playwright", "the Python package playwright"),
+        (["papers.mlfabric_training"], "sklearn", "the Python package sklearn"),
+        (["diloco.failures", "--torchft", "/nowhere"], "torchft", "the Python package torchft"),
+        (["service", "reads"], "", "needs `wrk`: apt-get install wrk"),
+        (["embedding", "--tensorflow", "/nowhere"], "", "/nowhere: No such file"),
+        (["allreduce_cost"], "", "the testbed "),
+        (["compiled_sharding"], "", "the testbed "),
+        (["fabric.chain"], "", "the testbed "),
+        (["weight_sync"], "", "the testbed "),
+        (["throughput", "tcp"], "", "the testbed "),
+        (["urgent_chunk"], "", "the testbed "),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_what_a_study_lacks_is_said_first(study: list[str], missing: str, said: str) -> None:
+    """In one line, with exit status 3."""
+    status, errors = run_without(missing, *study)
+    assert (status, errors.count("\n")) == (3, 1), errors
+    assert errors.startswith(f"{study[0]}: {said}")
 
 
 @pytest.mark.slow

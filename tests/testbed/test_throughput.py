@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.training.tensorflow_peer import START_NICE, run_as_this_process, why_no_tensorflow
+from benchmarks.harness.prerequisites import Unavailable, require_tensorflow
+from benchmarks.harness.training.tensorflow_peer import START_NICE, run_as_this_process
 from benchmarks.studies.throughput.compare import Comparison, compare_all, measured_rate, replay_errors
 from benchmarks.studies.throughput.repredict import repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
@@ -98,8 +99,10 @@ def test_rates_are_measured_between_warm_up_and_the_first_end() -> None:
 
 def test_an_interpreter_without_tensorflow_is_refused_in_one_line() -> None:
     """Before any host is made: one that is not there, and one that lacks it."""
-    assert "No such file" in str(why_no_tensorflow(Path("/nowhere/python")))
-    assert "has no TensorFlow" in str(why_no_tensorflow(Path(sys.executable)))
+    with pytest.raises(Unavailable, match="No such file"):
+        require_tensorflow(Path("/nowhere/python"))
+    with pytest.raises(Unavailable, match="has no TensorFlow"):
+        require_tensorflow(Path(sys.executable))
 
 
 @pytest.mark.netns

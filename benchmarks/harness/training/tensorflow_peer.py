@@ -54,16 +54,6 @@ def model_document(profile: Profile) -> dict[str, Any]:
     }
 
 
-def why_no_tensorflow(python: Path) -> str | None:
-    """Say in one line why an interpreter cannot run TensorFlow; None when it can."""
-    program = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorflow') is None)"
-    try:
-        found = subprocess.run([python, "-c", program], capture_output=True, check=False).returncode == 0
-    except OSError as error:
-        return f"{python}: {error.strerror}"
-    return None if found else f"{python} has no TensorFlow: {python} -m pip install tensorflow-cpu==2.21.0"
-
-
 def run_unmodified(
     python: Path, on: Sequence[Host], layout: Layout, profile: Profile, steps: int
 ) -> list[MeasuredWindows]:

@@ -18,10 +18,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from benchmarks.harness.conditions import study_parser, write_json
-from benchmarks.harness.network.errors import RankFailed, TestbedUnavailable, WrongRate
+from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.network.rates import verify_rates
+from benchmarks.harness.prerequisites import require_network
 from benchmarks.studies.compiled_sharding.model import HEADS
 from benchmarks.studies.compiled_sharding.rank import Costs, start
 from pace.documents.collective_costs import SampledAllReduce
@@ -38,11 +39,12 @@ PORT = 29600
 def main() -> int:
     """Compile every contender, let them take turns, and print a table."""
     arguments = _arguments()
+    require_network()
     try:
         with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.ranks) as made, ExitStack() as stack:
             verify_rates(made)
             found = _measure(list(made), arguments, stack)
-    except (TestbedUnavailable, WrongRate, RankFailed) as error:
+    except RankFailed as error:
         print(f"compiled_sharding: {error}", file=sys.stderr)
         return 3
     _print(found)

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.prerequisites import require_network, require_packages
 from benchmarks.studies.diloco.options import add_workers, read_options
 from pace.documents.sync.outer_plan import OuterPlan
 from pace.documents.sync.outer_sync import OuterLayer, OuterLink, OuterSync
@@ -41,6 +42,8 @@ def main() -> None:
     arguments = read_options(parser)
     if arguments.periods <= WARM:
         parser.error(f"--periods {arguments.periods}: expected more than {WARM}, which are not counted")
+    require_packages("torch")
+    require_network()
     numbers = int(arguments.megabytes * 1e6) // 4
     found: dict[str, Any] = {}
     with hosts([Link(rate_mbit_s=arguments.mbit)] * arguments.workers) as made:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_packages
 from benchmarks.studies.diloco.member import TOKEN, Training, be_lighthouse, train
 from benchmarks.studies.diloco.options import add_workers, read_options
 
@@ -224,6 +225,8 @@ def main() -> None:
         # The process that forks finds torchft by the environment, its forks by this process's path.
         os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), str(arguments.torchft)])
         sys.path.append(str(arguments.torchft))
+        remedy = f"pip install --target {arguments.torchft} torchft"
+        require_packages("torchft.local_sgd", "torchft.coordination", remedy=remedy)
         preloaded += ["torchft.local_sgd", "torchft.coordination"]
     multiprocessing.set_forkserver_preload(preloaded)
     found: dict[str, Any] = {}

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_tensorflow
 from benchmarks.studies.embedding.batches import Turn
 from benchmarks.studies.embedding.pace_tables import run_pace
 from benchmarks.studies.embedding.tensorflow_servers import run_tensorflow
@@ -62,11 +63,7 @@ def main() -> int:
     if options.only == "TensorFlow" and options.tensorflow is None:
         parser.error("--only TensorFlow: expected --tensorflow, an interpreter that has it")
     if options.tensorflow is not None:
-        from benchmarks.harness.training.tensorflow_peer import why_no_tensorflow
-
-        if (reason := why_no_tensorflow(options.tensorflow)) is not None:
-            print(f"embedding: {reason}", file=sys.stderr)
-            return 3
+        require_tensorflow(options.tensorflow)
     options.tables = options.tables or (8 if options.model == "dlrm" else 1)
     names = [options.only] if options.only else list(CONTENDERS)
     if options.tensorflow is None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.harness.conditions import study_parser
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.prerequisites import require_network, require_packages
 from benchmarks.studies.fabric.collectives import train_synchronously
 from benchmarks.studies.fabric.fabric_run import FabricVariant, train_over_fabric
 from benchmarks.studies.fabric.page import page_of
@@ -84,6 +85,8 @@ def main() -> None:
             scenarios = _scenarios(given)
         except ValueError as error:
             parser.error(str(error))
+        require_packages("torch")
+        require_network()
         for (network, compute), scenario in scenarios.items():
             cells.append(_cell(network, compute, scenario, given.contenders.split(",")))
             if given.json:

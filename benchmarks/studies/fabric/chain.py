@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.prerequisites import require_network
 
 PACE = [sys.executable, "-c", "from pace.cli.main import app; app()", "fabric"]
 PORT = 7090
@@ -40,6 +41,8 @@ def main() -> None:
         "--loopback", action="store_true", help="run all processes on this host, with unlimited links"
     )
     arguments = parser.parse_args()
+    if not arguments.loopback:
+        require_network()
     link = Link(rate_mbit_s=arguments.mbit)
     size_bytes = round(arguments.mebibytes * (1 << 20))
     ways = [arguments.only] if arguments.only else list(WAYS)

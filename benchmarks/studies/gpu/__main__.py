@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.prerequisites import Unavailable
 from benchmarks.studies.gpu.isolation import run_part
 from benchmarks.studies.gpu.page import page
 from benchmarks.studies.gpu.parts import PARTS, TOTAL_S
@@ -24,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[3]
 DRY_PATIENCE = 2.0  # a dry run shares its machine with other tests
 
 
+# Of the driver, on Linux and in WSL.
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+
 def main() -> int:
     """Run what the arguments ask for; the exit status is 1 when a part did not pass."""
     started = time.monotonic()
@@ -31,6 +36,8 @@ def main() -> int:
     if arguments.pack is not None:
         print(f"{arguments.pack}: {pack(arguments.pack) / 1e6:.1f} MB of wheels")
         return 0
+    if not arguments.dry_run and not any(Path(device).exists() for device in _DEVICES):
+        raise Unavailable("there is no NVIDIA GPU: run it on a machine with one, or give --dry-run")
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pace-gpu-check-") as folder:
         document = run_parts(arguments, Path(folder), started)

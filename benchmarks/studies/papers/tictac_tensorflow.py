@@ -8,11 +8,11 @@ interpreter that has TensorFlow 2.21. Orders take turns, and the table has ratio
 """
 
 import statistics
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness.conditions import study_parser
+from benchmarks.harness.prerequisites import require_network, require_tensorflow
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
 from benchmarks.studies.throughput.tensorflow_runs import run_tensorflow
 
@@ -21,8 +21,7 @@ ORDERS = ("none", "tic", "reverse", "random")
 
 def main() -> int:
     """Measure, and print the table."""
-    from benchmarks.harness.network.hosts import Link, why_unavailable
-    from benchmarks.harness.training.tensorflow_peer import why_no_tensorflow
+    from benchmarks.harness.network.hosts import Link
 
     parser = study_parser(__doc__)
     parser.add_argument("--python", type=Path, required=True, help="interpreter that has TensorFlow")
@@ -33,10 +32,8 @@ def main() -> int:
     parser.add_number("--rounds", 2, "number of measurements of each order")
     parser.add_number("--steps", 20, "number of steps in a measurement")
     given = parser.parse_args()
-    reason = why_unavailable() or why_no_tensorflow(given.python)
-    if reason is not None:
-        print(f"tictac_tensorflow: {reason}", file=sys.stderr)
-        return 3
+    require_network()
+    require_tensorflow(given.python)
     link = Link(rate_mbit_s=100)
     shape = shape_of(given.model, total_bytes=8e6, ratio=1.0, bytes_per_s=link.rate_mbit_s * 1e6 / 8 * 0.95)
     steps_s: dict[str, list[float]] = {order: [] for order in ORDERS}

@@ -11,7 +11,6 @@ run on the machine. Prints a line for every setting and a summary, and writes JS
 import argparse
 import gzip
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.harness.conditions import study_parser, write_json
+from benchmarks.harness.prerequisites import require_network, require_tensorflow
 from benchmarks.studies.throughput.compare import Comparison, compare_all
 from benchmarks.studies.throughput.repredict import repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
@@ -62,19 +62,9 @@ def main() -> int:
         print(tables(repredicted, profiles))
         print(_summary(repredicted))
         return 0
-    from benchmarks.harness.network.hosts import why_unavailable
-
-    reason = why_unavailable()
-    if reason is not None:
-        print(f"throughput: {reason}", file=sys.stderr)
-        return 3
+    require_network()
     if arguments.command in ("tensorflow", "record"):
-        from benchmarks.harness.training.tensorflow_peer import why_no_tensorflow
-
-        reason = why_no_tensorflow(arguments.python)
-        if reason is not None:
-            print(f"throughput: {reason}", file=sys.stderr)
-            return 3
+        require_tensorflow(arguments.python)
     if arguments.command == "record":
         _record(arguments)
         return 0

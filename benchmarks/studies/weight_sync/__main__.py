@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.prerequisites import require_network
 from benchmarks.studies.weight_sync.states import model_state
 from pace.documents.sync.sync_plan import SyncPlan
 from pace.documents.sync.weight_sync import SyncHost, SyncReceiver, WeightSync, WorkRate
@@ -64,6 +65,7 @@ def main() -> None:
     if arguments.loopback:
         on_loopback(arguments)
         return
+    require_network()
     plan = planned(arguments.megabytes, arguments.receivers, arguments.mbit)
     found: dict[str, Any] = {"bound_s": plan.bound.bound_s, "predicted_s": plan.predicted.pause_s}
     common = (arguments.megabytes, arguments.rounds)
