@@ -7,14 +7,16 @@ dtype, hooks) do not ask. The guard makes the tensor current and calls ``unguard
 before, and uses of the tensor cost nothing.
 
 A subclass of tensors, such as DTensor, may keep its values in other tensors, which are attributes or come
-from methods that torch does not announce. So each attribute that torch's own tensors do not have asks, too.
+from methods that torch does not announce. So each attribute that the subclass defines asks, too.
 
 Two kinds of use are not noticed: through other tensors that share the memory (``memory_watch`` looks for
 those), and by C++ code that gets the tensor without a function of torch (gates on modules notice most of
 these).
 """
 
+import inspect
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -96,9 +98,8 @@ def _descriptions() -> frozenset[Any]:
 _DESCRIPTIONS = _descriptions()
 _PLAIN = (torch.Tensor, nn.Parameter)
 _OF_DTENSOR = ("_spec", "device_mesh", "placements")
-_NAMES = frozenset(
-    [*_PROPERTIES, *_METHODS, *_OF_DTENSOR, "_is_param", "__torch_function__", "__torch_dispatch__"]
-)
+_OF_CLASSES = ("__new__", "__init__", "__init_subclass__", "__torch_function__", "__torch_dispatch__")
+_NAMES = frozenset([*_PROPERTIES, *_METHODS, *_OF_DTENSOR, *_OF_CLASSES, "_is_param"])
 """Attributes that do not ask, even if a subclass of tensors defines them."""
 
 
@@ -147,7 +148,7 @@ def _switch(tensors: Iterable[torch.Tensor]) -> None:
     guarded_class = _guarded_classes.get
     for tensor in tensors:
         kind = type(tensor)
-        tensor.__class__ = guarded_class(kind) or _guarded_class(kind)
+        tensor.__class__ = guarded_class(kind) or _guarded_class(tensor)
 
 
 def _guard_of(tensor: torch.Tensor) -> Guard | None:
@@ -166,13 +167,14 @@ def guarded(tensor: torch.Tensor) -> bool:
 _kinds: dict[type, type] = {}  # the original class of each guarded class
 
 
-def _guarded_class(kind: type) -> type:
+def _guarded_class(tensor: torch.Tensor) -> type:
+    """Make the guarded class of a tensor's class."""
+    kind: Any = type(tensor)
     if not _kinds:
         have_them_ask(ask_arguments)
     names = ("__deepcopy__", "__reduce_ex__", "__reduce__")
-    methods: dict[str, Any] = {name: _asking_first(name) for name in names if hasattr(kind, name)}
-    if kind not in _PLAIN:
-        methods |= _asking_attributes(kind)
+    methods: dict[str, Any] = {name: _AskingAttribute(kind, name) for name in _own_attributes(tensor)}
+    methods |= {name: _asking_first(name) for name in names if hasattr(kind, name)}
     made: type = type(kind)(
         kind.__name__,
         (kind,),
@@ -198,20 +200,67 @@ def _asking_first(name: str) -> Callable[..., Any]:
     return method
 
 
-def _asking_attributes(kind: type) -> dict[str, Callable[..., Any]]:
-    """Return methods of a subclass of tensors that ask before an attribute of its own is read or set."""
-    own = {name for base in kind.__mro__ if base not in nn.Parameter.__mro__ for name in vars(base)}
-    silent = _NAMES | (set(dir(nn.Parameter)) - own - {"__dict__"})
+class _AskingAttribute:
+    """An attribute of a subclass of tensors, in its guarded class: who reads or sets it asks the guard first.
 
-    def asking(own: Callable[..., Any]) -> Callable[..., Any]:
-        def use(tensor: torch.Tensor, name: str, *value: Any) -> Any:
-            if name not in silent and torch._C._is_torch_function_enabled():  # not ``without_guards``
-                _ask(tensor)
-            return own(tensor, name, *value)
+    ``__getattribute__`` would do the same, and make each operation of an update slower by microseconds.
+    """
 
-        return use
+    __slots__ = ("_kind", "_name", "_own")
 
-    return {name: asking(getattr(kind, name)) for name in ("__getattribute__", "__setattr__", "__delattr__")}
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind = kind
+        self._name = name
+        self._own: Any = inspect.getattr_static(kind, name, None)
+
+    def __get__(self, tensor: torch.Tensor | None, _class: type | None = None) -> Any:
+        if tensor is None:
+            return getattr(self._kind, self._name)
+        _ask_enabled(tensor)
+        values = _INSTANCE.__get__(tensor)
+        if self._name in values:
+            return values[self._name]
+        return self._own.__get__(tensor, self._kind) if hasattr(self._own, "__get__") else self._own
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        _ask_enabled(tensor)
+        if hasattr(self._own, "__set__"):
+            self._own.__set__(tensor, value)
+        else:
+            _INSTANCE.__get__(tensor)[self._name] = value
+
+    def __delete__(self, tensor: torch.Tensor) -> None:
+        _ask_enabled(tensor)
+        if hasattr(self._own, "__delete__"):
+            self._own.__delete__(tensor)
+        else:
+            del _INSTANCE.__get__(tensor)[self._name]
+
+
+_INSTANCE: Any = vars(torch.Tensor)["__dict__"]  # the descriptor of each tensor's own attributes
+
+
+def _ask_enabled(tensor: torch.Tensor) -> None:
+    if torch._C._is_torch_function_enabled():  # not ``without_guards``
+        _ask(tensor)
+
+
+def _own_attributes(tensor: torch.Tensor) -> set[str]:
+    """Return the names of what a tensor's class adds to torch's own, and of the tensors within the tensor."""
+    kind = type(tensor)
+    if kind in _PLAIN:
+        return set()
+    found = {"__dict__"}
+    for base in kind.__mro__:
+        if base not in nn.Parameter.__mro__:
+            found |= {
+                name
+                for name, value in vars(base).items()
+                if not name.startswith("__") or isinstance(value, types.FunctionType)
+            }
+    if hasattr(kind, "__tensor_flatten__"):
+        found |= set(tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]  # of wrapper subclasses
+    return found - _NAMES
 
 
 def _call(
