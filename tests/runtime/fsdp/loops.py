@@ -154,6 +154,13 @@ READINGS: dict[str, Callable[[Any], torch.Tensor]] = {
     "transform": lambda p: torch.func.grad(lambda w: (w * w).sum())(p).to_local(),
 }
 """Ways to read a sharded parameter."""
+KEPT: tuple[Callable[[Any], Any], ...] = (
+    lambda p: p._local_tensor,
+    lambda p: p.to_local(),
+    _same,
+    lambda p: p.data,
+)
+"""Tensors that share a shard's memory."""
 
 
 def read_every_way(job: Job) -> None:
@@ -191,8 +198,7 @@ def averaged_shards(job: Job) -> None:
 
 def kept_shards(job: Job) -> None:
     """Tensors of the shards' memory that the loop has from before PACE was attached, or from afterwards."""
-    keeps: list[Any] = [lambda p: p._local_tensor, lambda p: p.to_local(), _same, lambda p: p.data]
-    for keep in keeps:
+    for keep in KEPT:
         for early in (True, False):
             if job.handle is not None:
                 job.handle.close()
