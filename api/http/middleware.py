@@ -91,6 +91,7 @@ class Envelope:
         async def send_wrapped(message: Message) -> None:
             nonlocal status, held_back
             if message["type"] == "http.response.start":
+                held_back = None  # what made it has failed since
                 # Copied, because a response may be sent more than once.
                 headers = [*message["headers"], (b"x-request-id", request_id.encode()), *SAFE_HEADERS]
                 if (rate := wanted.get(RATE_KEY)) is not None:
@@ -114,7 +115,6 @@ class Envelope:
                     try:
                         sending.enter_context(limits.answer(wanted.get(TENANT_KEY, ""), content))
                     except QueueFull as error:
-                        held_back = None
                         raise _AnswerRefused(error) from None
                 head, held_back = held_back, None
                 status = head["status"]
