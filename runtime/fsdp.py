@@ -34,6 +34,7 @@ from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import connect_all_reduces
+from pace.runtime.torch_versions import APPLY, HSDP, require_torch
 from pace.runtime.transports.job_store import open_stores
 from pace.runtime.transports.liveness.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
@@ -86,6 +87,7 @@ def apply(
     InvalidOptions, InvalidUse, InvalidSchedule
         If the settings do not fit the model, or the installed torch lacks one; nothing is set then.
     """
+    require_torch(APPLY)
     if isinstance(settings, str | Path):
         settings = load_fsdp2_settings(settings)
     refuse_other(settings, Fsdp2Settings, InvalidOptions)
@@ -136,6 +138,7 @@ def attach(
     ScheduleMismatch
         If the schedule is for another model or number of replicas, or replicas have different ones.
     """
+    require_torch(HSDP)
     refuse_unknown_arguments(attach, training)
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, nn.Module):

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from pace.documents.graph.fsdp2_settings import Fsdp2Settings
 from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.torch_versions import SCATTER_SETTINGS, require_torch
 
 
 def shard_by_settings(
@@ -17,6 +18,8 @@ def shard_by_settings(
 
     The arguments are those of ``pace.runtime.fsdp.apply``.
     """
+    if settings.max_input_buffers > 1 or settings.separate_reduce_scatter_group:
+        require_torch(SCATTER_SETTINGS)
     found = blocks_of(model) if blocks is None else list(blocks)
     if not found:
         raise InvalidOptions("blocks is empty: give the blocks of the model in forward order")
@@ -121,16 +124,6 @@ def _sharded_units(blocks: list[nn.Module], settings: Fsdp2Settings) -> list[FSD
 
 
 def _set(model: FSDPModule, units: list[FSDPModule], settings: Fsdp2Settings) -> None:
-    wanted = {
-        "set_reduce_scatter_max_input_buffers": settings.max_input_buffers > 1,
-        "set_separate_reduce_scatter_group": settings.separate_reduce_scatter_group,
-    }
-    lacking = [name for name, needed in wanted.items() if needed and not hasattr(model, name)]
-    if lacking:
-        raise InvalidOptions(
-            f"the installed torch has no {', '.join(lacking)}: install torch 2.13, or leave these settings "
-            "out"
-        )
     ahead, behind = settings.forward_ahead, settings.backward_ahead
     model.set_modules_to_forward_prefetch(units[:ahead])
     # Kept units are not gathered in the backward pass, so they do not count as ahead.

@@ -249,7 +249,8 @@ def _leave_out_replicas(group: Any) -> Callable[[], None]:
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     alone = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
-    alone.reduce_scatter_process_group = before.reduce_scatter_process_group
+    if hasattr(before, "reduce_scatter_process_group"):  # from torch 2.13 on
+        alone.reduce_scatter_process_group = before.reduce_scatter_process_group
     group.mesh_info = alone
     if after_forward is before:  # whether it is the same decides how the unit is sharded after use
         group.post_forward_mesh_info = alone

@@ -1,5 +1,9 @@
 """PACE under ``torch.compile``: plans the collectives of the graphs that Inductor compiles."""
 
-from pace.runtime.inductor.collective_planner import CollectivePlanner, PlannedGraph
+from pace.runtime.torch_versions import PLANNER, require_torch
+
+require_torch(PLANNER, ImportError)  # the modules below import what older versions do not have
+
+from pace.runtime.inductor.collective_planner import CollectivePlanner, PlannedGraph  # noqa: E402
 
 __all__ = ["CollectivePlanner", "PlannedGraph"]

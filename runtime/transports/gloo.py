@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from pace.errors import InvalidOptions, InvalidUse
+from pace.runtime.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
 from pace.runtime.transports.job_store import forget_connection, group_name, open_stores
@@ -55,6 +56,7 @@ class GlooTransport(SumsAlone):
         return {}
 
     def __init__(self, *, timeout_s: float, process_group: dist.ProcessGroup | None = None) -> None:
+        require_torch(TRAINING)
         if not dist.is_initialized():
             raise InvalidUse("call torch.distributed.init_process_group() before DistributedOptimizer(...)")
         group: Any = dist.group.WORLD if process_group is None else process_group

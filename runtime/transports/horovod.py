@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pace.runtime.event_log import log
+from pace.runtime.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.gloo_halves import GlooHalves
 from pace.runtime.transports.liveness.peers import Peers
@@ -83,6 +84,7 @@ class HorovodTransport(SumsAlone):
         timeout_s: float,
         device: Device | None = None,
     ) -> None:
+        require_torch(TRAINING)
         # One cycle of Horovod, its negotiation, and one poll of this transport.
         self.hand_over_s = _cycle_s() + 1.5e-3
         self.rank: int = process_set.rank()

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from pace.errors import InvalidUse
@@ -36,19 +35,17 @@ def units_of(model: nn.Module) -> list[Unit]:
     Raises
     ------
     InvalidUse
-        If parameters of one unit are on different meshes, or this version of torch is not supported.
+        If parameters of one unit are on different meshes.
     """
     units: dict[int, Unit] = {}
     for name, module in model.named_modules():
         if not is_unit(module):
             continue
-        try:
-            groups = module._get_fsdp_state()._fsdp_param_groups
-        except AttributeError as error:
-            raise InvalidUse(
-                f"fully_shard of torch {torch.__version__} is not supported, as it stores its state"
-                f" differently: {error}"
-            ) from error
+        state = module._get_fsdp_state()
+        if hasattr(state, "_fsdp_param_groups"):
+            groups = state._fsdp_param_groups
+        else:  # before torch 2.12
+            groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
         if len(groups) > 1:
             raise InvalidUse(
                 f"fully_shard: {name or 'the model'} has {len(groups)} groups of parameters on different"
