@@ -194,6 +194,7 @@ class Engine(EngineFailure):
             send.waited_s = 0.0
             send.give_runs(runs)
             if prepare is not None:
+                assert not self._queued  # only sharded updates prepare groups, and no device has them
                 self._prepared.add(send, [self._group_sends[each] for each in after], prepare)
                 return
             if self._on_device is None:
@@ -237,6 +238,8 @@ class Engine(EngineFailure):
         with self._lock:
             queue.order.leave_out(send)
             queue.wake.notify_all()
+        if self._queued:
+            self._call_in_order(queue)
 
     def separate_halves(self, *, apart: bool) -> None:
         """Send all reduce-scatters before gathers from now on, or in planned order from the next round on.
