@@ -34,10 +34,10 @@ from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import connect_all_reduces
-from pace.runtime.torch_versions import APPLY, HSDP, require_torch
 from pace.runtime.transports.job_store import open_stores
 from pace.runtime.transports.liveness.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
+from pace.runtime.transports.torch_versions import APPLY, HSDP, require_torch
 from pace.runtime.transports.transport import Transport, control_message
 
 __all__ = [

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from pace.documents.graph.fsdp2_settings import Fsdp2Settings
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.torch_versions import SCATTER_SETTINGS, require_torch
+from pace.runtime.transports.torch_versions import SCATTER_SETTINGS, require_torch
 
 
 def shard_by_settings(

@@ -1,6 +1,6 @@
 """PACE under ``torch.compile``: plans the collectives of the graphs that Inductor compiles."""
 
-from pace.runtime.torch_versions import PLANNER, require_torch
+from pace.runtime.transports.torch_versions import PLANNER, require_torch
 
 require_torch(PLANNER, ImportError)  # the modules below import what older versions do not have
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
 from pace.runtime.transports.job_store import forget_connection, group_name, open_stores
@@ -22,6 +21,7 @@ from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within, keep_thread_state
+from pace.runtime.transports.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.transport import (
     After,
     Done,

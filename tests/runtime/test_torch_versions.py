@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 from pace.errors import InvalidUse
 from pace.runtime import fsdp
 from pace.runtime.torch import DistributedOptimizer
-from pace.runtime.torch_versions import HSDP, MINIMUMS, PLANNER, TRAINING, require_torch
+from pace.runtime.transports.torch_versions import HSDP, MINIMUMS, PLANNER, TRAINING, require_torch
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.engine.sharded.shard_units import units_of
 from pace.runtime.fsdp import Fsdp2Settings, apply
 from pace.runtime.gates.fsdp2_settings import blocks_of
-from pace.runtime.torch_versions import MINIMUMS, SCATTER_SETTINGS
+from pace.runtime.transports.torch_versions import MINIMUMS, SCATTER_SETTINGS
 from pace.simulation.graph.fsdp2_planner import plan_fsdp2
 from tests.runtime.fsdp.job import Net
 from tests.runtime.rank_pool import RankPool
