@@ -18,12 +18,12 @@ from tests.runtime.attached_loops import AttachedJob, usual
 from tests.runtime.training import backward
 
 WIDTH = 12
-# The argument that says whether buffers are sent; torch 2.13 renamed it.
-SENDS_BUFFERS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
-)
+
+
+def sends_buffers(value: bool) -> dict[str, Any]:
+    """Return the argument that says whether buffers are sent; torch 2.13 renamed it."""
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": value}
 
 
 class Net(nn.Module):
@@ -127,7 +127,7 @@ def static(job: Job) -> None:
 
 def buffers(job: Job) -> None:
     """Evaluations between steps: rank 0's buffers are sent before every forward pass that trains."""
-    model, optimizer = job.begin(**{SENDS_BUFFERS: True})
+    model, optimizer = job.begin(**sends_buffers(True))
     for step in range(job.steps):
         optimizer.zero_grad()
         job.backward(model, step)
@@ -141,7 +141,7 @@ def buffers(job: Job) -> None:
 
 def own_buffers(job: Job) -> None:
     """Running statistics that stay each rank's own, attached to after some steps without PACE."""
-    model = job.model = DistributedDataParallel(Net(), **{SENDS_BUFFERS: False})
+    model = job.model = DistributedDataParallel(Net(), **sends_buffers(False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     for step in range(job.steps):
         if step == 3:
