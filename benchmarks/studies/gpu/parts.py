@@ -23,7 +23,7 @@ PARTS = (
     Part(
         name="cuda_tests",
         shows="the tests marked cuda: two ranks on one GPU over Gloo, one over NCCL, no operation that waits",
-        limit_s=150,
+        limit_s=130,
     ),
     Part(
         name="captures",
@@ -39,7 +39,7 @@ PARTS = (
     Part(
         name="nccl",
         shows="two ranks on one GPU over NCCL, as two hosts, through a limited link: DDP against PACE",
-        limit_s=100,
+        limit_s=80,
     ),
     Part(name="overhead", shows="what the runtime costs where nothing is sent", limit_s=40),
     Part(name="memory", shows="peak memory of plain training, DDP and PACE", limit_s=30),
