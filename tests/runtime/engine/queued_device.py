@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done
@@ -47,6 +48,24 @@ class _Queue:
                 work()
             except Exception as error:  # as on a GPU, whoever waits next is told
                 self._errors.append(error)
+
+
+class _Kernels(TorchDispatchMode):
+    """Queues the torch operations that return a new tensor: it holds other values until its queue comes to it."""
+
+    def __init__(self, queue: Callable[[Callable[[], Any]], None]) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
+    ) -> Any:
+        def compute() -> Any:
+            return operation(*arguments, **(options or {}))
+
+        early = compute()
+        self._queue(lambda: early.copy_(compute()))
+        return early
 
 
 class QueuedDevice:
@@ -95,7 +114,8 @@ class QueuedDevice:
         """See ``Device``."""
         self._inside.queue = self._communication
         try:
-            yield
+            with _Kernels(self.run):
+                yield
         finally:
             del self._inside.queue
 

@@ -89,7 +89,7 @@ def _plan_again(rank: int, size: int) -> list[list[int]]:
     for number in range(4):
         found.append(CompilingRanks(None, 20.0).gather(rank + number, "a test"))
         dist.destroy_process_group(other)
-        other = dist.new_group(list(range(size)), use_local_synchronization=True)
+        other = dist.new_group(list(range(size)))
     return found
 
 
