@@ -37,7 +37,7 @@ from pace.runtime.capture.allreduce_cost import (
     measure_allreduce,
     torch_network,
 )
-from pace.runtime.capture.contention import Contention, measure_contention
+from pace.runtime.capture.contention import Contention, cost_during_compute, measure_contention
 from pace.runtime.capture.recorder import CaptureReport, Recorder, scaled, warn_if_inexact
 from pace.runtime.capture.window import Granularity
 
@@ -46,6 +46,7 @@ __all__ = [
     "Capture",
     "CaptureReport",
     "Contention",
+    "cost_during_compute",
     "gradient_bytes",
     "horovod_network",
     "measure_allreduce",

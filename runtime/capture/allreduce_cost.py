@@ -24,6 +24,8 @@ import torch
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.errors import InvalidOptions
+from pace.runtime.transports.clock import Clock, CudaClock, HostClock
+from pace.runtime.transports.device import CudaDevice, apart
 
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6
@@ -38,9 +40,13 @@ class Network(Protocol):
 
     num_workers: int
     device: torch.device
+    clock: Clock
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
-        """Begin an all-reduce of `tensor`; return a function that waits for its end."""
+        """Begin an all-reduce of `tensor`; return a function that waits for its end.
+
+        If the clock runs behind the host, it may wait for nothing, and returns the stamp of the end.
+        """
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -272,22 +278,32 @@ class _TorchNetwork:
         self.num_workers = dist.get_world_size(group)
         nccl = dist.get_backend(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self._queues = CudaDevice(self.device) if nccl else None
+        self.clock: Clock = self._queues or HostClock()
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         del name
+        with apart(self._queues):
+            work = self._call(tensor)
+
+        def wait() -> Any:
+            with apart(self._queues):
+                work.wait()
+                return None if self._queues is None else self._queues.now()
+
+        return wait
+
+    def _call(self, tensor: torch.Tensor) -> Any:
         dist, group = self._dist, self._group
         whole = tensor[: tensor.numel() // self.num_workers * self.num_workers]
         mine = whole.view(self.num_workers, -1)[dist.get_rank(group)]
         if self._collective == "all-reduce":
-            work = dist.all_reduce(tensor, group=group, async_op=True)
-        elif self._collective == "reduce-scatter":
+            return dist.all_reduce(tensor, group=group, async_op=True)
+        if self._collective == "reduce-scatter":
             scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            work = scatter(torch.empty_like(mine), whole, group=group, async_op=True)
-        else:
-            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            work = gather(whole, mine.clone(), group=group, async_op=True)
-        assert work is not None
-        return lambda: work.wait()
+            return scatter(torch.empty_like(mine), whole, group=group, async_op=True)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return gather(whole, mine.clone(), group=group, async_op=True)
 
     def barrier(self) -> None:
         self._dist.barrier(self._group)
@@ -306,10 +322,16 @@ class _HorovodNetwork:
         self.num_workers = hvd.size()
         on_cuda = torch.cuda.is_available() and bool(hvd.nccl_built())
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        self.clock: Clock = CudaClock(self.device) if on_cuda else HostClock()
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name)
-        return lambda: self._hvd.synchronize(handle)
+
+        def wait() -> Any:
+            self._hvd.synchronize(handle)
+            return self.clock.now()
+
+        return wait
 
     def barrier(self) -> None:
         self._hvd.barrier()

@@ -1,22 +1,29 @@
 """Measures how compute and all-reduces slow one another down. A profile has the former as `compute_slowdown`.
 
 An iteration is timed alone, and during a stream of all-reduces. The extra time of the second is the cost of
-its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). Seconds of
-traffic are those that the same all-reduces take without compute, as in a profile's cost, even if compute
+its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). On CPUs, seconds
+of traffic are those that the same all-reduces take without compute, as in a profile's cost, even if compute
 slows them down.
+
+On a GPU, a call waits for processors that compute holds and for the later rank, so small calls take several
+times as long as alone. There, several sizes are measured during compute, and a profile's cost is what calls
+take then (``cost_during_compute``).
 """
 
 import math
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.capture.allreduce_cost import Network, median_interval, time_run
+from pace.runtime.capture.cost_sampler import never_falling
 
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
@@ -28,6 +35,13 @@ CONFIDENCE = 0.75
 LEAST_PAIRS = 3
 # A larger factor cannot be distinguished from compute that has stopped.
 LARGEST = 10.0
+# On a device, so many sizes are measured, each of which fits this often into an iteration.
+SIZES_ON_DEVICE = 5
+CALLS_ON_DEVICE = 3
+# So many pairs of iterations for each size.
+PAIRS_PER_SIZE = 2
+# On a device, so many calls are queued, so that the next one never waits for the host.
+QUEUED_CALLS = 8
 
 
 class BesideTraffic:
@@ -46,36 +60,47 @@ class BesideTraffic:
         self._buffer = torch.zeros(max(size_bytes // 4, 1), dtype=torch.float32, device=network.device)
         self._calls = calls
         self._call_s = call_s
-        self._ends_s: list[float] = []
+        self._ends: list[Any] = []
         self._error: BaseException | None = None
-        self._started_s = time.perf_counter()
+        self._started = network.clock.now()
         self._thread = threading.Thread(target=self._send, name="pace-traffic", daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
+        clock = self._network.clock
+        at_once = QUEUED_CALLS if clock.runs_behind else 1
+        waits: deque[Callable[[], Any]] = deque()
         try:
             for number in range(self._calls):
-                self._network.start(self._buffer, f"traffic.{number % 2}")()
-                self._ends_s.append(time.perf_counter())
+                waits.append(self._network.start(self._buffer, f"traffic.{number % (at_once + 1)}"))
+                while len(waits) >= at_once or (waits and number == self._calls - 1):
+                    ended = waits.popleft()()
+                    self._ends.append(ended if clock.runs_behind else clock.now())
+                    if clock.runs_behind:
+                        ended.synchronize()
         except BaseException as error:  # raised where the caller waits
             self._error = error
 
-    def finish(self) -> tuple[float, float]:
+    def finish(self, now: Any) -> tuple[float, float]:
         """Wait for the last all-reduce; return the seconds of traffic without compute, and as measured.
+
+        Parameters
+        ----------
+        now
+            A stamp of the moment up to which traffic counts.
 
         Raises
         ------
         CommunicationFailed
             If a peer is gone. Other errors of the network are raised too.
         """
-        now = time.perf_counter()
         self._thread.join()
         if self._error is not None:
             raise self._error
-        ends = [self._started_s, *self._ends_s]
-        done = int(np.searchsorted(ends, now, side="right")) - 1
-        share = (now - ends[done]) / (ends[done + 1] - ends[done]) if done + 1 < len(ends) else 0.0
-        return (done + share) * self._call_s, min(now, ends[-1]) - self._started_s
+        *ends, now_s = self._network.clock.seconds([self._started, *self._ends, now])
+        done = int(np.searchsorted(ends, now_s, side="right")) - 1
+        share = (now_s - ends[done]) / (ends[done + 1] - ends[done]) if done + 1 < len(ends) else 0.0
+        return (done + share) * self._call_s, min(now_s, ends[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +113,16 @@ class LoadedIteration:
         Duration of the iteration without traffic, and of the one with it.
     traffic_s, carried_s
         How long the all-reduces take without compute, and how long they took.
+    size_bytes, call_s
+        On a device, the size of the all-reduces, and how long one takes without compute.
     """
 
     plain_s: float
     loaded_s: float
     traffic_s: float
     carried_s: float
+    size_bytes: int = 0
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +139,51 @@ class Contention:
     iteration_s
         Seconds of an iteration without traffic, the median over pairs; None if too few were timed. From
         ``measure_contention``, each is the time of the rank that was slowest in that iteration.
+    slowdown_while_carried
+        The `compute_slowdown` for a profile whose costs are what all-reduces take during compute.
+    added_s
+        By size in bytes, how many seconds longer an all-reduce takes during compute than alone. Only measured
+        on devices.
     """
 
     compute_slowdown: float = 1.0
     allreduce_slowdown: float = 1.0
     iteration_s: float | None = None
-
-    @property
-    def slowdown_while_carried(self) -> float:
-        """The `compute_slowdown` for a profile whose costs are multiplied by `allreduce_slowdown`."""
-        lost = (1 - 1 / self.compute_slowdown) / self.allreduce_slowdown
-        return 1 / (1 - lost)
+    slowdown_while_carried: float = 1.0
+    added_s: tuple[tuple[int, float], ...] = ()
 
 
 def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
-    """Return both factors as medians over pairs; 1 if a factor is within noise or there are too few pairs."""
+    """Return the factors as medians over pairs; 1 if a factor is within noise or there are too few pairs."""
     loaded = [each for each in iterations if each.traffic_s > 0]
     plain_s = [each.plain_s for each in loaded]
+    by_size: dict[int, list[float]] = {}
+    for each in loaded:
+        longer = (each.carried_s / each.traffic_s - 1) * each.call_s
+        by_size.setdefault(int(each.size_bytes), []).append(longer)
     return Contention(
-        compute_slowdown=_above_noise([_factor(each) for each in loaded]),
+        compute_slowdown=_above_noise([_factor(each, each.traffic_s) for each in loaded]),
         allreduce_slowdown=_above_noise([min(each.carried_s / each.traffic_s, LARGEST) for each in loaded]),
         iteration_s=float(np.median(plain_s)) if len(plain_s) >= LEAST_PAIRS else None,
+        slowdown_while_carried=_above_noise([_factor(each, each.carried_s) for each in loaded]),
+        added_s=tuple(
+            (size, max(float(np.median(longer)), 0.0)) for size, longer in sorted(by_size.items()) if size
+        ),
     )
+
+
+def cost_during_compute(cost: SampledAllReduce, found: Contention) -> SampledAllReduce:
+    """Return what all-reduces take while a device computes, for a profile.
+
+    Sizes between those measured get the time between; larger and smaller ones that of the nearest.
+    """
+    if not found.added_s:
+        return cost
+    sizes, added_s = zip(*found.added_s, strict=True)
+    alone = dict(cost.samples)
+    at = sorted({*alone, *(size for size in sizes if size <= max(alone))})
+    seconds = np.interp(at, list(alone), list(alone.values())) + np.interp(at, sizes, added_s)
+    return SampledAllReduce(samples=tuple(zip(at, never_falling(seconds.tolist()), strict=True)))
 
 
 def _above_noise(factors: list[float]) -> float:
@@ -141,8 +193,8 @@ def _above_noise(factors: list[float]) -> float:
     return max(float(np.median(factors)), 1.0) if low > 1 else 1.0
 
 
-def _factor(pair: LoadedIteration) -> float:
-    lost = (pair.loaded_s - pair.plain_s) / pair.traffic_s
+def _factor(pair: LoadedIteration, traffic_s: float) -> float:
+    lost = (pair.loaded_s - pair.plain_s) / traffic_s
     return 1 / (1 - min(lost, 1 - 1 / LARGEST))
 
 
@@ -150,26 +202,32 @@ class ContentionMeasurement:
     """Times iterations alternately without and with traffic; every rank must make the same calls.
 
     An iteration is between ``begin`` and ``end``, and its own communication inside ``aside``. The traffic
-    ends before that begins. Only for compute on the CPU, as the host's clock is used.
+    ends before that begins.
 
     Parameters
     ----------
     costs
         Bytes and seconds of all-reduces without compute, the same on all ranks. The largest one of which
-        several fit into an iteration is used.
+        several fit into an iteration is used; on a device, the largest ones in turn.
     pairs
-        Number of iterations of each kind that count. The first pair, a warm-up, does not count.
+        Number of iterations of each kind that count, at least; on a device, at least two for each size. The
+        first pair, a warm-up, does not count.
     """
 
     def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int) -> None:
         self._network = network
+        self._clock = network.clock
         self._costs = sorted(costs)
+        if self._clock.runs_behind:
+            pairs = max(pairs, PAIRS_PER_SIZE * SIZES_ON_DEVICE)
         self._left = pairs + 1
         self._pairs: list[LoadedIteration] = []
         self._plain_s: float | None = None
         self._longest_s = 0.0
         self._traffic: BesideTraffic | None = None
-        self._traffic_s = self._carried_s = self._aside_s = self._begun_s = 0.0
+        self._traffic_s = self._carried_s = self._call_s = 0.0
+        self._size_bytes = 0
+        self._stamps: list[Any] = []
 
     @property
     def finished(self) -> bool:
@@ -184,23 +242,29 @@ class ContentionMeasurement:
     def begin(self) -> None:
         """Begin an iteration, with nothing in flight."""
         self._network.barrier()
-        self._traffic_s = self._carried_s = self._aside_s = 0.0
+        self._traffic_s = self._carried_s = 0.0
         if self._plain_s is not None:
-            fitting = [each for each in self._costs if each[1] <= self._longest_s / CALLS_IN_ITERATION]
-            size_bytes, call_s = fitting[-1] if fitting else self._costs[0]
-            calls = max(math.ceil(COVERING * self._longest_s / call_s), 1)
-            self._traffic = BesideTraffic(self._network, size_bytes, calls=calls, call_s=call_s)
-        self._begun_s = time.perf_counter()
+            self._size_bytes, self._call_s = self._next_size()
+            calls = max(math.ceil(COVERING * self._longest_s / self._call_s), 1)
+            self._traffic = BesideTraffic(self._network, self._size_bytes, calls=calls, call_s=self._call_s)
+        self._stamps = [self._clock.now()]
+
+    def _next_size(self) -> tuple[int, float]:
+        behind = self._clock.runs_behind
+        room_s = self._longest_s / (CALLS_ON_DEVICE if behind else CALLS_IN_ITERATION)
+        fitting = [each for each in self._costs if each[1] <= room_s] or self._costs[:1]
+        sizes = fitting[-SIZES_ON_DEVICE:] if behind else fitting[-1:]
+        return sizes[self._left % len(sizes)]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Exclude the time inside."""
-        started_s = time.perf_counter()
+        self._stamps.append(self._clock.now())
         self._drain()
         try:
             yield
         finally:
-            self._aside_s += time.perf_counter() - started_s
+            self._stamps.append(self._clock.now())
 
     def end(self) -> None:
         """End an iteration.
@@ -210,8 +274,10 @@ class ContentionMeasurement:
         CommunicationFailed
             If a peer is gone.
         """
-        lasted_s = time.perf_counter() - self._begun_s - self._aside_s
+        self._stamps.append(self._clock.now())
         self._drain()
+        at_s = self._clock.seconds(self._stamps)
+        lasted_s = sum(after - before for before, after in zip(at_s[::2], at_s[1::2], strict=True))
         if self._plain_s is None:
             self._plain_s, self._longest_s = lasted_s, greatest(self._network, lasted_s)
             return
@@ -221,6 +287,8 @@ class ContentionMeasurement:
                 loaded_s=lasted_s,
                 traffic_s=self._traffic_s,
                 carried_s=self._carried_s,
+                size_bytes=self._size_bytes if self._clock.runs_behind else 0,
+                call_s=self._call_s,
             )
         )
         self._plain_s = None
@@ -229,6 +297,7 @@ class ContentionMeasurement:
     def stop(self) -> None:
         """End the traffic during an iteration. Idempotent; raises nothing."""
         with suppress(Exception):
+            self._stamps.append(self._clock.now())
             self._drain()
 
     def contention(self, alone_s: Sequence[float] | None = None) -> Contention:
@@ -249,7 +318,7 @@ class ContentionMeasurement:
     def _drain(self) -> None:
         if self._traffic is not None:
             traffic, self._traffic = self._traffic, None
-            traffic_s, carried_s = traffic.finish()
+            traffic_s, carried_s = traffic.finish(self._stamps[-1])
             self._traffic_s += traffic_s
             self._carried_s += carried_s
 
@@ -261,10 +330,12 @@ def measure_contention(
 
     All ranks wait for the one that computes longest, so an iteration's times are those of that rank.
 
+    On CUDA devices, give the result to ``cost_during_compute``.
+
     Parameters
     ----------
     iterate
-        One iteration of training on this rank, without communication, on the CPU.
+        One iteration of training on this rank, without communication.
     size_bytes
         Largest size of one all-reduce, for example that of a group. Several must fit into an iteration.
     pairs
@@ -286,11 +357,23 @@ def measure_contention(
     return contention_of([LoadedIteration(**dict(zip(names, each, strict=True))) for each in of_slowest])
 
 
+def slowest_contention(found: Sequence[dict[str, Any]]) -> Contention:
+    """Return the largest factors of all ranks, given as fields by name, as the others wait for that rank."""
+    added_s: dict[int, float] = {}
+    for size, seconds in (entry for each in found for entry in each["added_s"]):
+        added_s[size] = max(added_s.get(size, 0.0), seconds)
+    names = ("compute_slowdown", "allreduce_slowdown", "slowdown_while_carried")
+    return Contention(
+        **{name: max(each[name] for each in found) for name in names}, added_s=tuple(sorted(added_s.items()))
+    )
+
+
 def slowest_of(network: Network, found: Contention) -> Contention:
     """Return the largest factors of all ranks, as the others wait for that rank; every rank must call it."""
     return Contention(
         compute_slowdown=greatest(network, found.compute_slowdown),
         allreduce_slowdown=greatest(network, found.allreduce_slowdown),
+        slowdown_while_carried=greatest(network, found.slowdown_while_carried),
     )
 
 

@@ -13,16 +13,23 @@ from typing import Any
 
 import torch
 
-from pace.documents.collective_costs import AllReduce
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import Profile, fingerprint, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import CollectiveName
-from pace.runtime.capture.contention import LEAST_PAIRS, Contention, ContentionMeasurement
+from pace.runtime.capture.contention import (
+    LEAST_PAIRS,
+    Contention,
+    ContentionMeasurement,
+    cost_during_compute,
+    slowest_contention,
+)
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_factor, warn_if_inexact
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.sharded.shard_units import units_of
 from pace.runtime.event_log import log
+from pace.runtime.transports.clock import Clock, HostClock
 from pace.runtime.transports.transport import Transport
 
 WARM_UP = 3
@@ -114,7 +121,7 @@ class SelfProfile:
     def step(self) -> bool:
         """End an iteration and measure the network for a short time; return whether there are enough.
 
-        On the CPU, iterations beside traffic follow those that are recorded, if enough are.
+        Iterations beside traffic follow those that are recorded, if enough are.
 
         Every rank must call it with nothing in flight.
 
@@ -135,7 +142,9 @@ class SelfProfile:
         if self._left:
             self._record(Recorder.begin)
             return False
-        if self._sampler is None or self._network.device.type != "cpu" or self._pairs < LEAST_PAIRS:
+        transport = self._transport
+        paced = transport.device is not None and not transport.queues_calls  # the host waits for sums
+        if self._sampler is None or paced or self._pairs < LEAST_PAIRS:
             return True
         self._beside = ContentionMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
         return self._next_beside()
@@ -188,9 +197,7 @@ class SelfProfile:
             except Exception as error:  # as above
                 self._give_up(error)
         own = {"compute_s": compute_s, "plain_s": plain_s, "fault": self._fault}
-        factors = asdict(self._contention)
-        del factors["iteration_s"]  # that of the recorded iterations counts
-        replies = self._gather(own | factors)
+        replies = self._gather(own | {"contention": asdict(self._contention)})
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
             if self._transport.rank == 0:
@@ -206,12 +213,17 @@ class SelfProfile:
             return True, None
         warn_if_inexact(mine)
         # All wait for the rank that is slowed down most.
-        slowest_of = {name: max(each[name] for each in replies) for name in factors}
-        beside = {"allreduce_slowdown": slowest_of["allreduce_slowdown"]}
+        slowest = slowest_contention([each["contention"] for each in replies])
+        beside: dict[str, Any] = {"allreduce_slowdown": slowest.allreduce_slowdown}
         factor = slowest_factor([replies[rank]["plain_s"] for rank in able], able.index(of_rank))
-        return True, scaled(mine, factor).replace(
-            compute_slowdown=slowest_of["compute_slowdown"], metadata={**mine.metadata, **beside}
-        )
+        profile = scaled(mine, factor).replace(compute_slowdown=slowest.compute_slowdown)
+        if slowest.added_s and isinstance(cost, SampledAllReduce):
+            beside["allreduce_alone_s"] = [list(each) for each in cost.samples]
+            profile = profile.replace(
+                compute_slowdown=slowest.slowdown_while_carried,
+                allreduce=cost_during_compute(cost, slowest),
+            )
+        return True, profile.replace(metadata={**mine.metadata, **beside})
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
         if self._sampler is not None:
@@ -266,9 +278,10 @@ class TransportNetwork:
         self.device = device
         self._transport = transport
         self._timeout_s = timeout_s
+        self.clock: Clock = transport.device or HostClock()
 
-    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        """Begin a collective of `tensor`; return a function that waits for its end."""
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
+        """Begin a collective of `tensor`; return a function that waits for its end; see ``Network``."""
         ended = threading.Event()
         errors: list[BaseException] = []
 
@@ -277,8 +290,9 @@ class TransportNetwork:
                 errors.append(error)
             ended.set()
 
+        summed: Any = None
         if self._collective == "all-reduce":
-            self._transport.allreduce(tensor, name, done)
+            summed = self._transport.allreduce(tensor, name, done)
         else:
             rows = tensor[: tensor.numel() // self.num_workers * self.num_workers].view(self.num_workers, -1)
             halves = {
@@ -287,7 +301,7 @@ class TransportNetwork:
             }
             halves[self._collective]([rows], name, done)
 
-        def wait() -> None:
+        def wait() -> Any:
             if not ended.wait(self._timeout_s):
                 raise CommunicationFailed(
                     f"rank {self._transport.rank} of {self.num_workers}: measuring the network, a"
@@ -298,6 +312,7 @@ class TransportNetwork:
                     f"rank {self._transport.rank} of {self.num_workers}: measuring the network, a"
                     f" call ({self._collective}) failed: {errors[0]}"
                 ) from errors[0]
+            return summed
 
         return wait
 

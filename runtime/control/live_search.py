@@ -10,7 +10,7 @@ import numpy as np
 
 from pace.runtime.control.knob_space import KnobSpace
 from pace.runtime.control.network_cost import NetworkCost
-from pace.runtime.control.trial import Candidate, Trial
+from pace.runtime.control.trial import Candidate, Lap, Trial
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.event_log import log
 from pace.runtime.options import Tune
@@ -72,32 +72,32 @@ class LiveSearch:
         self._search: Places | None = None
         self._place: FloatArray | None = None
         self._final: Trial | None = None
-        self._durations: list[float] = []
+        self._laps: list[Lap] = []
         self._warm_up = plain.warm_up
         self.current = plain
         self.winner: Candidate | None = None
         self.measured_s: dict[str, float] = {}
         self.trials: list[TriedProposal] = []
 
-    def record(self, iteration_s: float) -> bool:
-        """Record the seconds of an iteration; return whether ``current`` or ``winner`` has changed."""
+    def record(self, lap: Lap) -> bool:
+        """Record an iteration; return whether ``current`` or ``winner`` has changed."""
         if self._final is not None:
-            changed = self._final.record(iteration_s)
+            changed = self._final.record(lap)
             self.current, self.winner = self._final.current, self._final.winner
             self.measured_s = self._final.measured_s
             return changed
         if self._warm_up:
             self._warm_up -= 1
             return False
-        self._durations.append(iteration_s)
-        if len(self._durations) < self._tune.iterations:
+        self._laps.append(lap)
+        if len(self._laps) < self._tune.iterations:
             return False
         self._end_trial()
         return True
 
     def _end_trial(self) -> None:
-        measured = self._agree()
-        self._durations.clear()
+        measured = self._agree([lap.seconds for lap in self._laps])
+        self._laps.clear()
         if self._space is None:
             suggested = self._network.suggested_bytes()
             self._space = KnobSpace.of(self._tune, self._sizes, self._transport.sequencing, suggested)
@@ -118,11 +118,11 @@ class LiveSearch:
         self.current = Candidate(name="tuned", plan=self._space.plan(place), barrier=self._barrier)
         self._warm_up = self.current.warm_up
 
-    def _agree(self) -> Measured:
+    def _agree(self, durations_s: list[float]) -> Measured:
         """Return the median of the slowest rank, and its standard deviation over repetitions."""
-        median = statistics.median(self._durations)
-        spread = statistics.median(abs(each - median) for each in self._durations)
-        mine = [median, DEVIATIONS_OF_MAD * spread / len(self._durations) ** 0.5]
+        median = statistics.median(durations_s)
+        spread = statistics.median(abs(each - median) for each in durations_s)
+        mine = [median, DEVIATIONS_OF_MAD * spread / len(durations_s) ** 0.5]
         replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         return Measured(*max(replies))
 

@@ -15,7 +15,7 @@ from pace.runtime.control.live_search import LiveSearch
 from pace.runtime.control.network_cost import NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
-from pace.runtime.control.trial import Candidate, Trial
+from pace.runtime.control.trial import Candidate, Lap, Trial, clock_of
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
@@ -83,6 +83,8 @@ class Choice:
         self._network = NetworkCost(transport, sizes, model, timeout_s=timeout_s)
         self._trial: Trial | LiveSearch | None = None
         self._last_step_s: float | None = None
+        self._clock = clock_of(transport)
+        self._began: Any = None
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
         self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
@@ -114,7 +116,10 @@ class Choice:
         self._last_waited_s, waited_s = waited_s, waited_s - self._last_waited_s
         if self._last_step_s is not None:
             self._intervals.append(now - self._last_step_s)
-            self._take(self._intervals[-1], waited_s, switch)
+            if self._trial is None:
+                self.replanner.record(self._intervals[-1], waited_s)
+            elif self._began is not None:
+                self._take(Lap(self._clock, self._began, self._clock.now()), switch)
         if self.replanner.state == "profiling":
             if self.replanner.end_profile():
                 self._resume(switch)
@@ -128,6 +133,7 @@ class Choice:
             self._change(self._start(news), switch)
         # The time spent here is not part of the next iteration.
         self._last_step_s = time.perf_counter()
+        self._began = None if self._trial is None else self._clock.now()
 
     def _news(self, number: int) -> SendPlan | Literal["profile"] | None:
         return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
@@ -136,11 +142,10 @@ class Choice:
         """Stop asking for schedules, and profiling."""
         self.replanner.close()
 
-    def _take(self, iteration_s: float, waited_s: float, switch: Switch) -> None:
-        """Record an iteration in the trial or, if there is none, for drift."""
-        if self._trial is None:
-            self.replanner.record(iteration_s, waited_s)
-        elif self._trial.record(iteration_s):
+    def _take(self, lap: Lap, switch: Switch) -> None:
+        """Record an iteration in the trial."""
+        assert self._trial is not None
+        if self._trial.record(lap):
             self._change(self._trial.current, switch)
             if self._trial.winner is not None:
                 self.measured_s = self._trial.measured_s

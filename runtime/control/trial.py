@@ -3,8 +3,10 @@
 import json
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from pace.runtime.engine.plan import SendPlan
+from pace.runtime.transports.clock import Clock, HostClock
 from pace.runtime.transports.transport import Transport
 
 # The first iteration of each turn allocates buffers, and sends nothing before its end, because it learns the
@@ -37,6 +39,25 @@ class Candidate:
         return WARM_UP_BARRIER if self.barrier else WARM_UP_OVERLAP
 
 
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """An iteration between two stamps of a clock, which may run behind the host: read it late."""
+
+    clock: Clock
+    began: Any
+    ended: Any
+
+    @property
+    def seconds(self) -> float:
+        """The iteration's seconds; waits until the device has come to its end."""
+        return self.clock.seconds([self.began, self.ended])[1]
+
+
+def clock_of(transport: Transport) -> Clock:
+    """Return the clock that times iterations: a device's own, as its host only queues them."""
+    return HostClock() if transport.device is None else transport.device
+
+
 class Trial:
     """Runs through the candidates forward and back, then holds the measurements of all ranks and the winner.
 
@@ -49,10 +70,10 @@ class Trial:
         self._candidates = candidates
         self._transport = transport
         self._durations: list[list[float]] = [[] for _ in candidates]
+        self._laps: list[Lap] = []
         there = list(range(len(candidates)))
         self._turns = there + there[::-1]
         self._left_out: set[int] = set()
-        self._measured = 0
         self._current = self._turns.pop(0)
         self._warm_up = self.current.warm_up
         self.measured_s: dict[str, float] = {}
@@ -63,19 +84,19 @@ class Trial:
         """The candidate to run now."""
         return self._candidates[self._current]
 
-    def record(self, iteration_s: float) -> bool:
-        """Record the seconds of an iteration; return whether ``current`` or ``winner`` has changed."""
+    def record(self, lap: Lap) -> bool:
+        """Record an iteration; return whether ``current`` or ``winner`` has changed."""
         if self._warm_up:
             self._warm_up -= 1
             return False
-        self._durations[self._current].append(iteration_s)
-        self._measured += 1
-        if self._measured < MEASURED:
+        self._laps.append(lap)
+        if len(self._laps) < MEASURED:
             return False
+        self._durations[self._current] += [each.seconds for each in self._laps]
+        self._laps.clear()
         if not self._turns:
             self._decide()
             return True
-        self._measured = 0
         before, self._current = self._current, self._turns.pop(0)
         if self._current == before:  # at the turning point the candidate stays, so it needs no warm-up
             return False
@@ -92,7 +113,7 @@ class Trial:
             self.measured_s.pop(candidate.name)
             self._choose()
             return
-        self._measured = 0
+        self._laps.clear()
         self._current = self._turns.pop(0)
         self._warm_up = max(candidate.warm_up, self.current.warm_up)
 

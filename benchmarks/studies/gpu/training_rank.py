@@ -127,7 +127,15 @@ class Rank:
 
         from benchmarks.studies.gpu.loops import training_step
         from pace.documents.schedule import parse_schedule
-        from pace.runtime.profiler import Capture, gradient_bytes, measure_allreduce, torch_network
+        from pace.runtime.profiler import (
+            Capture,
+            Contention,
+            cost_during_compute,
+            gradient_bytes,
+            measure_allreduce,
+            measure_contention,
+            torch_network,
+        )
 
         optimizer = self._sgd()
         step = training_step(self._model, optimizer, self._batch)
@@ -144,13 +152,27 @@ class Rank:
             max_seconds_per_size=0.1 if self._dry else 1.0,
             pairs=False,
         )
+        beside = Contention()
+        if self._dry or network.clock.runs_behind:  # Gloo's sums of a GPU's tensors pass through the host
+            beside = measure_contention(
+                step, network, size_bytes=gradient_bytes(self._model), pairs=3 if self._dry else 10
+            )
         shared: list[Any] = [None]
         if self._rank == 0:
             from pace.planning.allreduce.optimize import optimize_allreduce
             from pace.simulation import make_policy
             from pace.simulation.run import run_policy
 
-            profile = capture.profile("ResNet-50", workers=2, allreduce=measured.document)
+            profile = capture.profile(
+                "ResNet-50", workers=2, allreduce=cost_during_compute(measured.document, beside)
+            )
+            if beside.added_s:
+                profile = profile.replace(compute_slowdown=beside.slowdown_while_carried)
+            self._fact(
+                "calls take longer during compute by ms",
+                [[size, seconds * 1e3] for size, seconds in beside.added_s],
+            )
+            self._fact("compute slowdown during calls", profile.compute_slowdown)
             schedule = optimize_allreduce(profile)
             ddp = run_policy(profile, make_policy("ddp"))
             shared = [(schedule.to_json(), ddp.iteration_s)]

@@ -9,17 +9,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.capture.contention import (
+    PAIRS_PER_SIZE,
     BesideTraffic,
     ContentionMeasurement,
     LoadedIteration,
     contention_of,
+    cost_during_compute,
 )
 from pace.runtime.capture.recorder import num_steps, slowest_factor
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.profiler import Contention, measure_contention, torch_network
+from pace.runtime.transports.clock import Clock, HostClock
 from pace.runtime.transports.gloo import GlooTransport
+from tests.runtime.engine.queued_device import QueuedDevice
 from tests.runtime.launch import run_ranks
 
 
@@ -27,6 +32,19 @@ def pair(plain_s: float, loaded_s: float, traffic_s: float) -> LoadedIteration:
     """Return a pair of iterations."""
     return LoadedIteration(
         plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s, carried_s=1.25 * traffic_s
+    )
+
+
+def on_device(size_bytes: int, call_s: float, carried_s: float) -> LoadedIteration:
+    """Return a pair of iterations beside calls of one size that fill 60 ms."""
+    traffic_s = 60e-3 / carried_s * call_s
+    return LoadedIteration(
+        plain_s=60e-3,
+        loaded_s=61e-3,
+        traffic_s=traffic_s,
+        carried_s=60e-3,
+        size_bytes=size_bytes,
+        call_s=call_s,
     )
 
 
@@ -46,6 +64,7 @@ def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
     assert contention_of(usual[:2]).iteration_s is None
     # Of 5 s in which they were carried, 0.4 were lost.
     assert found.slowdown_while_carried == pytest.approx(1 / 0.92)
+    assert found.added_s == ()
 
 
 def test_what_is_within_noise_counts_as_nothing() -> None:
@@ -62,12 +81,81 @@ def test_compute_that_stands_still_gives_the_largest_factor() -> None:
     assert slowdown_of([pair(10.0, 30.0, 4.0)] * 5) == pytest.approx(10.0)
 
 
+def test_on_a_device_calls_cost_what_they_take_during_compute() -> None:
+    """A small one 1.2 ms more, a large one 2; sizes between them the time between."""
+    found = contention_of(
+        [on_device(1 << 18, 0.3e-3, 1.5e-3), on_device(1 << 22, 3.5e-3, 5.5e-3)] * PAIRS_PER_SIZE
+    )
+    assert dict(found.added_s) == {1 << 18: pytest.approx(1.2e-3), 1 << 22: pytest.approx(2e-3)}
+    alone = SampledAllReduce(
+        samples=((1 << 10, 0.1e-3), (1 << 18, 0.3e-3), (1 << 22, 3.5e-3), (1 << 24, 14e-3))
+    )
+    loaded = dict(cost_during_compute(alone, found).samples)
+    assert loaded == {
+        1 << 10: pytest.approx(1.3e-3),
+        1 << 18: pytest.approx(1.5e-3),
+        1 << 22: pytest.approx(5.5e-3),
+        1 << 24: pytest.approx(16e-3),
+    }
+    assert cost_during_compute(alone, Contention()) is alone
+
+
+class DeviceNetwork:
+    """One rank's calls, queued on a device for communication; each takes `call_s`."""
+
+    def __init__(self, device: QueuedDevice, call_s: float) -> None:
+        self.num_workers = 1
+        self.device = torch.device("cpu")
+        self.clock: Clock = device
+        self._queues = device
+        self._call_s = call_s
+        self.sizes: list[int] = []
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
+        """Queue a call."""
+        del name
+        self.sizes.append(tensor.numel() * 4)
+        with self._queues.apart():
+            self._queues.run(lambda: time.sleep(self._call_s))
+            summed = self._queues.now()
+        return lambda: summed
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def minimum(self, values: torch.Tensor) -> torch.Tensor:
+        """One rank's are the least."""
+        return values
+
+
+def test_on_a_device_several_sizes_are_measured_on_its_own_clock() -> None:
+    """The host queues the iterations at once; calls take ten times as long as they are said to take alone."""
+    device = QueuedDevice()
+    network = DeviceNetwork(device, 2e-3)
+    costs = [(1 << number, 0.2e-3) for number in range(12, 20)] + [(1 << 20, 10.0)]
+    measurement = ContentionMeasurement(network, costs, pairs=3)
+    while not measurement.finished:
+        measurement.begin()
+        device.run(lambda: time.sleep(20e-3))
+        with measurement.aside():
+            assert not any(thread.name == "pace-traffic" for thread in threading.enumerate())
+            device.run(lambda: time.sleep(0.1))
+        measurement.end()
+    device.close()
+    found = measurement.contention()
+    assert [size for size, _ in found.added_s] == [1 << number for number in range(15, 20)]
+    assert set(network.sizes) == {size for size, _ in found.added_s}
+    assert all(added_s >= 1.5e-3 for _, added_s in found.added_s)
+    assert 20e-3 <= found.iteration_s < 0.1  # type: ignore[operator]  # enough were timed
+
+
 class SlowNetwork:
     """One rank's network whose all-reduces each end when the test lets them."""
 
     def __init__(self) -> None:
         self.num_workers = 1
         self.device = torch.device("cpu")
+        self.clock: Clock = HostClock()
         self.allowed = threading.Semaphore(0)
         self.sent: list[int] = []
 
@@ -93,7 +181,7 @@ def test_traffic_counts_until_the_caller_waits_for_it() -> None:
     while len(network.sent) < 3:
         time.sleep(0.001)
     threading.Timer(0.05, network.allowed.release).start()
-    alone_s, carried_s = traffic.finish()
+    alone_s, carried_s = traffic.finish(time.perf_counter_ns())
     assert 1.0 <= alone_s < 1.5
     assert carried_s > 0
     assert network.sent == [64, 64, 64]

@@ -50,11 +50,11 @@ class _Queue:
                 self._errors.append(error)
 
 
-class _Kernels(TorchDispatchMode):
-    """Queues the torch operations that return a new tensor: it holds other values until its queue comes to it."""
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Queues operations that return a new tensor, which holds other values until its queue comes to it."""
 
     def __init__(self, queue: Callable[[Callable[[], Any]], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self._queue = queue
 
     def __torch_dispatch__(
