@@ -1,6 +1,7 @@
 """What the runtime costs an iteration in which nothing has to be sent, on the host and on the device."""
 
 import time
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.studies.gpu.models import workloads
 from benchmarks.studies.gpu.one_rank import WAYS, one_rank, trained
 from benchmarks.studies.runtime_overhead import NoTransport, wrap_alone
 from pace.runtime.engine.plan import plan_locally
+from pace.runtime.transports.clock import clock_for
 from pace.runtime.transports.device import Device, device_of
 from pace.runtime.transports.transport import After, Done
 
@@ -116,12 +118,16 @@ def time_way(findings: Findings, setting: Setting, way: str, iterations: int) ->
                 step()
             finish()
             started = settled(setting.device)
+            clock = clock_for(model)
+            stamps = [clock.now()]
             for _ in range(iterations):
                 step()
+                stamps.append(clock.now())
             queued = time.perf_counter()
             finish()
-            ended = settled(setting.device)
+            settled(setting.device)
+            at_s = clock.seconds(stamps)
     except Exception as error:
         findings.check(False, f"{way}: {type(error).__name__}: {error}")
         return None
-    return (queued - started) / iterations * 1e3, (ended - started) / iterations * 1e3
+    return (queued - started) / iterations * 1e3, median(b - a for a, b in pairwise(at_s)) * 1e3
