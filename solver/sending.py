@@ -118,8 +118,10 @@ def necessary_segments(elements: IntArray, element_bytes: IntArray, max_segment_
     """
     if np.isinf(max_segment_bytes):
         return int(np.count_nonzero(elements))
+    from pace.solver.kernels.partition import aligned
+
     largest = np.maximum(max_segment_bytes // element_bytes, 1).astype(np.int64)
-    return int(np.sum(-(-elements // largest)))
+    return int(np.sum(-(-elements // [aligned(count) for count in largest.tolist()])))
 
 
 def least_durations(whole_s: FloatArray, groups: IntArray, segments_s: FloatArray) -> FloatArray:
@@ -164,6 +166,8 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
         Indices of the pieces that carry elements, and how many each carries. If a group has fewer elements
         than pieces, some pieces carry none, but its last piece always carries one.
     """
+    from pace.solver.kernels.partition import aligned
+
     lengths = solution.ends - solution.starts
     total = np.zeros(len(buffers.elements))
     np.add.at(total, solution.jobs, lengths)
@@ -175,7 +179,7 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
         served[job] += length
         # Multiply first: of 49 elements in 49 slots, each slot carries one, but 49 * (1 / 49) is less than 1.
         share = int(buffers.elements[job] * served[job] / total[job])
-        until = buffers.elements[job] if final[job] == piece else share
+        until = buffers.elements[job] if final[job] == piece else sent[job] + aligned(share - sent[job])
         until = min(until, buffers.elements[job] - (final[job] != piece))
         counts[piece] = until - sent[job]
         sent[job] = until

@@ -7,7 +7,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.kernels.partition import most_within, price
+from pace.solver.kernels.partition import aligned, grain, most_within, price
 
 
 @compiled
@@ -186,7 +186,7 @@ def cut_while_sending(
         job = by_rank[heap[0]]
         count = left[job]
         if count * element_bytes[job] > max_segment_bytes:
-            count = max(1, int(max_segment_bytes / element_bytes[job]))
+            count = aligned(max(1, int(max_segment_bytes / element_bytes[job])))
         end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
         following = upcoming
         while following < n and ready[by_ready[following]] < end:
@@ -199,9 +199,10 @@ def cut_while_sending(
             fitting = most_within(release - now, knot_sizes, knot_durations, slope) / element_bytes[job]
             # A cut costs about one more latency, so a segment whose bytes take less than that is useless.
             if fitting >= 1.0 and release - now > 2.0 * knot_durations[0]:
-                count = min(count, int(fitting))
+                if int(fitting) < count:
+                    count = aligned(int(fitting))
                 end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
-            elif fitting < 1.0 or release - now <= patience:
+            elif fitting < grain(count) or release - now <= patience:
                 now = release
                 continue
         jobs[segments] = job

@@ -65,6 +65,26 @@ def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope
 
 
 @compiled
+def grain(count: int) -> int:
+    """Return of how many elements a segment of about `count` carries a multiple, unless it is the last.
+
+    So the next segment begins at a multiple of 16 bytes, for elements of four bytes of 64 or 512: NCCL is
+    several times slower on misaligned memory. Segments become at most 1.6 % shorter.
+    """
+    if count >= 16384:
+        return 128
+    if count >= 1024:
+        return 16
+    return 1
+
+
+@compiled
+def aligned(count: int) -> int:
+    """Return how many of `count` elements a segment carries that is not its group's last; see ``grain``."""
+    return count - count % grain(count)
+
+
+@compiled
 def max_min_step(
     ends: IntArray, previous: IntArray, current: IntArray, following: npt.NDArray[np.int32]
 ) -> None:

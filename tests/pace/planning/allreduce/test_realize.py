@@ -117,6 +117,26 @@ def test_groups_that_the_options_give_are_not_merged() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Options(),
+        Options(max_segment_bytes=1_000_003),
+        Options(slot_s=1e-3),
+        Options(exchange="sharded"),
+        Options(exchange="sharded", max_segment_bytes=1_000_003),
+    ],
+    ids=["real", "small", "slots", "sharded", "small and sharded"],
+)
+def test_segments_begin_at_aligned_places(chosen: Options) -> None:
+    """NCCL is several times slower where they do not."""
+    profile = load_profile(RESNET50)
+    schedule = optimize(profile, chosen)
+    assert len(schedule.transfers) > len(schedule.groups) or chosen.exchange == "sharded"
+    assert [each for each in schedule.transfers if each.offset_bytes % 16] == []
+    assert check(profile, schedule) == []
+
+
 @given(profiles())
 @properties(40)
 def test_no_policy_of_whole_gradients_or_first_in_first_out_is_faster(profile: Profile) -> None:
