@@ -32,7 +32,7 @@
     ├── StorageTimeout         a database that does not answer in time
     ├── ObjectsUnavailable     object storage that does not answer, or refuses
     ├── ObjectLost             a document that object storage does not have
-    ├── SchemaTooNew           a database of a newer version, on which this one does not work
+    ├── OtherSchema            a database with the schema of another version
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -182,8 +182,8 @@ class ObjectLost(Refused):
     """A document that the database names and object storage does not have."""
 
 
-class SchemaTooNew(Refused):
-    """A database of a newer version, on which this one does not work."""
+class OtherSchema(Refused):
+    """A database with the schema of another version."""
 
 
 class ResultDeleted(Refused):

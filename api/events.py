@@ -63,7 +63,6 @@ EVENTS = {
     "database-not-ready": LogEvent(
         "warning", "error retry_in_s", "The database does not answer, and is tried again"
     ),
-    "schema-is-newer": LogEvent("warning", "schema supported", "A newer release has migrated the database"),
     "pruned": LogEvent("info", "results", "Hourly clean-up of the database: number of deleted results"),
     "prune-failed": LogEvent("error", "", "Hourly clean-up of the database failed; with traceback"),
     "objects-not-ready": LogEvent("warning", "error", "Object storage does not answer"),

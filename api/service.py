@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import structlog
@@ -161,7 +162,7 @@ class Service:
 
         Raises
         ------
-        SchemaTooNew, OperationalError
+        OtherSchema, OperationalError
             If the service cannot work with this database.
         """
         if not self.settings.needs_keys:
@@ -182,13 +183,8 @@ class Service:
 
     async def _prepare_database(self) -> None:
         """Migrate the database as soon as it answers, then start to use it."""
-
-        def prepare() -> None:
-            upgrade(self.database)
-            self.documents.prepare()
-
         try:
-            await when_it_answers(self.database, prepare, self._note_missing_database)
+            await when_it_answers(self.database, partial(upgrade, self.database), self._note_missing_database)
         except Exception as error:
             self.failure = error
             said = log.error if isinstance(error, PaceError | OperationalError) else log.exception

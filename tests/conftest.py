@@ -63,7 +63,6 @@ LONGEST = (
     "api/test_limits.py",
     "pace/simulation/test_policies.py",
     "api/test_objects.py",
-    "api/test_rolling_update.py",
     "scripts/test_gpu_check.py",
     "runtime/shards/test_sharded_failures.py",
     "api/test_together.py",

@@ -111,11 +111,11 @@ class StreamedAnswer:
 
 
 def question_answer(kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
-    """Return the resource of an answered question; the answer may come from the previous release."""
+    """Return the resource of an answered question."""
     head = {name: getattr(stored, column) for name, column in kind.head}
     # As in lists of them.
     head["created_at"] = stored.created_at.isoformat().replace("+00:00", "Z")
-    return PreparedAnswer.of(_splice(head, kind.content, kind.current(stored.document)))
+    return PreparedAnswer.of(_splice(head, kind.content, stored.document))
 
 
 def profile_answer(stored: StoredProfile) -> "PreparedAnswer | StreamedAnswer":

@@ -93,9 +93,7 @@ class Question:
     @cached_property
     def key(self) -> str:
         """SHA-256 over kind, version, input and options: equal keys have equal answers."""
-        # Schedules were the first kind and are stored under keys and ids without its name.
-        kind = () if self.kind == SCHEDULE else (self.kind,)
-        return _hash("\n", *kind, __version__, self.input_sha256, self.options)
+        return _hash("\n", self.kind, __version__, self.input_sha256, self.options)
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -104,8 +102,6 @@ class Question:
 
     def id_of(self, tenant: str) -> str:
         """Return the id that it has as a tenant's and its job's; 32 hexadecimal digits."""
-        if self.kind != SCHEDULE:
-            return _hash("\0", self.kind, tenant, self.key)[:32]
         return _hash("\0", tenant, "" if self.job is None else f"={self.job}", self.key)[:32]
 
 
@@ -138,8 +134,6 @@ class Kind:
         Inputs and options that, answered once, have compiled all that an answer may need.
     csv
         Makes CSV of a stored answer.
-    current
-        Makes a stored answer what this release answers.
     about_profile
         Whether its input is a profile, which is stored once for all that is asked about it.
     simulates
@@ -170,7 +164,6 @@ class Kind:
     answer: Callable[[bytes, str, Tell], bytes]
     samples: tuple[tuple[Mapping[str, Any], str], ...]
     csv: Callable[[bytes], bytes] | None = None
-    current: Callable[[bytes], bytes] = lambda document: document
     about_profile: bool = False
     simulates: bool = True
     long: bool = True

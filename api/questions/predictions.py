@@ -21,8 +21,7 @@ def _read(request: PredictionRequest, limits: ReadLimits) -> Question:
         raise ContentTooLarge(f"{simulations} simulations; this service takes at most {limits.max_cells}")
     return Question(
         kind=KIND.name,
-        # Without fields that say nothing, the version before can do tasks of this one.
-        options=canonical_json(options, exclude_none=True),
+        options=canonical_json(options),
         num_steps=options.num_points,
         **about_document(steps.sha256, steps.name, steps.model_dump_json(exclude_none=True)),
     )

@@ -112,10 +112,9 @@ def parser_of(options: type[BaseModel]) -> Callable[[str], object]:
     return parse
 
 
-def canonical_json(document: BaseModel, *, exclude_none: bool = False) -> str:
-    """Return the same text for equal documents, if wanted without the fields that say nothing."""
-    fields = document.model_dump(mode="json", exclude_none=exclude_none)
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+def canonical_json(document: BaseModel) -> str:
+    """Return the same text for equal documents."""
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:

@@ -2,9 +2,8 @@
 
 import zlib
 
-from pace.api.previous_release import current_schedule, read_options, stored_options
 from pace.api.questions.kind import SCHEDULE, Kind, Question, ReadLimits, Tell
-from pace.api.questions.reading import about_profile, parser_of
+from pace.api.questions.reading import about_profile, canonical_json, parser_of
 from pace.client.documents import ScheduleRequest, ScheduleResource, ScheduleSummary, example_profile
 from pace.documents.options import Options
 from pace.documents.profile import parse_profile
@@ -14,7 +13,7 @@ from pace.planning.optimize import optimize
 def _read(request: ScheduleRequest, limits: ReadLimits) -> Question:
     return Question(
         kind=SCHEDULE,
-        options=stored_options(request.options),
+        options=canonical_json(request.options),
         job=request.job,
         **about_profile(request.profile, request.profile_id, limits),
     )
@@ -22,7 +21,8 @@ def _read(request: ScheduleRequest, limits: ReadLimits) -> Question:
 
 def _solve(profile_document: bytes, options: str, tell: Tell) -> bytes:
     del tell  # a solve cannot tell how far it is
-    return optimize(parse_profile(zlib.decompress(profile_document)), read_options(options)).to_json()
+    profile = parse_profile(zlib.decompress(profile_document))
+    return optimize(profile, Options.model_validate_json(options)).to_json()
 
 
 _SERVERS = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e6}
@@ -42,7 +42,6 @@ KIND = Kind(
     read=_read,
     answer=_solve,
     samples=((example_profile() | {"allreduce": _SERVERS}, Options().model_dump_json()),),
-    current=current_schedule,
     about_profile=True,
     simulates=False,
     long=False,

@@ -7,10 +7,9 @@ import zlib
 from dataclasses import replace
 
 from pace.api.errors import ContentTooLarge
-from pace.api.previous_release import current_what_if, read_question, stored_question, stored_what_if
 from pace.api.questions.done_count import DoneCount
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
-from pace.api.questions.reading import about_profile
+from pace.api.questions.reading import about_profile, canonical_json
 from pace.client.documents import example_profile
 from pace.client.what_if_documents import (
     GridDocument,
@@ -37,7 +36,7 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
     question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
     return Question(
         kind=KIND.name,
-        options=stored_question(question),
+        options=canonical_json(question),
         num_steps=grid.num_cells,
         **about_profile(request.profile, request.profile_id, limits),
     )
@@ -45,7 +44,7 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
 
 def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     profile = parse_profile(zlib.decompress(profile_document))
-    question = read_question(options)
+    question = WhatIfQuestion.model_validate_json(options)
     grid = question.grid.grid()
     count = DoneCount(tell)
     # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
@@ -53,13 +52,13 @@ def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     if question.target_efficiency is not None:
         tell(count.num_done)
         result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
-    return stored_what_if(json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode())
+    return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _csv(document: bytes) -> bytes:
     # The cells, as ``WhatIf.to_csv`` writes them.
     text = io.StringIO()
-    cells = json.loads(current_what_if(document))["cells"]
+    cells = json.loads(document)["cells"]
     writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)
@@ -86,10 +85,9 @@ KIND = Kind(
     samples=(
         (
             example_profile(),
-            stored_question(WhatIfQuestion(grid=GridDocument(bandwidth_gbps=(1.0,), workers=(2,)))),
+            canonical_json(WhatIfQuestion(grid=GridDocument(bandwidth_gbps=(1.0,), workers=(2,)))),
         ),
     ),
     csv=_csv,
-    current=current_what_if,
     about_profile=True,
 )

@@ -11,7 +11,7 @@ from sqlalchemy import exists, select
 from pace.api.errors import ObjectsUnavailable
 from pace.api.questions.kind import InputDocument
 from pace.api.storage.database import Database
-from pace.api.storage.object_sweep import raise_floor, sweep
+from pace.api.storage.object_sweep import sweep
 from pace.api.storage.objects import H, ObjectStore
 from pace.api.storage.records import ProfileRecord, QuestionRecord
 from pace.api.storage.threads import DatabaseThreads
@@ -101,11 +101,6 @@ class DocumentPlaces:
         """Raise ObjectsUnavailable or StorageTimeout unless object storage, if there is any, answers."""
         if self._objects is not None:
             await self.threads.run(self._objects.check)
-
-    def prepare(self) -> None:
-        """Mark in the database that documents may be in object storage. Blocks."""
-        if self._objects is not None:
-            raise_floor(self._database)
 
     def sweep(self, grace: timedelta) -> int:
         """Delete objects that no row has named for the grace time; return their number. Blocks."""

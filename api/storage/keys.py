@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from sqlalchemy import Row, insert, inspect, select, update
+from sqlalchemy import Row, insert, select, update
 
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
@@ -55,8 +55,6 @@ class KeyRing:
         """Create a key and return its token, which is shown only once."""
         key_id = secrets.token_hex(8)
         secret = secrets.token_urlsafe(32)
-        # Only if given, because the command line also creates keys in databases of older versions.
-        ends = {} if expires_at is None else {"expires_at": expires_at}
         with self._database.write() as connection:
             connection.execute(
                 insert(ApiKeyRecord).values(
@@ -66,7 +64,7 @@ class KeyRing:
                     scopes=" ".join(sorted(scopes)),
                     secret_sha256=hashlib.sha256(secret.encode()).hexdigest(),
                     created_at=datetime.now(UTC),
-                    **ends,
+                    expires_at=expires_at,
                 )
             )
         return f"pace_{key_id}_{secret}"
@@ -82,11 +80,9 @@ class KeyRing:
         return None if row is None else _api_key(row)
 
     def list(self) -> list[ApiKey]:
-        """Return all keys, revoked ones included, oldest first; also from a database of an older version."""
+        """Return all keys, revoked ones included, oldest first."""
         with self._database.read() as connection:
-            there = {column["name"] for column in inspect(connection).get_columns("api_keys")}
-            columns = [column for column in ApiKeyRecord.__table__.c if column.name in there]
-            rows = connection.execute(select(*columns).order_by(ApiKeyRecord.created_at))
+            rows = connection.execute(select(*ApiKeyRecord.__table__.c).order_by(ApiKeyRecord.created_at))
             return [_api_key(row) for row in rows]
 
     def page(self, tenant: str, limit: int, cursor: str | None) -> tuple[Sequence[ApiKey], str | None]:

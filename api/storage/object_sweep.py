@@ -9,7 +9,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import structlog
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import ObjectStore
@@ -18,24 +18,13 @@ from pace.api.storage.records import (
     OrphanRecord,
     ProfileRecord,
     QuestionRecord,
-    SchemaFloorRecord,
     SolutionRecord,
 )
 
 log = structlog.get_logger(__name__)
 
-# The first revision whose code knows that a document may be elsewhere.
-FLOOR = "0007"
 _MARK = Upsert(OrphanRecord)
 _DOCUMENTS = (ProfileRecord, SolutionRecord, QuestionRecord)
-
-
-def raise_floor(database: Database) -> None:
-    """Prevent versions that do not know object storage from starting on this database."""
-    with database.write() as connection:
-        connection.execute(
-            update(SchemaFloorRecord).where(SchemaFloorRecord.revision < FLOOR).values(revision=FLOOR)
-        )
 
 
 def owns_objects(database: Database, objects: ObjectStore) -> bool:

@@ -46,10 +46,7 @@ class Record(DeclarativeBase):
 
 
 class DocumentColumns:
-    """A row's document: here, or `object_bytes` of it in object storage under a key, and nothing here.
-
-    Added to existing tables; versions without object storage leave these columns empty.
-    """
+    """A row's document: here, or `object_bytes` of it in object storage under a key, and nothing here."""
 
     document: Mapped[bytes]
     object_key: Mapped[str | None] = mapped_column(String(100))
@@ -155,14 +152,6 @@ class ApiKeyRecord(Record):
     last_used_at: Mapped[datetime | None]
 
 
-class SchemaFloorRecord(Record):
-    """One row: the oldest schema revision whose code works on this database."""
-
-    __tablename__ = "schema_floor"
-
-    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
-
-
 class OrphanRecord(Record):
     """An object that no row named at the last sweep."""
 
@@ -189,18 +178,16 @@ class TaskRecord(Record):
     """Work for one worker; the lease names the service process that does it.
 
     `result_id` is the id of the question that it answers, `options` what was asked for besides the input,
-    `request_id` which request did so first. `profile_sha256` is for the version before alone, as that reads
-    there what the question's `input_sha256` says; it goes with the tables that only that version uses.
+    `request_id` which request did so first.
     """
 
     __tablename__ = "tasks"
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    kind: Mapped[str] = mapped_column(String(10), server_default="schedule")
+    kind: Mapped[str] = mapped_column(String(10))
     tenant: Mapped[str] = mapped_column(String(100))
     key: Mapped[str] = mapped_column(String(64))
     result_id: Mapped[str] = mapped_column(String(32))
-    profile_sha256: Mapped[str] = mapped_column(String(64))
     options: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(10))
     problem: Mapped[str | None] = mapped_column(Text)

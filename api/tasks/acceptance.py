@@ -109,7 +109,6 @@ class Acceptance:
             tenant=tenant,
             key=question.key,
             result_id=result_id,
-            profile_sha256=question.input_sha256,
             options=question.options,
             num_done=None if question.num_steps is None else 0,
             num_total=question.num_steps,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pace.api.errors import NotInstalled
-from pace.api.previous_release import current_schedule
 from pace.client.documents import PolicyResult, SimulationRequest, SimulationResult
 from pace.client.graph_documents import GraphWindowRequest, GraphWindowResult
 from pace.client.page_documents import (
@@ -36,7 +35,7 @@ def timeline(profile_document: bytes, schedule_document: bytes) -> bytes:
     from pace.view.perfetto import chrome_trace
 
     profile = parse_profile(zlib.decompress(profile_document))
-    trace = chrome_trace(profile, parse_schedule(current_schedule(schedule_document)))
+    trace = chrome_trace(profile, parse_schedule(schedule_document))
     return json.dumps(trace, separators=(",", ":")).encode()
 
 
@@ -50,7 +49,7 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
     from pace.view.chart import plot
 
     profile = parse_profile(zlib.decompress(profile_document))
-    schedule = parse_schedule(current_schedule(schedule_document))
+    schedule = parse_schedule(schedule_document)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
         plot(profile, schedule, path)
@@ -65,7 +64,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     profile = parse_profile(zlib.decompress(profile_document))
     rows = []
     if schedule_document is not None:
-        rows.append(lay_out(profile, parse_schedule(current_schedule(schedule_document))))
+        rows.append(lay_out(profile, parse_schedule(schedule_document)))
     rows += [lay_out_policy(profile, name) for name in request.policies]
     replay = profile.metadata.get("replay")
     recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None

@@ -134,7 +134,7 @@ def revoke(
 def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRing]":
     """Open the keys of a database. If `new`, create tables in an empty database.
 
-    A database in use is never migrated here: the service migrates it when it is upgraded.
+    A database in use is never migrated here: the service does that when it starts.
     """
     # Imported here because the command line must start without SQLAlchemy.
     with reported():

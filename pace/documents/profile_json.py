@@ -38,11 +38,7 @@ def dump_profile(profile: "Profile") -> str:
 
 
 def compact_profile(profile: "Profile") -> str:
-    """Return the shortest document: what says nothing is left out.
-
-    So a version of PACE to which a field is new writes what the version before can read, as long as nobody
-    uses the field: both may work on what one of them stored.
-    """
+    """Return the shortest document: what says nothing is left out."""
     costs = {name: getattr(profile, name) for name in ("allreduce", "reduce_scatter", "all_gather")}
     rest = profile.model_dump_json(exclude_defaults=True, exclude=set(costs))
     tail = "".join(f',"{name}":{_cost(cost)}' for name, cost in costs.items() if cost is not None)

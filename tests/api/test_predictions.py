@@ -1,14 +1,11 @@
 """Predictions over HTTP: answered as the library would, followed while they run, refused in one line."""
 
 import json
-import zlib
 from typing import Any
 
 import pytest
 
 from pace import InvalidSteps, PredictionOptions, StepsDocument, predict
-from pace.api.questions.kind import ReadLimits
-from pace.api.questions.registry import read_question
 from pace.client import Client
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
@@ -53,18 +50,6 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     assert service.http.delete(path).status_code == 204
     assert service.http.get(path).status_code == 404
     assert service.http.delete(path).status_code == 404
-
-
-def test_a_task_says_nothing_that_the_version_before_need_not_know() -> None:
-    """What is left out is not stored as null: an older process refuses fields that it does not know."""
-    body = json.dumps({"steps": STEPS, "options": OPTIONS}).encode()
-    limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=1000)
-    received = read_question(body, False, limits, "prediction")
-    assert received.input is not None
-    stored = zlib.decompress(received.input.document)
-    assert b"null" not in stored
-    assert "null" not in received.options
-    assert StepsDocument.model_validate_json(stored) == StepsDocument.model_validate(STEPS)
 
 
 @ON_SQLITE

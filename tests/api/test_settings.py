@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from pace.api.http.app import create_app
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
-from pace.api.storage.migrations import downgrade, has_tables, upgrade
+from pace.api.storage.migrations import has_tables, upgrade
 from pace.cli.keys import app as keys
 from tests.api.process import serve_in_vain
 
@@ -46,8 +46,8 @@ def test_a_misspelt_setting_is_not_ignored(tmp_path: Path) -> None:
     assert serve_in_vain(tmp_path, max_queue="10") == (2, misspelt)
 
 
-def test_keys_are_listed_without_touching_the_database(tmp_path: Path) -> None:
-    """No file is made, and an older schema stays as it is."""
+def test_keys_of_another_version_are_left_alone(tmp_path: Path) -> None:
+    """To list keys creates no file; a schema of another version is refused, and stays as it is."""
     url = f"sqlite:///{tmp_path / 'pace.db'}"
     environment = {"PACE_DATABASE_URL": url}
     listed = CliRunner().invoke(keys, ["list"], env=environment)
@@ -56,12 +56,17 @@ def test_keys_are_listed_without_touching_the_database(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     database = Database(Settings(database_url=url).parsed_database_url)
     upgrade(database)
-    downgrade(database, "0001")
     created = CliRunner().invoke(keys, ["create", "a key"], env=environment)
     assert created.exit_code == 0, created.output
     assert "a key" in CliRunner().invoke(keys, ["list"], env=environment).stdout
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
+    for command in (["list"], ["create", "another"]):
+        refused = CliRunner().invoke(keys, command, env=environment)
+        assert (refused.exit_code, refused.stdout) == (3, "")
+        assert "the database has schema 0000, this version of PACE has 0001" in refused.stderr
     with database.read() as connection:
-        assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() == "0001"
+        assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() == "0000"
     database.close()
 
 

@@ -2,11 +2,5 @@
 
 from alembic import context
 
-from pace.api.storage.records import Record
-
-context.configure(
-    connection=context.config.attributes["connection"],
-    target_metadata=Record.metadata,
-    render_as_batch=True,
-)
+context.configure(connection=context.config.attributes["connection"])
 context.run_migrations()
