@@ -17,6 +17,7 @@ from pace.runtime.argument_checks import is_timeout
 from pace.runtime.control.knob_space import tunable
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
+from pace.runtime.event_log import log
 from pace.runtime.options import (
     Communication,
     Mixed,
@@ -98,6 +99,7 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         If an argument or a variable of the environment is not valid.
     """
     options = WrapperOptions(**given, **own)
+    _warn_of_one_connection(transport, os.environ)
     if isinstance(options.plan, Tune):
         if not tunable(options.plan, transport.sequencing):
             raise InvalidOptions(
@@ -124,6 +126,17 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         sharding=options.communication.sharding,
     )
     return options, source
+
+
+def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]) -> None:
+    if transport.device is None or transport.rank != 0:
+        return
+    if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        log.warning(
+            "pace.one_connection",
+            reason="CUDA_DEVICE_MAX_CONNECTIONS is 1, so sums and compute wait for one another on the GPU:"
+            " unset it before the first use of CUDA",
+        )
 
 
 def read_replanning(environment: Mapping[str, str]) -> Replanning:

@@ -21,6 +21,7 @@ from pace.runtime.transports.transport import Discipline
 from tests.runtime.engine.plans import plan_of
 from tests.runtime.engine.queued_device import LaggingDevice, QueuedDevice, QueuedTransport
 from tests.runtime.launch import run_ranks
+from tests.runtime.logs import captured_events
 from tests.runtime.loops.user_loops import LOOPS, run_loop, run_plainly
 from tests.runtime.training import Case, difference, equal_bits, train_case, train_plainly
 
@@ -301,6 +302,23 @@ def _behind(rank: int) -> None:
         device_of=lambda _model: LaggingDevice(rank),
         CudaTransport=lambda device, **_options: QueuedTransport(device),
     )
+
+
+def _wrap_with_one_connection(rank: int, _size: int) -> list[str]:
+    _behind(rank)
+    model = torch.nn.Linear(2, 2)
+    with captured_events() as events:
+        pace.runtime.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model).close()
+    return [each["event"] for each in events if each["event"] == "pace.one_connection"]
+
+
+def test_an_environment_in_which_nothing_overlaps_is_reported_once() -> None:
+    """By rank 0; Megatron's users set this variable."""
+    found = run_ranks(
+        _wrap_with_one_connection, 2, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, timeout_s=60
+    )
+    assert found == [["pace.one_connection"], []]
+    assert run_ranks(_wrap_with_one_connection, 2, timeout_s=60) == [[], []]
 
 
 def _run_loops(rank: int, _size: int) -> dict[str, Any]:
