@@ -18,6 +18,11 @@ from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import to_bytes, to_tensor
 
 
+# A gathering first sends the length of each payload, and its first bytes.
+_LENGTH_BYTES = 8
+_HEAD_BYTES = 504
+
+
 def connect_group(
     store: Store,
     name: str,
@@ -57,13 +62,15 @@ def broadcast_over(group: Any, message: torch.Tensor) -> None:
 
 
 def gather_over(group: Any, payload: bytes) -> list[bytes]:
-    """Give every rank's payload to every rank, in rank order."""
-    lengths = _gather(group, torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
-    longest = max(int(length.item()) for length in lengths)
-    messages = _gather(group, to_tensor(payload, longest))
-    return [
-        to_bytes(message)[: int(length.item())] for message, length in zip(messages, lengths, strict=True)
-    ]
+    """Give every rank's payload to every rank, in rank order; in one call if all are short."""
+    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_HEAD_BYTES]
+    heads = [to_bytes(each) for each in _gather(group, to_tensor(head, _LENGTH_BYTES + _HEAD_BYTES))]
+    lengths = [int.from_bytes(each[:_LENGTH_BYTES], "little") for each in heads]
+    firsts = [each[_LENGTH_BYTES:] for each in heads]
+    if max(lengths) > _HEAD_BYTES:
+        rests = _gather(group, to_tensor(payload[_HEAD_BYTES:], max(lengths) - _HEAD_BYTES))
+        firsts = [first + to_bytes(rest) for first, rest in zip(firsts, rests, strict=True)]
+    return [message[:length] for message, length in zip(firsts, lengths, strict=True)]
 
 
 def _gather(group: Any, message: torch.Tensor) -> list[torch.Tensor]:

@@ -1,6 +1,8 @@
 """What is sent with a round's sums: which rank has which gradient, and every rank's ``RoundCode``."""
 
+import functools
 import json
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -51,13 +53,13 @@ class RoundMarks:
         """Exchange marks and codes that are sent separately; every rank calls it, after all groups."""
         if not self.beside:
             return
-        mine = json.dumps([int(code), [[int(mark) for mark in marks] for marks in self._marks]])
-        replies = [json.loads(each) for each in self._transport.gather(mine.encode())]
-        self._codes = [RoundCode.decode(each[0]) for each in replies]
-        self._marks = [
-            [any(column) for column in zip(*marks, strict=True)]
-            for marks in zip(*(each[1] for each in replies), strict=True)
-        ]
+        bits = "".join("1" if mark else "0" for marks in self._marks for mark in marks)
+        mine = f"{int(code)} {int(bits or '0', 2):x}"
+        replies = [each.split() for each in self._transport.gather(mine.encode())]
+        self._codes = [RoundCode.decode(int(number)) for number, _ in replies]
+        anywhere = functools.reduce(operator.or_, (int(marks, 16) for _, marks in replies))
+        marks = iter(f"{anywhere:0{len(bits)}b}")
+        self._marks = [[next(marks) == "1" for _ in here] for here in self._marks]
 
     def read(self, group: FusedGroup) -> list[bool]:
         """Return which gradients of a summed group exist on any rank."""
