@@ -28,6 +28,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pace.errors import (
+    AccessDenied,
     CommunicationFailed,
     FormatError,
     InvalidCluster,
@@ -148,6 +149,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "POLICIES",
+    "AccessDenied",
     "Cluster",
     "CollectiveGraph",
     "CommunicationFailed",

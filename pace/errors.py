@@ -16,6 +16,7 @@
     ├── ScheduleMismatch      a schedule made for another model or number of workers
     ├── SolverFailed          the solver of a linear program found no solution
     ├── ServiceUnavailable    the scheduling service failed or cannot be reached
+    │   └── AccessDenied      the service needs an API key, or does not accept the one it got
     ├── CommunicationFailed   a collective failed, or another process ended
     │   └── RoundMissed       a group went on without this member, which may join again
     └── InvalidUse            a call that is not possible in the present state
@@ -82,6 +83,10 @@ class SolverFailed(PaceError):
 
 class ServiceUnavailable(PaceError):
     """The scheduling service failed, cannot be reached, or sent a wrong answer."""
+
+
+class AccessDenied(ServiceUnavailable):
+    """The scheduling service needs an API key, or does not accept the one it got."""
 
 
 class CommunicationFailed(PaceError):

@@ -113,6 +113,9 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         job=plan.job or os.environ.get("PACE_JOB") or None,
         api_key=plan.api_key or os.environ.get("PACE_API_KEY"),
     )
+    if service.url is not None and "://" not in service.url:
+        named = "service" if plan.service else "PACE_URL"
+        raise InvalidOptions(f"{named} is {service.url!r}, which is no URL: give 'http://{service.url}'")
     if plan.service is not None and service.job is None and transport.rank == 0:
         raise InvalidOptions(
             f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"

@@ -14,8 +14,11 @@ import structlog
 from pace.log_events import LogEvent
 
 TRAINING_EVENTS = {
+    "pace.one_connection": LogEvent(
+        "warning", "reason", "The environment makes sums and compute wait for one another on the GPU"
+    ),
     "pace.no_service": LogEvent(
-        "info",
+        "warning",
         "missing service job",
         "The service or the job's name is missing, so the job makes its own plan",
     ),
@@ -24,6 +27,12 @@ TRAINING_EVENTS = {
     ),
     "pace.no_schedule_yet": LogEvent(
         "info", "service job fingerprint", "The service has no schedule of this job"
+    ),
+    "pace.schedule_found": LogEvent(
+        "info", "groups predicted_iteration_s", "The service had a schedule of this job at the start"
+    ),
+    "pace.access_denied": LogEvent(
+        "warning", "reason", "The service does not accept this job's API key; it is not asked again"
     ),
     "pace.schedule_refused": LogEvent(
         "warning", "service job reason", "The service's schedule does not fit this model or number of ranks"

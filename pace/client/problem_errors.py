@@ -4,6 +4,7 @@ from pydantic import ValidationError
 
 from pace.client.documents import Problem
 from pace.errors import (
+    AccessDenied,
     InvalidFabric,
     InvalidGraph,
     InvalidJobProgram,
@@ -32,6 +33,11 @@ def error_of(problem: Problem, url: str) -> PaceError:
     error = _ERRORS.get(problem.type.rpartition(":")[2])
     if error is not None:
         return error(problem.detail)
+    if problem.status in (401, 403):
+        return AccessDenied(
+            f"{url} answered {problem.status} {problem.title}: {problem.detail}"
+            " (set PACE_API_KEY, or give api_key=)"
+        )
     return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from pace.documents.options import Options
 from pace.documents.profile import Profile, fingerprint
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
-from pace.errors import InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
+from pace.errors import AccessDenied, InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
 from pace.runtime.control.report_sender import ReportSender
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_from_schedule, plan_locally
 from pace.runtime.engine.sharded.plan_order import refuse_hanging
@@ -139,9 +139,15 @@ class PlanSource:
         if plan is None and self.asks:
             found = self._ask_at_start(gradients) if self._transport.rank == 0 else None
             plan = self.read(self._transport.broadcast(found), gradients)
+            if plan is not None and self._transport.rank == 0:
+                log.info(
+                    "pace.schedule_found",
+                    groups=len(plan.groups),
+                    predicted_iteration_s=plan.predicted_iteration_s,
+                )
         elif plan is None and self._transport.rank == 0 and (self._service or self.job):
             missing = "PACE_JOB, or Plan(job=...)" if self.job is None else "PACE_URL, or Plan(service=...)"
-            log.info("pace.no_service", missing=missing, service=self._service, job=self.job)
+            log.warning("pace.no_service", missing=missing, service=self._service, job=self.job)
         return plan or self._with_credit(self._plan_locally(gradients))
 
     def _plan_locally(self, gradients: list[GradientSize]) -> SendPlan:
@@ -175,9 +181,17 @@ class PlanSource:
         return plan_from_schedule(schedule, gradients, transport.size, servers=transport.num_servers)
 
     def ask(self, gradients: list[GradientSize]) -> bytes:
-        """Ask the service for a schedule; empty if it has no new fitting one or does not answer."""
+        """Ask the service for a schedule; empty if it has no new fitting one or does not answer.
+
+        Raises
+        ------
+        AccessDenied
+            If the service does not accept this job's API key.
+        """
         try:
             return self._ask(gradients, _ASK_TIMEOUT_S, told=False)
+        except AccessDenied:
+            raise
         except PaceError:
             return b""
 
@@ -214,6 +228,8 @@ class PlanSource:
         ------
         InvalidProfile, InvalidOptions
             If the service refuses the profile.
+        AccessDenied
+            If the service does not accept this job's API key.
         """
         from pace.client import Client
 
@@ -227,6 +243,8 @@ class PlanSource:
         try:
             with Client(self._service, api_key=self._api_key, timeout_s=_SUBMIT_TIMEOUT_S) as client:
                 schedule = client.create_schedule(profile, options, job=self.job)
+        except AccessDenied:
+            raise
         except ServiceUnavailable as error:
             log.warning("pace.profile_not_submitted", reason=str(error), **sent)
             return b""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from pace.errors import InvalidOptions, InvalidProfile
+from pace.errors import AccessDenied, InvalidOptions, InvalidProfile
 from pace.runtime.event_log import log
 
 FIRST_DELAY_S = 1.0
@@ -23,7 +23,8 @@ class LateSchedule:
     Parameters
     ----------
     ask
-        Returns a schedule's bytes, or empty bytes. Must not raise if the service cannot be reached.
+        Returns a schedule's bytes, or empty bytes. Must not raise if the service cannot be reached. After
+        `AccessDenied` the service is not asked again.
     """
 
     def __init__(self, ask: Callable[[], bytes]) -> None:
@@ -47,6 +48,9 @@ class LateSchedule:
             try:
                 # Another job of this name may have submitted a profile first, so ask before submitting.
                 self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
+            except AccessDenied as error:
+                log.warning("pace.access_denied", reason=str(error))
+                return
             except Exception as error:  # any error may be gone when the service is asked again
                 log.warning("pace.schedule_request_failed", reason=f"{type(error).__name__}: {error}")
             if self._found:

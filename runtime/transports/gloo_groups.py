@@ -17,7 +17,6 @@ from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import torch_thread
 from pace.runtime.transports.transport import to_bytes, to_tensor
 
-
 # A gathering first sends the length of each payload, and its first bytes.
 _LENGTH_BYTES = 8
 _HEAD_BYTES = 504

@@ -15,6 +15,7 @@ SKIPPED = ("pace.api.storage.migrations.env", "pace.api.workers.dask_", "pace.ru
 def test_exported_names() -> None:
     """The public surface: a name that goes needs a line in the changelog."""
     assert sorted(pace.__all__) == [
+        "AccessDenied",
         "Cluster",
         "CollectiveGraph",
         "CommunicationFailed",

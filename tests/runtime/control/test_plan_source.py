@@ -16,9 +16,10 @@ import pytest
 import pace.runtime.control.plan_source
 import pace.runtime.control.schedule_polling
 from pace.documents.schedule import Schedule
-from pace.errors import ScheduleMismatch
+from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
 from pace.runtime.options import Replanning
+from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
@@ -199,8 +200,55 @@ def test_arguments_and_environment_complete_each_other() -> None:
     for found in (first, second):
         for name in cases:
             assert found[name][0] == ("local" if "only" in name else "schedule"), name
-    assert [first[name][1] for name in cases] == [[], [], [], ["pace.no_service"], ["pace.no_service"]]
+    found_it, alone = ["pace.schedule_found"], ["pace.no_service"]
+    assert [first[name][1] for name in cases] == [found_it, found_it, found_it, alone, alone]
     assert not any(events for _, events in second.values())
+
+
+def _with_address(_rank: int, _size: int, address: str) -> str:
+    model = build("conv")
+    try:
+        wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=address, job="train")
+    except InvalidOptions as error:
+        return str(error)
+    return ""
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    """The message has the address that was meant."""
+    (first, second) = run_ranks(_with_address, 2, "scheduler:8080")
+    assert first == second == "service is 'scheduler:8080', which is no URL: give 'http://scheduler:8080'"
+
+
+def _train_without_a_key(rank: int, _size: int, url: str) -> list[str]:
+    pace.runtime.control.schedule_polling.FIRST_DELAY_S = 0.05
+    model = build("conv")
+    (batch,) = batches("conv", 1, rank)
+    with captured_events() as logs:
+        never = Replanning(profile_iterations=0)
+        optimizer = wrap(
+            "gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=url, job="train", replanning=never
+        )
+        asking = [thread for thread in threading.enumerate() if thread.name == "pace.late"]
+        for thread in asking:
+            thread.join(60)
+        optimizer.zero_grad()
+        backward(model(*batch))
+        optimizer.step()
+        optimizer.close()
+    assert not any(thread.is_alive() for thread in asking)
+    return [f"{each['event']}: {each['reason']}" for each in logs if "reason" in each]
+
+
+def test_a_service_that_wants_a_key_is_told_of_and_not_asked_for_ever(tmp_path: Path) -> None:
+    """Training goes on; rank 0 says once which variable to set."""
+    with ServiceProcess(tmp_path, auth="required") as service:
+        first, second = run_ranks(_train_without_a_key, 2, service.url)
+    assert second == []
+    assert first[0].startswith("pace.service_unavailable")
+    assert first[1].startswith("pace.access_denied")
+    assert all("401" in each and "set PACE_API_KEY" in each for each in first)
+    assert len(first) == 2
 
 
 def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
