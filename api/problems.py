@@ -1,8 +1,8 @@
 """Which error is answered with which problem document (RFC 9457). All of the mapping is here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -27,176 +27,100 @@ _SQLITE_FULL = 13
 _POSTGRESQL_DISK_FULL = "53100"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """A kind of problem: the end of its type, which is stable, its status, its title and what it means."""
+class _Kind(NamedTuple):
+    """A kind of problem: the end of its type, which is stable, its status, and what it means."""
 
     name: str
     status: int
     meaning: str
-    title: str | None = None
 
     def problem(self, detail: str) -> Problem:
-        """Say what is wrong this time; the title is the status's phrase unless there is a better one."""
-        title = self.title or HTTPStatus(self.status).phrase
+        """Say what is wrong this time; the title is the name in words, or HTTP's own phrase."""
+        phrase = HTTPStatus(self.status).phrase
+        title = phrase if self.name == _HTTP.name else self.name.replace("-", " ").capitalize()
         return Problem(type=f"urn:pace:problem:{self.name}", title=title, status=self.status, detail=detail)
 
 
 _INVALID_REQUEST = _Kind(
-    name="invalid-request",
-    status=422,
-    title="Invalid request",
-    meaning="The request is not valid: `detail` names the field, its value and what was expected",
+    "invalid-request",
+    422,
+    "The request is not valid: `detail` names the field, its value and what was expected",
 )
-_LIMIT_EXCEEDED = _Kind(
-    name="limit-exceeded",
-    status=422,
-    title="Limit exceeded",
-    meaning="The work needs more time or memory than one task may use",
-)
-_INTERNAL_ERROR = _Kind(
-    name="internal-error", status=500, meaning="A defect: the log has the cause under the request's id"
-)
+_LIMIT_EXCEEDED = _Kind("limit-exceeded", 422, "The work needs more time or memory than one task may use")
+_INTERNAL_ERROR = _Kind("internal-error", 500, "A defect: the log has the cause under the request's id")
 _STORAGE_FULL = _Kind(
-    name="storage-full",
-    status=507,
-    meaning="The disk of the database, or of large bodies, is full or cannot be written",
+    "storage-full", 507, "The disk of the database, or of large bodies, is full or cannot be written"
 )
 _STORAGE_UNAVAILABLE = _Kind(
-    name="storage-unavailable",
-    status=503,
-    meaning="The database or object storage does not answer; ask again later",
+    "storage-unavailable", 503, "The database or object storage does not answer; ask again later"
 )
-_HTTP = _Kind(name="http", status=0, meaning="Another error of HTTP, with its own status, such as 405")
+_HTTP = _Kind("http", 0, "Another error of HTTP, with its own status, such as 405")
 
 # An error is answered by the first of its classes that is here; its message is the detail.
 _KINDS: dict[type[Exception], _Kind] = {
-    InvalidProfile: _Kind(
-        name="invalid-profile", status=422, title="Invalid profile", meaning="The profile is not valid"
-    ),
-    InvalidGraph: _Kind(
-        name="invalid-graph", status=422, title="Invalid graph", meaning="The graph is not valid"
-    ),
-    InvalidSteps: _Kind(
-        name="invalid-steps", status=422, title="Invalid steps", meaning="The steps document is not valid"
-    ),
-    InvalidFabric: _Kind(
-        name="invalid-fabric",
-        status=422,
-        title="Invalid network, batch or scenario",
-        meaning="The network, the batch or the scenario is not valid",
-    ),
-    InvalidJobProgram: _Kind(
-        name="invalid-job-program",
-        status=422,
-        title="Invalid job program",
-        meaning="The job program is not valid",
-    ),
-    InvalidOptions: _Kind(
-        name="invalid-options", status=422, title="Invalid options", meaning="The options are not valid"
-    ),
+    InvalidProfile: _Kind("invalid-profile", 422, "The profile is not valid"),
+    InvalidGraph: _Kind("invalid-graph", 422, "The graph is not valid"),
+    InvalidSteps: _Kind("invalid-steps", 422, "The steps document is not valid"),
+    InvalidFabric: _Kind("invalid-fabric", 422, "The network, the batch or the scenario is not valid"),
+    InvalidJobProgram: _Kind("invalid-job-program", 422, "The job program is not valid"),
+    InvalidOptions: _Kind("invalid-options", 422, "The options are not valid"),
     InvalidSync: _Kind(
-        name="invalid-sync",
-        status=422,
-        title="Invalid sync document",
-        meaning="The weight-sync, resharding, delta-sync or outer-sync document is not valid",
+        "invalid-sync", 422, "The weight-sync, resharding, delta-sync or outer-sync document is not valid"
     ),
-    InvalidSchedule: _Kind(
-        name="invalid-schedule", status=422, title="Invalid schedule", meaning="The schedule is not valid"
-    ),
-    SolverFailed: _Kind(
-        name="solver-failed", status=500, title="Solver failed", meaning="A defect of the solver: see the log"
-    ),
+    InvalidSchedule: _Kind("invalid-schedule", 422, "The schedule is not valid"),
+    SolverFailed: _Kind("solver-failed", 500, "A defect of the solver: see the log"),
     errors.InvalidRequest: _INVALID_REQUEST,
     errors.AmbiguousLength: _Kind(
-        name="ambiguous-length",
-        status=400,
-        meaning="The request has both `Content-Length` and `Transfer-Encoding`",
+        "ambiguous-length", 400, "The request has both `Content-Length` and `Transfer-Encoding`"
     ),
     errors.InvalidFile: _Kind(
-        name="invalid-file",
-        status=422,
-        title="Invalid file",
-        meaning="The file to import cannot be read; `detail` names the place",
+        "invalid-file", 422, "The file to import cannot be read; `detail` names the place"
     ),
-    errors.NotFound: _Kind(name="not-found", status=404, meaning="There is no such resource in this tenant"),
-    errors.Unauthorized: _Kind(name="unauthorized", status=401, meaning="There is no valid API key or token"),
-    errors.Forbidden: _Kind(name="forbidden", status=403, meaning="The key lacks the scope"),
-    errors.QuotaExceeded: _Kind(
-        name="quota-exceeded",
-        status=403,
-        title="Quota exceeded",
-        meaning="The tenant has no quota left for stored bytes",
-    ),
+    errors.NotFound: _Kind("not-found", 404, "There is no such resource in this tenant"),
+    errors.Unauthorized: _Kind("unauthorized", 401, "There is no valid API key or token"),
+    errors.Forbidden: _Kind("forbidden", 403, "The key lacks the scope"),
+    errors.QuotaExceeded: _Kind("quota-exceeded", 403, "The tenant has no quota left for stored bytes"),
     errors.ForeignHost: _Kind(
-        name="foreign-host",
-        status=421,
-        meaning="The request names a host, or is from a web page of a host, that `PACE_ALLOWED_HOSTS` lacks",
+        "foreign-host",
+        421,
+        "The request names a host, or is from a web page of a host, that `PACE_ALLOWED_HOSTS` lacks",
     ),
     errors.RateLimited: _Kind(
-        name="rate-limited",
-        status=429,
-        meaning="Too many requests of the tenant: ask again after `Retry-After`",
+        "rate-limited", 429, "Too many requests of the tenant: ask again after `Retry-After`"
     ),
-    errors.QueueFull: _Kind(
-        name="queue-full", status=429, meaning="Too much work at once: ask again after `Retry-After`"
-    ),
+    errors.QueueFull: _Kind("queue-full", 429, "Too much work at once: ask again after `Retry-After`"),
     errors.UnsupportedMediaType: _Kind(
-        name="unsupported-media-type", status=415, meaning="The body has an unsupported type or encoding"
+        "unsupported-media-type", 415, "The body has an unsupported type or encoding"
     ),
-    errors.BodyTimeout: _Kind(name="timeout", status=408, meaning="Head or body came too slowly"),
-    errors.ContentTooLarge: _Kind(
-        name="too-large", status=413, meaning="A body, profile or grid is beyond its limit"
-    ),
-    errors.InUse: _Kind(
-        name="in-use", status=409, meaning="Another resource refers to what is to be deleted"
-    ),
-    errors.TaskIsFinished: _Kind(
-        name="finished", status=409, meaning="The task has ended, so it cannot be cancelled"
-    ),
-    errors.TaskCancelled: _Kind(
-        name="cancelled", status=409, title="Cancelled", meaning="The task was cancelled"
-    ),
+    errors.BodyTimeout: _Kind("timeout", 408, "Head or body came too slowly"),
+    errors.ContentTooLarge: _Kind("too-large", 413, "A body, profile or grid is beyond its limit"),
+    errors.InUse: _Kind("in-use", 409, "Another resource refers to what is to be deleted"),
+    errors.TaskIsFinished: _Kind("finished", 409, "The task has ended, so it cannot be cancelled"),
+    errors.TaskCancelled: _Kind("cancelled", 409, "The task was cancelled"),
     errors.LimitExceeded: _LIMIT_EXCEEDED,
     errors.WorkerDied: _Kind(
-        name="worker-died",
-        status=500,
-        title="Worker died",
-        meaning="A worker process died while it worked on the task: see the log",
+        "worker-died", 500, "A worker process died while it worked on the task: see the log"
     ),
     errors.WorkerNotStarted: _Kind(
-        name="worker-not-started", status=503, meaning="A worker process did not start; ask again later"
+        "worker-not-started", 503, "A worker process did not start; ask again later"
     ),
     errors.ExecutorMismatch: _Kind(
-        name="executor-mismatch",
-        status=503,
-        meaning="The Dask cluster's workers cannot run the service's tasks; ask again later",
+        "executor-mismatch", 503, "The Dask cluster's workers cannot run the service's tasks; ask again later"
     ),
     errors.IssuerUnavailable: _Kind(
-        name="issuer-unavailable",
-        status=503,
-        meaning="The OpenID Connect issuer does not answer; API keys work",
+        "issuer-unavailable", 503, "The OpenID Connect issuer does not answer; API keys work"
     ),
     errors.NotInstalled: _Kind(
-        name="not-installed",
-        status=501,
-        meaning="The service lacks an optional package, which `detail` names",
+        "not-installed", 501, "The service lacks an optional package, which `detail` names"
     ),
     errors.SpoolFull: _STORAGE_FULL,
     errors.StorageTimeout: _STORAGE_UNAVAILABLE,
     errors.ObjectsUnavailable: _STORAGE_UNAVAILABLE,
     errors.ObjectLost: _Kind(
-        name="document-lost",
-        status=500,
-        title="Document lost",
-        meaning="Object storage lacks a document that the database names: see the log",
+        "document-lost", 500, "Object storage lacks a document that the database names: see the log"
     ),
-    errors.ResultDeleted: _Kind(
-        name="gone", status=503, meaning="The result was deleted while it was fetched; ask again"
-    ),
-    errors.ServiceStopping: _Kind(
-        name="stopping", status=503, meaning="The service is being stopped; ask again later"
-    ),
+    errors.ResultDeleted: _Kind("gone", 503, "The result was deleted while it was fetched; ask again"),
+    errors.ServiceStopping: _Kind("stopping", 503, "The service is being stopped; ask again later"),
 }
 
 
@@ -221,7 +145,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestValidationError():
             return _INVALID_REQUEST.problem(explain(error))
         case HTTPException():
-            return replace(_HTTP, status=error.status_code).problem(str(error.detail))
+            return _HTTP._replace(status=error.status_code).problem(str(error.detail))
     for kind in type(error).__mro__:
         if kind in _KINDS:
             return _KINDS[kind].problem(str(error))
