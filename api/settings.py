@@ -3,7 +3,7 @@
 import difflib
 import importlib.util
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -17,7 +17,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pace.api.fairness.tenants import TenantLimits, Tenants, read_entries
-from pace.api.object_location import ObjectLocation
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -80,6 +79,24 @@ def _explain(fault: Any) -> str:
     # A database's URL may hold a password.
     shown = "" if name == "database_url" else f" (got {fault['input']!r})"
     return f"PACE_{name.upper()}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectLocation:
+    """A bucket, the beginning of all keys in it, and the server; an empty endpoint is Amazon's."""
+
+    bucket: str
+    prefix: str
+    endpoint: str
+
+    @classmethod
+    def of(cls, url: str, endpoint: str = "") -> "ObjectLocation":
+        """Take ``s3://BUCKET/PREFIX`` apart; raises ValueError for anything else."""
+        parts = urlsplit(url)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+            raise ValueError("give s3://BUCKET or s3://BUCKET/PREFIX")
+        prefix = parts.path.strip("/")
+        return cls(bucket=parts.netloc, prefix=f"{prefix}/" if prefix else "", endpoint=endpoint)
 
 
 class StorageSettings(BaseSettings):

@@ -15,8 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount
 
 from pace.api.fairness.loop_shares import LoopShares
-from pace.api.http import docs_page, web_page
-from pace.api.http.docs_page import add_docs
 from pace.api.http.fast_path import Application, ReadsFromMemory, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
@@ -36,7 +34,7 @@ from pace.api.http.routes import (
     usage,
 )
 from pace.api.http.routes import tasks as task_routes
-from pace.api.http.web_page import add_page
+from pace.api.http.static_pages import DOCS, PAGE, add_docs, add_page
 from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
 from pace.api.service import Service
@@ -111,7 +109,7 @@ def create_app(settings: Settings) -> Application:
     if settings.needs_keys:
         shares = LoopShares(settings.tenants, metrics.turn_observer("event loop"))
     app.state.loop_shares = shares
-    policies = {docs_page.PATH: add_docs(app), web_page.PATH: add_page(app)}
+    policies = {DOCS: add_docs(app), PAGE: add_page(app)}
     app.add_middleware(Envelope, metrics=metrics, policies=policies, shares=shares)
     describe(app)
     spans = trace(app)

@@ -1,18 +1,20 @@
-"""Authentication of requests by the API key or the issuer's token in the Authorization header."""
+"""Authenticates requests by the API key or token in their Authorization header, and writes the audit log."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
+import structlog
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from pace.api.access import Principal
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
 from pace.api.fairness.loop_shares import LoopShares
-from pace.api.http.audit import audit, audit_denial
 from pace.api.service import Service
 from pace.api.storage.keys import Scope
 
+# One line for every write, in the service's log under this name.
+_audited = structlog.get_logger("pace.audit")
 # Prefix of addresses that take the place of a tenant; no tenant's name begins with it.
 _ADDRESS = "\0"
 # Key in a request's scope under which the rest of the tenant's rate limit is kept for the answer.
@@ -27,6 +29,13 @@ _bearer = HTTPBearer(
 )
 
 
+def audit(action: str, principal: Principal, **subject: str) -> None:
+    """Write an audit line: who did what to which resource. The log adds the request's identifier."""
+    if principal.subject is not None:
+        subject["subject"] = principal.subject
+    _audited.info(action, tenant=principal.tenant, key=principal.key_id, **subject)
+
+
 async def admit_request(request: Request, service: Service, token: str | None, scope: Scope) -> Principal:
     """Return the principal of a request, as ``AccessControl.admit`` does, and write the audit log."""
     audits = service.settings.audit == "all"
@@ -37,7 +46,8 @@ async def admit_request(request: Request, service: Service, token: str | None, s
         principal, request.scope[RATE_KEY] = await service.access.admit(token, scope, client)
     except (Unauthorized, Forbidden, RateLimited) as error:
         if audits:
-            audit_denial(request.method, request.url.path, client, str(error))
+            said = {"method": request.method, "path": request.url.path, "client": client}
+            _audited.info("denied", **said, reason=str(error))
         if shares is not None:
             # Refusing a request takes time of the event loop, too.
             await shares.turn(request.scope, f"{_ADDRESS}{client}")

@@ -3,9 +3,8 @@
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.done_count import DoneCount
 from pace.api.questions.graph_schedules import EXAMPLE_GRAPH, refuse_large_graph
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json
 from pace.client.graph_documents import (
     GraphGridDocument,

@@ -1,6 +1,7 @@
 """What a kind of question is: everything by which kinds differ. A request of any is a ``Question``."""
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from pace.version import __version__
 
 SCHEDULE = "schedule"
 Tell = Callable[[int], None]
+_TELL_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,22 @@ class Kind:
             items=(tuple[self.summary, ...], ...),  # type: ignore[name-defined]  # known only here
             next=(str | None, ...),
         )
+
+
+class DoneCount:
+    """Counts what is done, and tells it now and then."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._told_at = time.monotonic()
+        self.num_done = 0
+
+    def __call__(self, num_more: int) -> None:
+        """Count so many more."""
+        self.num_done += num_more
+        if time.monotonic() >= self._told_at + _TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            self._tell(self.num_done)
 
 
 def _hash(between: str, *parts: str) -> str:

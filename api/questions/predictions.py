@@ -4,8 +4,7 @@ import json
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.done_count import DoneCount
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json, parser_of
 from pace.client.prediction_documents import PredictionRequest, PredictionResource, PredictionSummary
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction

@@ -7,8 +7,7 @@ import zlib
 from dataclasses import replace
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.done_count import DoneCount
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, canonical_json
 from pace.client.documents import example_profile
 from pace.client.what_if_documents import (

@@ -2,7 +2,7 @@
 
 Every upload has a new key, so no two rows share an object, and objects that no row names can be deleted. A
 document is uploaded before the row that names it is stored, and read after the transaction that found its
-row. ``pace.api.storage.object_sweep`` deletes objects that no row names.
+row. ``pace.api.storage.documents`` deletes objects that no row names.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pace.api.errors import ObjectLost, ObjectsUnavailable
-from pace.api.object_location import ObjectLocation
+from pace.api.settings import ObjectLocation
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

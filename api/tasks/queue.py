@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select, update
+from sqlalchemy import Connection, Row, bindparam, func, literal_column, select, update
 
 from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.fairness.task_shares import TaskShares
@@ -21,6 +21,7 @@ from pace.api.problems import problem_of
 from pace.api.questions.kind import Question
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
+from pace.api.storage.pages import read_page
 from pace.api.storage.questions import find_input
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import SolutionRecord, TaskRecord
@@ -28,7 +29,7 @@ from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
-from pace.api.tasks.task_views import count_live, find_status, list_statuses
+from pace.client.documents import Problem
 from pace.errors import PaceError
 
 
@@ -318,8 +319,11 @@ class TaskQueue:
 
     def count_live(self) -> Counter[tuple[str, str, str]]:
         """Return the number of queued and running tasks by tenant, kind and state."""
+        by = (TaskRecord.tenant, TaskRecord.kind, TaskRecord.state)
+        question = select(*by, func.count()).where(TaskRecord.state.in_(LIVE)).group_by(*by)
         with self.database.read() as connection:
-            return count_live(connection)
+            rows = connection.execute(question)
+            return Counter({(tenant, kind, state): count for tenant, kind, state, count in rows})
 
     def retry_or_fail(self, task: ClaimedTask, error: WorkerDied) -> bool:
         """Queue a task again after its worker died, unless out of attempts; return whether it was queued."""
@@ -341,17 +345,41 @@ class TaskQueue:
     def status(self, tenant: str, task_id: str) -> TaskStatus | None:
         """Return the status of a task."""
         with self.database.read() as connection:
-            return find_status(connection, tenant, task_id)
+            row = connection.execute(_STATUS_BY_ID, {"tenant": tenant, "id": task_id}).first()
+        return None if row is None else _status(row)
 
     def list(
         self, tenant: str, state: str | None, kind: str | None, limit: int, cursor: str | None
     ) -> tuple[list[TaskStatus], str | None]:
         """Return a page of a tenant's tasks, newest first, and the cursor of the next."""
+        question = select(*_STATUS).where(TaskRecord.tenant == tenant)
+        if state is not None:
+            question = question.where(TaskRecord.state == state)
+        if kind is not None:
+            question = question.where(TaskRecord.kind == kind)
         with self.database.read() as connection:
-            return list_statuses(connection, tenant, state, kind, limit, cursor)
+            rows, following = read_page(
+                connection, question, TaskRecord.created_at, TaskRecord.id, limit, cursor
+            )
+        return [_status(row) for row in rows], following
 
 
-# Built once, because building a statement takes longer than executing it.
+_STATUS = (
+    TaskRecord.id,
+    TaskRecord.kind,
+    TaskRecord.result_id,
+    TaskRecord.state,
+    TaskRecord.problem,
+    TaskRecord.num_done,
+    TaskRecord.num_total,
+    TaskRecord.created_at,
+    TaskRecord.started_at,
+    TaskRecord.finished_at,
+)
+# Statements are built once, because building one takes longer than executing it.
+_STATUS_BY_ID = select(*_STATUS).where(
+    TaskRecord.tenant == bindparam("tenant"), TaskRecord.id == bindparam("id")
+)
 _OF_KIND = TaskRecord.kind == bindparam("kind")
 _QUEUED_OF_KIND = (
     select(TaskRecord.id).where(TaskRecord.state == literal_column("'queued'"), _OF_KIND).limit(1)
@@ -381,3 +409,8 @@ def _expired_kinds(connection: Connection, now: datetime, running: Collection[st
 
 def _stored(error: PaceError) -> str:
     return problem_of(error).model_dump_json()
+
+
+def _status(row: Row[*tuple[Any, ...]]) -> TaskStatus:
+    problem = None if row.problem is None else Problem.model_validate_json(row.problem)
+    return TaskStatus(**{**row._mapping, "problem": problem})

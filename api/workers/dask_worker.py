@@ -15,8 +15,7 @@ from distributed import get_worker
 
 from pace.api.errors import ExecutorMismatch
 from pace.api.workers.kernels import load_kernels
-from pace.api.workers.pool import WorkerPool
-from pace.api.workers.worker_call import WorkerCall
+from pace.api.workers.pool import WorkerCall, WorkerPool
 from pace.errors import PaceError
 from pace.version import __version__
 

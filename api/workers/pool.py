@@ -25,7 +25,6 @@ import structlog
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNotStarted
 from pace.api.workers.executor import Progress
 from pace.api.workers.fork_server import PRELOADED
-from pace.api.workers.worker_call import WorkerCall
 from pace.api.workers.worker_process import NO_MEMORY, data_bytes, work
 
 log = structlog.get_logger(__name__)
@@ -41,6 +40,45 @@ _FORK_PAUSES_S = (0.05, 0.2, 0.5)
 # An exit status can be read once, and Process.start reads those of all processes that have ended: of two
 # threads that do so at a time, one is told 255.
 _READS_STATUS = threading.Lock()
+
+
+class WorkerCall:
+    """A call of a function in a worker process, which another thread may cancel."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_s: float,
+        progress: Progress | None,
+        gives_way: bool = False,
+    ) -> None:
+        self.request = (function, arguments, progress is not None, gives_way)
+        self.timeout_s = timeout_s
+        self.progress = progress
+        self.cancelled = False
+        self._process: ForkServerProcess | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Kill the process of this call, now or when the call starts."""
+        with self._lock:
+            self.cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def begin(self, process: ForkServerProcess) -> None:
+        """Set the process that runs the call."""
+        with self._lock:
+            self._process = process
+            if self.cancelled:
+                process.kill()
+
+    def end(self) -> bool:
+        """Clear the process of the call; return whether it was killed."""
+        with self._lock:
+            self._process = None
+            return self.cancelled
 
 
 class WorkerPool:

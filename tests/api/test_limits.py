@@ -27,8 +27,7 @@ from pace.api.errors import LimitExceeded
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.records import TaskRecord
-from pace.api.workers.pool import LOOK_EVERY_S, WorkerPool
-from pace.api.workers.worker_call import WorkerCall
+from pace.api.workers.pool import LOOK_EVERY_S, WorkerCall, WorkerPool
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 

@@ -15,11 +15,10 @@ from sqlalchemy import delete, func, insert, select
 
 from pace import optimize, parse_profile
 from pace.api.errors import ObjectLost, ObjectsUnavailable
-from pace.api.object_location import ObjectLocation
-from pace.api.settings import Settings
+from pace.api.settings import ObjectLocation, Settings
 from pace.api.storage.database import Database
+from pace.api.storage.documents import sweep
 from pace.api.storage.migrations import upgrade
-from pace.api.storage.object_sweep import sweep
 from pace.api.storage.objects import ObjectStore
 from pace.api.storage.quota import stored_bytes
 from pace.api.storage.records import (

@@ -251,8 +251,7 @@ def _begun_since(moment: datetime, database_url: str) -> set[str]:
 LET_A_WORKER_FAIL = """
 import contextlib
 from pace.api.errors import WorkerFailed
-from pace.api.workers.pool import WorkerPool
-from pace.api.workers.worker_call import WorkerCall
+from pace.api.workers.pool import WorkerCall, WorkerPool
 
 pool = WorkerPool("the test", 1, 2**32)
 with contextlib.suppress(WorkerFailed):

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pace.api.access import RateWindows
 from pace.api.fairness.loop_shares import LoopShares
-from pace.api.fairness.rate_windows import RateWindows
 from pace.api.http.answers import PreparedAnswer
 from pace.api.http.app import create_app
 from pace.api.http.fast_path import Application

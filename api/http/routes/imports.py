@@ -7,11 +7,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from pace.api.http.answers import JSON, document_answer
-from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import RunningService
-from pace.api.http.security import Submitter
+from pace.api.http.security import Submitter, audit
 from pace.api.workers.imports.read_import import read_import
 from pace.client.documents import example_profile
 from pace.client.page_documents import ImportQuestion, ImportResource

@@ -8,11 +8,10 @@ from starlette.responses import Response
 
 from pace.api.errors import InvalidRequest, NotFound
 from pace.api.http.answers import document_answer
-from pace.api.http.audit import audit
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
-from pace.api.http.security import Admin
+from pace.api.http.security import Admin, audit
 from pace.api.storage.keys import ApiKey
 from pace.client.key_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
 

@@ -8,11 +8,10 @@ from starlette.responses import Response
 
 from pace.api.errors import NotFound
 from pace.api.http.answers import document_answer, profile_answer
-from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Contains, Cursor, Limit, RunningService
-from pace.api.http.security import Admin, Reader, Submitter
+from pace.api.http.security import Admin, Reader, Submitter, audit
 from pace.api.questions.reading import read_profile
 from pace.client.documents import ProfilePage, ProfileResource, ProfileSummary, example_profile
 from pace.documents.profile import Profile

@@ -12,13 +12,12 @@ from starlette.responses import Response
 from pace.api.access import Principal
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer
-from pace.api.http.audit import audit
 from pace.api.http.body import read_body
 from pace.api.http.openapi import KIND_TAGS, json_body, problems
 from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, RunningService
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.tasks import unfinished, wait_for_task
-from pace.api.http.security import Admin, Reader, Submitter
+from pace.api.http.security import Admin, Reader, Submitter, audit
 from pace.api.questions.kind import Kind
 from pace.api.questions.registry import KINDS, answer_csv, read_question
 from pace.api.service import Service

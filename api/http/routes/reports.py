@@ -6,11 +6,10 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
-from pace.api.http.audit import audit
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
-from pace.api.http.security import Reader, Submitter
+from pace.api.http.security import Reader, Submitter, audit
 from pace.client.documents import ReportPage, ReportRequest, ReportResource
 
 router = APIRouter(prefix="/v1/reports", tags=["Jobs and reports"])

@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from pace.api.errors import NotFound, TaskFailed, TaskIsFinished
 from pace.api.http.answers import document_answer
-from pace.api.http.audit import audit
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
-from pace.api.http.security import Reader, Submitter
+from pace.api.http.security import Reader, Submitter, audit
 from pace.api.questions.registry import KINDS
 from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
