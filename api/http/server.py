@@ -2,20 +2,17 @@
 
 import asyncio
 import os
-import re
 import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import h11
 import structlog
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from pace.api.service import Service
@@ -24,12 +21,10 @@ log = structlog.get_logger(__name__)
 
 # Beyond the drain, for what comes after it.
 _GRACE_S = 7.0
-# A client must take so many bytes of its answer, or all that are left, in each time-out.
-LEAST_TAKEN_BYTES = 10_000
-# What is given to a connection at once, and about as much as the system may hold for it unsent.
+# What is given to a connection at once, and about as much as the system may hold for it unsent. A client must
+# read so much of its answer, or what is left, in each time-out.
 _PIECE_BYTES = 2**16
 _MOST_DESCRIPTORS = 65_536
-_MOST_HEADERS = 1000
 # Connections that wait until they are accepted, and those accepted in one turn of the event loop. With more,
 # descriptors could run out before the oldest unused connections end: nobody is let in for a second.
 MOST_WAITING = 2048
@@ -37,11 +32,6 @@ ACCEPTED_TOGETHER = 16
 # Writes what is received on an idle connection its answer, with the server's own headers; False to leave it.
 AtOnce = Callable[[bytes, Iterable[tuple[bytes, bytes]], Callable[[bytes], object]], bool]
 NoteSlowReader = Callable[[str | None], object]
-# What a header may consist of (RFC 9110, section 5).
-_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
-_VALUE = re.compile(rb"(?![ \t])[\t -~\x80-\xff]*(?<![ \t])")
-# Headers that say where an answer ends; h11 must know them.
-_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 
 class StoppingServer(uvicorn.Server):
@@ -89,105 +79,6 @@ def end_by_force(after_s: float) -> None:
     timer.start()
 
 
-class JoinedWrites:
-    """A transport that holds an answer's head until the next write, at most for one turn of the event loop.
-
-    Each send wakes the client, so one joined write is cheaper. All else is passed to the wrapped transport.
-
-    Parameters
-    ----------
-    answering
-        Returns the answer that has begun on this connection, or None; there is one at a time.
-    waits
-        Called when bytes start to wait for the client to read.
-
-    Attributes
-    ----------
-    num_written
-        Number of bytes given to the wrapped transport.
-    """
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        answering: Callable[[], object | None],
-        waits: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._answering = answering
-        self._waits = waits
-        self.num_written = 0
-        self._begun: object | None = None
-        self._held = b""
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        """Send data, together with a held head; hold a head."""
-        if self._held:
-            data, self._held = self._held + data, b""
-        elif (answer := self._answering()) is not None and answer is not self._begun:
-            self._begun, self._held = answer, bytes(data)
-            self._loop.call_soon(self._flush)
-            return
-        self._pass_on(data)
-
-    def close(self) -> None:
-        """Send the held head, then close the connection."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            data, self._held = self._held, b""
-            self._pass_on(data)
-
-    def _pass_on(self, data: bytes) -> None:
-        if not data:
-            return
-        waited = self._transport.get_write_buffer_size()
-        self._transport.write(data)
-        self.num_written += len(data)
-        if not waited and self._transport.get_write_buffer_size():
-            self._waits()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-def send_head(cycle: RequestResponseCycle, message: Message) -> None:
-    """Send the head of an answer as uvicorn does, but without validating the same headers for each answer.
-
-    Raises
-    ------
-    h11.LocalProtocolError
-        If a header is invalid.
-    """
-    cycle.response_started = True
-    cycle.waiting_for_100_continue = False
-    framing, lines = [], []
-    for name, value in (*cycle.default_headers, *message.get("headers", ())):
-        if name.lower() in _FRAMING:
-            framing.append((name, value))
-        else:
-            lines.append(_line(name, value))
-    if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in framing:
-        framing.append(CLOSE_HEADER)
-    status = message["status"]
-    head = cycle.conn.send(h11.Response(status_code=status, headers=framing, reason=STATUS_PHRASES[status]))
-    first, rest = head.split(b"\r\n", 1)
-    cycle.transport.write(b"".join((first, b"\r\n", *lines, rest)))
-
-
-@lru_cache(_MOST_HEADERS)
-def _line(name: bytes, value: bytes) -> bytes:
-    """Return the line of a header; raises h11.LocalProtocolError."""
-    if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-        raise h11.LocalProtocolError(f"{name!r}: {value!r} is no header")
-    return b"%s: %s\r\n" % (name, value)
-
-
 class PatientProtocol(H11Protocol):
     """Ends connections that send no complete request in time, or do not read their answers.
 
@@ -199,7 +90,7 @@ class PatientProtocol(H11Protocol):
     header_timeout_s
         Seconds in which the head of a request must arrive.
     answer_timeout_s
-        Seconds in which a client must read some of what waits for it.
+        Seconds in which a client must read what waits for it.
     most_connections
         Largest number of connections; beyond it, the one without a complete request for longest is ended.
     note_slow_reader
@@ -218,7 +109,6 @@ class PatientProtocol(H11Protocol):
 
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _taken_before = 0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -233,8 +123,7 @@ class PatientProtocol(H11Protocol):
         if (connection := transport.get_extra_info("socket")) is not None:
             # Otherwise the system would hold megabytes, and slow clients would seem to read nothing.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _PIECE_BYTES)
-        self._joined = JoinedWrites(transport, self.loop, self._answer_begun, self._await_reading)
-        self.transport = cast("asyncio.Transport", self._joined)
+        transport.set_write_buffer_limits(0)  # to be told as soon as the client has to read, and when it has
         self._note_use()
         if len(self.connections) > self.most_connections:
             oldest = next(iter(self.unused))
@@ -275,30 +164,21 @@ class PatientProtocol(H11Protocol):
             self.unused[self] = None  # its keep-alive timer runs
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Be the application; heads of answers are sent here, and bodies in pieces as the client reads."""
-        # Of this request: the next one is not read before this one is answered.
-        cycle = self.cycle
+        """Be the application; bodies of answers are sent in pieces as the client reads."""
 
-        async def send_quickly(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                # The transport copies what the client does not read yet, so it gets one piece at a time.
-                rest = memoryview(message.get("body", b""))
-                while len(rest) > _PIECE_BYTES:
-                    await send({**message, "body": rest[:_PIECE_BYTES], "more_body": True})
-                    rest = rest[_PIECE_BYTES:]
-                await send({**message, "body": rest})
-            elif cycle.response_started or cycle.flow.write_paused:
-                await send(message)
-            elif not cycle.disconnected:
-                send_head(cycle, message)
+        async def send_in_pieces(message: Message) -> None:
+            # The transport copies what the client does not read yet, so it gets one piece at a time.
+            rest = memoryview(message.get("body", b""))
+            while len(rest) > _PIECE_BYTES:
+                await send({**message, "body": rest[:_PIECE_BYTES], "more_body": True})
+                rest = rest[_PIECE_BYTES:]
+                message = {**message, "body": rest}
+            await send(message)
 
-        await self._application(scope, receive, send_quickly)
+        await self._application(scope, receive, send_in_pieces)
 
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _answer_begun(self) -> object | None:
-        return self.cycle if self.cycle is not None and self.cycle.response_started else None
 
     def _note_use(self) -> None:
         if self._has_request() or self.transport.is_closing():
@@ -315,26 +195,20 @@ class PatientProtocol(H11Protocol):
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\r\n")
             self.transport.close()
 
-    def _await_reading(self) -> None:
-        """Start to watch that the client reads what waits for it."""
+    def pause_writing(self) -> None:
+        """Give the client a time-out to read what waits for it."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.answer_timeout_s, self._end_slow_reader)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read it."""
+        super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
-        self._taken_before = self._num_taken()
-        self._write_timer = self.loop.call_later(self.answer_timeout_s, self._require_progress)
 
-    def _num_taken(self) -> int:
-        waiting: int = self._joined.get_write_buffer_size()
-        return self._joined.num_written - waiting
-
-    def _require_progress(self) -> None:
-        self._write_timer = None
-        if not self._joined.get_write_buffer_size():
-            return
-        if self._num_taken() - self._taken_before < LEAST_TAKEN_BYTES:
-            type(self).note_slow_reader(self.client and self.client[0])
-            self.transport.abort()
-            return
-        self._await_reading()
+    def _end_slow_reader(self) -> None:
+        type(self).note_slow_reader(self.client and self.client[0])
+        self.transport.abort()
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
