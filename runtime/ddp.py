@@ -61,6 +61,11 @@ def attach(
         )
     if attached(inner) is not None:
         raise InvalidUse("PACE is already attached to this model: close() that wrapper first")
+    if inner is not ddp_model and training.get("mode") == "check":
+        raise InvalidOptions(
+            'mode is "check", but the model was compiled around DistributedDataParallel, so no update can be'
+            ' pending: use mode="barrier", which needs no check'
+        )
     if inner is not ddp_model and training.get("mode") != "barrier":
         log.warning(
             "pace.barrier_mode",

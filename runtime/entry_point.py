@@ -98,7 +98,7 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
     InvalidOptions
         If an argument or a variable of the environment is not valid.
     """
-    options = WrapperOptions(**given, **own)
+    options = checking(WrapperOptions(**given, **own), os.environ)
     _warn_of_one_connection(transport, os.environ)
     if isinstance(options.plan, Tune):
         if not tunable(options.plan, transport.sequencing):
@@ -121,9 +121,12 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
             f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"
             " under which name the service knows the schedule"
         )
+    replanning = plan.replanning or read_replanning(os.environ)
+    if options.mode == "check":
+        replanning = replace(replanning, profile_iterations=0)  # these steps are not the job's usual ones
     source = PlanSource(
         transport,
-        replace(plan, replanning=plan.replanning or read_replanning(os.environ)),
+        replace(plan, replanning=replanning),
         service,
         timeout_s=options.timeout_s,
         sharding=options.communication.sharding,
@@ -140,6 +143,20 @@ def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]
             reason="CUDA_DEVICE_MAX_CONNECTIONS is 1, so sums and compute wait for one another on the GPU:"
             " unset it before the first use of CUDA",
         )
+
+
+def checking(options: WrapperOptions, environment: Mapping[str, str]) -> WrapperOptions:
+    """Return the options with ``mode="check"`` if PACE_CHECK is 1, except with a barrier.
+
+    Raises
+    ------
+    InvalidOptions
+        If PACE_CHECK is neither 0 nor 1.
+    """
+    value = environment.get("PACE_CHECK") or "0"
+    if value not in ("0", "1"):
+        raise InvalidOptions(f'PACE_CHECK is "{value}": 1 (check) or 0 is needed')
+    return replace(options, mode="check") if value == "1" and options.mode != "barrier" else options
 
 
 def read_replanning(environment: Mapping[str, str]) -> Replanning:

@@ -98,6 +98,16 @@ TRAINING_EVENTS = {
         "info", "changed total", "Weights of other ranks differed, and were replaced by rank 0's"
     ),
     "pace.barrier_mode": LogEvent("warning", "reason", "Training runs with a barrier"),
+    "pace.checked": LogEvent(
+        "warning",
+        "rank steps result",
+        'Training with `mode="check"` ends; `result` says whether the loop is safe',
+    ),
+    "pace.unmarked_nan": LogEvent(
+        "warning",
+        "rank step where",
+        'With `mode="check"`, a NaN appeared that is the model\'s own, or lost its mark; logged once',
+    ),
     "pace.memory_shared": LogEvent(
         "info",
         "parameters consequence",

@@ -27,7 +27,7 @@ from pace.runtime.transports.transport import Discipline, Order
 from pace.solver.knob_search import Search
 from pace.wire.addresses import parse_address
 
-Mode = Literal["overlap", "barrier", "auto"]
+Mode = Literal["overlap", "barrier", "auto", "check"]
 GradientOp = Literal["average", "sum"]
 Knob = Literal["partition", "credit", "group", "order"]
 ShardingChoice = Literal["off", "auto", "on"]

@@ -58,8 +58,8 @@ class DistributedOptimizer(WrappedOptimizer):
         How gradients are summed: ``AllReduce()`` (default), ``ParameterServers()`` or ``Mixed()``.
     mode
         When updates are applied. "overlap": before the parameter's next use. "barrier": in ``step()``, after
-        all gradients have arrived. "auto" (default): all ranks keep the fastest of plain operation, barrier
-        and overlap.
+        all gradients have arrived. "check": as "overlap", but a use of a pending parameter that no guard sees
+        is an error. "auto" (default): all ranks keep the fastest of plain operation, barrier and overlap.
     timeout_s
         Seconds without an answer of a peer after which an error is raised; 300 by default.
     op

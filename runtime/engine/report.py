@@ -58,8 +58,8 @@ class Report:
     Attributes
     ----------
     mode
-        The current mode: "barrier", "overlap" or "plain" (buckets in order of readiness, then a barrier; only
-        if ``mode="auto"`` tries or chose it).
+        The current mode: "barrier", "overlap", "check" or "plain" (buckets in order of readiness, then a
+        barrier; only if ``mode="auto"`` tries or chose it).
     order
         Order of segments: "static" (the plan's), "overtake" (the plan's first ready one), or "adaptive" and
         "priority" (rank 0 chooses during training).
@@ -89,6 +89,8 @@ class Report:
     drift
         Iteration time relative to the first iterations under the schedule, on the slowest rank: 1.3 is 30 %
         slower. None before there are iterations to compare.
+    checked_steps
+        Number of steps in which ``mode="check"`` found no use of a pending parameter; otherwise 0.
     """
 
     mode: str
@@ -107,6 +109,7 @@ class Report:
     profiles: int = 0
     drift: float | None = None
     read_wait_s: float = 0.0
+    checked_steps: int = 0
 
 
 def lay_out_round(report: Report, plan: SendPlan, *, name: str) -> "Window":

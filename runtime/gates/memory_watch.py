@@ -115,7 +115,9 @@ def _overlapping(slots: Iterable[Slot]) -> set[Slot]:
     found: set[Slot] = set()
     before: Slot | None = None
     end = 0
-    for begin, stop, slot in sorted(((*_extent(slot), slot) for slot in slots), key=lambda each: each[:2]):
+    for begin, stop, slot in sorted(
+        ((*extent(local_part(slot.parameter)), slot) for slot in slots), key=lambda each: each[:2]
+    ):
         if before is not None and begin < end:
             found |= {before, slot}
         if stop > end:
@@ -123,8 +125,8 @@ def _overlapping(slots: Iterable[Slot]) -> set[Slot]:
     return found
 
 
-def _extent(slot: Slot) -> tuple[int, int]:
-    part = local_part(slot.parameter)
+def extent(part: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte, and after its last."""
     begin = part.data_ptr()
     if not part.numel():
         return begin, begin

@@ -73,6 +73,10 @@ class TwinOptimizer:
         self._twin: torch.optim.Optimizer = object.__new__(type(optimizer))
         self._hyper: list[dict[str, Any]] = []
 
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each parameter, without waiting for pending updates."""
+        return list(dict.values(self._optimizer.state))
+
     def owners(self) -> dict[torch.Tensor, int]:
         """Return the index of each parameter's group."""
         return {

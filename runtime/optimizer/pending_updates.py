@@ -15,6 +15,7 @@ from pace.runtime.gates.model_wrapper import ModelWrapper, refuse_reducing
 from pace.runtime.gates.parameter_gates import Attention
 from pace.runtime.optimizer.group_update import GroupUpdate, TwinOptimizer, plain_mode
 from pace.runtime.optimizer.live_wrappers import FORKED
+from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.shards.whole_updates import WholeUpdates
 from pace.runtime.optimizer.usage import Usage
 
@@ -26,6 +27,7 @@ class PendingUpdates(WholeUpdates):
     _update: TwinOptimizer | None
     _usage: Usage
     _model_wrapper: ModelWrapper | None
+    _poison: Poison | None
     _lock: threading.RLock
     _attention: Attention
     _memory_watch: MemoryWatch
@@ -68,6 +70,9 @@ class PendingUpdates(WholeUpdates):
             if device != "cpu":
                 self._unguard(group.slots)  # torch's optimizers choose kernels by the class of parameters
             try:
+                if self._poison is not None:
+                    self._poison.give_back(group.slots)
+                    self._poison.check("a sum of gradients", [s.view for s in group.slots if s.present])
                 self._update.apply(group.number)
             finally:
                 self._end_pending(group, group.slots)
@@ -129,6 +134,12 @@ class PendingUpdates(WholeUpdates):
             self._usage.tell_of_sharing([slot.name for slot in found])
             for slot in found:
                 self.finish(self.awaited(slot))
+
+    def _poison_pending(self) -> None:
+        """Poison the parameters whose updates are still pending at the end of ``step()``."""
+        if self._poison is not None and self._update is not None:
+            pending = [slot for slot in self.slots if self.awaited(slot).pending]
+            self._poison.place(pending, self._update.states())
 
     def finish_in_step(self, parameters: Iterable[nn.Parameter]) -> None:
         """From now on apply the updates of these parameters in ``step()``."""

@@ -9,6 +9,7 @@ import torch
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.optimizer.gradients.averaging import Averaging
+from pace.runtime.optimizer.poison import Poison
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
 
@@ -55,6 +56,8 @@ class RoundSettings:
     model_wrapper
         The framework's wrapper of the model, which tells which backward passes only accumulate; None without
         one.
+    poison
+        Poisons parameters while their updates are pending; None except in mode="check".
     """
 
     per_group: bool
@@ -68,6 +71,7 @@ class RoundSettings:
     held_state: Callable[[Sequence[torch.Tensor]], Collection[torch.Tensor]]
     clips: bool = False
     model_wrapper: ModelWrapper | None = None
+    poison: Poison | None = None
 
 
 def choose_disciplines(

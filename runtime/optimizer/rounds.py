@@ -84,6 +84,7 @@ class Rounds(RoundAnswers):
         self._usage = usage
         self._profiling = profiling
         self._model_wrapper = settings.model_wrapper
+        self._poison = settings.poison
         self._before = Totals()
         self.accumulating = False
         if before is not None:
@@ -227,6 +228,8 @@ class Rounds(RoundAnswers):
                 f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
                 f" call synchronize() before using it"
             )
+        if self._poison is not None:
+            self._poison.check(f"the gradient of {slot.name}", local_gradient(slot.parameter))
         self._num_arrived += 1
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
@@ -344,6 +347,7 @@ class Rounds(RoundAnswers):
         for group in kept:
             self.finish(group)
         self._finish_unguarded()
+        self._poison_pending()
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()

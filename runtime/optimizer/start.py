@@ -127,13 +127,19 @@ def start_together(
         with_buffers=model_wrapper is None,
     )
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
+    barrier_reason = _join(reasons, len(statements))
+    if barrier_reason is not None and options.mode == "check":
+        raise InvalidOptions(
+            f'mode is "check", but no update can be pending: {barrier_reason}; use mode="barrier" for this'
+            " optimizer, which needs no check"
+        )
     return Start(
         options=options,
         source=source,
         parameters=parameters,
         sizes=sizes,
         plan=plan,
-        barrier_reason=_join(reasons, len(statements)),
+        barrier_reason=barrier_reason,
         sharding=sharding,
     )
 

@@ -31,6 +31,7 @@ from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_wa
 from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
 from pace.runtime.optimizer.gradients.averaging import Averaging, mean_loss
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
+from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
@@ -111,10 +112,13 @@ class WrappedOptimizer(WrapperLifetime):
         self._plan = self._divided(refuse_hanging(self._choice.running.plan))
         self._barrier = self._choice.running.barrier
         self._num_plans = 0
+        self._poison = Poison(transport.rank) if options.mode == "check" else None
         try:
             self._rounds = self._install(None)
         except BaseException:
             self._choice.close()  # it may be waiting for a service
+            if self._poison is not None:
+                self._poison.close()
             raise
         self._gating = [
             optimizer.register_load_state_dict_pre_hook(weakly(self._before_loading)),
@@ -145,6 +149,7 @@ class WrappedOptimizer(WrapperLifetime):
             held_state=weakly(self._find_held_state, otherwise=()),
             clips=self._max_grad_norm is not None,
             model_wrapper=self._model_wrapper,
+            poison=self._poison,
         )
         kind = ShardedRounds if self._plan.shards else Rounds
         return kind(
@@ -359,7 +364,7 @@ class WrappedOptimizer(WrapperLifetime):
         groups, segments = rounds.engine.last_round() if wait else ((), ())
         totals = rounds.totals
         return Report(
-            mode=self._choice.running.name,
+            mode=self._choice.running.name if self._poison is None else "check",
             order=self._disciplines.segments,
             source=self._plan.source,
             rounds=rounds.number,
@@ -375,6 +380,7 @@ class WrappedOptimizer(WrapperLifetime):
             replanning=replanner.state,
             profiles=replanner.num_profiles,
             drift=drift.ratio if drift else None,
+            checked_steps=0 if self._poison is None else self._poison.steps,
         )
 
     def write_timeline(self, path: str | Path) -> None:

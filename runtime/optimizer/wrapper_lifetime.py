@@ -16,6 +16,7 @@ from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import ungate_state
 from pace.runtime.gates.patches.compiled_code import CompiledWatch
 from pace.runtime.optimizer.live_wrappers import WhereMade, live
+from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.shards.norm_and_state import NormAndState
 from pace.runtime.transports.liveness.peers import Peers
 
@@ -29,6 +30,7 @@ class WrapperLifetime(NormAndState):
 
     _peers: Peers | None  # None without a peer store
     _choice: Choice
+    _poison: Poison | None  # None except in mode="check"
     _compiled: CompiledWatch
     _gating: list[RemovableHandle]
     _made: WhereMade
@@ -54,6 +56,8 @@ class WrapperLifetime(NormAndState):
         try:
             if drain and not failed:
                 self.synchronize()
+                if self._poison is not None:
+                    self._poison.conclude()
                 # With an exception only this rank leaves the loop, so the others would not come to meet it.
                 if sys.exc_info()[0] is None and reason is None:
                     self._rounds.hand_back(last=True)
@@ -67,6 +71,8 @@ class WrapperLifetime(NormAndState):
                     releases.callback(self._peers.linger)
                 releases.callback(self._transport.close, failed=failed)
                 releases.callback(self._rounds.close)
+                if self._poison is not None:
+                    releases.callback(self._poison.close)
                 if self._peers is not None:
                     releases.callback(self._peers.close, reason, failed=failed)
                 releases.callback(ungate_state, self.optimizer)

@@ -32,6 +32,8 @@ PLACES: dict[str, str] = {
     "torch:sparse_csc_tensor": "copies",
     "torch:sparse_bsr_tensor": "copies",
     "torch:sparse_bsc_tensor": "copies",
+    "torch.serialization:_save": "looks for values of pending parameters, in mode='check'",
+    "torch.serialization:_legacy_save": "looks for them, too",
     "torch._C:_set_default_tensor_type": "takes what stands for the legacy constructors",
 }
 """Where (``module:name``), and what for. The legacy constructors (``torch.FloatTensor``) come in addition."""

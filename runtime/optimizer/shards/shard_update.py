@@ -105,6 +105,10 @@ class ShardUpdate(TwinOptimizer):
 
     # The optimizer's state.
 
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each of this rank's pieces."""
+        return list(self.state.values())
+
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state, and remove the state there."""
         own = self._optimizer.state

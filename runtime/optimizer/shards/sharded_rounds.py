@@ -182,6 +182,7 @@ class ShardedRounds(Rounds):
             if recorded:
                 self.finish_all()
             self._finish_unguarded()
+        self._poison_pending()
 
     def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
         with plain_mode(device):
@@ -194,7 +195,15 @@ class ShardedRounds(Rounds):
             return
         assert isinstance(group, GatherCall)
         self.engine.wait(group.number)
+        if self._poison is not None:
+            self._poison.give_back(group.slots)
         self._end_pending(group, group.slots)
+
+    def _poison_pending(self) -> None:
+        if self._poison is not None:  # gathers write to parameters, so poison would not last
+            for gather in self._gathers:
+                self.engine.wait(gather.number)
+            super()._poison_pending()
 
     def finish_all(self) -> None:
         """Wait for every gather."""

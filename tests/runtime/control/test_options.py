@@ -29,8 +29,8 @@ from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
     [
         (WrapperOptions, "op", "avg", "'average' or 'sum' is needed"),
         (WrapperOptions, "op", None, "'average' or 'sum' is needed"),
-        (WrapperOptions, "mode", "overlapped", "'overlap', 'barrier' or 'auto' is needed"),
-        (WrapperOptions, "mode", "plain", "'overlap', 'barrier' or 'auto' is needed"),
+        (WrapperOptions, "mode", "overlapped", "'overlap', 'barrier', 'auto' or 'check' is needed"),
+        (WrapperOptions, "mode", "plain", "'overlap', 'barrier', 'auto' or 'check' is needed"),
         (WrapperOptions, "backward_passes_per_step", 0, "a whole number of at least 1 is needed"),
         (WrapperOptions, "backward_passes_per_step", 2.0, "a whole number of at least 1 is needed"),
         (WrapperOptions, "backward_passes_per_step", True, "a whole number of at least 1 is needed"),

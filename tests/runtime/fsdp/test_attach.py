@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from pace.errors import InvalidUse
 from pace.runtime.control.parameters import gradient_sizes
-from tests.runtime.attached_loops import check_refused, compare
+from tests.runtime.attached_loops import check_refused, compare, in_memory
 from tests.runtime.fsdp.job import Job
 from tests.runtime.fsdp.loops import COMPILED, LOOPS, ROUNDED, TRIED
 from tests.runtime.fsdp.refusals import REFUSALS
@@ -40,6 +41,32 @@ def test_compiled_models_train_as_without_pace(pool: RankPool) -> None:
 def test_what_would_train_otherwise_is_refused(pool: RankPool) -> None:
     """Each refusal says what, before anything is trained otherwise than by torch."""
     check_refused(pool, REFUSALS)
+
+
+def checked(rank: int) -> tuple[int, str]:
+    """Train in check mode, then read a shard past its guard; return the safe steps, and the error."""
+    job = Job(rank, attach=True, mode="check")
+    model, optimizer = job.begin()
+    job.train(model, optimizer, 3)
+    job.see(model.state_dict())
+    steps = job.handle.report().checked_steps
+    try:
+        job.train(model, optimizer, 1)
+        in_memory(next(model.parameters()))
+    except InvalidUse as error:
+        return steps, str(error)
+    finally:
+        job.handle.close()
+    return steps, ""
+
+
+def test_check_mode_names_the_use_of_a_shard(pool: RankPool) -> None:
+    """A shard that is read without the guard of its parameter; steps before are safe."""
+    for found in pool.run(checked):
+        assert not isinstance(found, Failed), found.reason
+        steps, said = found
+        assert steps == 3
+        assert "aten.clone.default uses first.weight past PACE's guards" in said
 
 
 def clip(rank: int) -> tuple[list[str], float, float]:
