@@ -299,7 +299,7 @@ class TransportNetwork:
                 "reduce-scatter": self._transport.reduce_scatter,
                 "all-gather": self._transport.all_gather,
             }
-            halves[self._collective]([rows], name, done)
+            summed = halves[self._collective]([rows], name, done)
 
         def wait() -> Any:
             if not ended.wait(self._timeout_s):

@@ -161,7 +161,7 @@ class Choice:
         """Return the candidate to run while compute is recorded; whole updates may not fit into memory."""
         if self._sharding != "on":
             return self._plainly()
-        halves = plan_shards_locally(self._sizes, self._transport.size)
+        halves = self._shards_locally()
         return Candidate(name="sharded", plan=halves, barrier=False)
 
     def _resume(self, switch: Switch) -> None:
@@ -217,8 +217,12 @@ class Choice:
         name = "barrier" if self._barrier else "overlap"
         return Candidate(name=name, plan=plan_locally(self._sizes), barrier=self._barrier)
 
+    def _shards_locally(self) -> SendPlan:
+        bytes_of_group = self._transport.local_bytes
+        return plan_shards_locally(self._sizes, self._transport.size, max_group_bytes=bytes_of_group)
+
     def _in_halves(self, plan: SendPlan) -> SendPlan:
-        return plan if plan.shards else plan_shards_locally(self._sizes, self._transport.size)
+        return plan if plan.shards else self._shards_locally()
 
     def _say(self, event: str, **values: Any) -> None:
         # All ranks know the same, so only one of them logs it.

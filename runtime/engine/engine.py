@@ -30,8 +30,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.failure import EngineFailure
 from pace.runtime.engine.on_device import OnDevice
@@ -194,7 +192,7 @@ class Engine(EngineFailure):
             send.waited_s = 0.0
             send.give_runs(runs)
             if prepare is not None:
-                assert not self._queued  # only sharded updates prepare groups, and no device has them
+                assert self._on_device is None  # a device waits for them in its own queue
                 self._prepared.add(send, [self._group_sends[each] for each in after], prepare)
                 return
             if self._on_device is None:
@@ -250,13 +248,15 @@ class Engine(EngineFailure):
             for queue in self._send_queues:
                 queue.order.separate_halves(apart=apart)
                 queue.wake.notify_all()
+        for queue in self._send_queues if self._queued else ():
+            self._call_in_order(queue)
 
     def call_aside(
-        self, exchange: GroupExchange, group: int, parts: tuple[torch.Tensor, ...], name: str
+        self, exchange: GroupExchange | None, group: int, memory: SegmentMemory, name: str
     ) -> None:
-        """Make one call outside of the plan, while nothing else is in flight, and wait for it.
+        """Make one call outside of the plan, between the same calls on every rank, and wait as ``wait`` does.
 
-        Every rank must call it.
+        Every rank must call it. Without a device, nothing else may be in flight.
 
         Raises
         ------
@@ -271,13 +271,21 @@ class Engine(EngineFailure):
         def done(error: BaseException | None) -> None:
             if error is not None:
                 self._fail("failed", send, error)
+            with self._lock:
+                self._asides.discard(ended)
             ended.set()
 
         start = time.perf_counter()
         if self._failure is None:
-            call_for(self._transport, exchange)(parts, name, done)
-            self._block(send, ended)
-        self._asides.discard(ended)
+            summed = None
+            with self._calling:
+                if self._on_device is not None:
+                    self._on_device.await_queued()
+                summed = call_for(self._transport, exchange)(memory, name, done)
+            if summed is None or self._transport.device is None:
+                self._block(send, ended)
+            else:
+                self._transport.device.wait_for(summed)
         self.waited_s += time.perf_counter() - start
         if self._failure is not None:
             self._raise_failure()

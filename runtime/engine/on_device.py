@@ -64,6 +64,12 @@ class OnDevice:
         with self._device.apart():
             self._device.wait_for(send.computed)
 
+    def await_queued(self) -> None:
+        """Make what is queued for communication next wait until the calling thread's work is computed."""
+        moment = self._device.now()
+        with self._device.apart():
+            self._device.wait_for(moment)
+
     def _run(self) -> None:
         while (entry := self._expected.get()) is not None:
             send, moment = entry

@@ -127,14 +127,15 @@ class Transport(Protocol):
     def open_halves(self) -> None:
         """Open connections for reduce-scatters and all-gathers, before the first; every rank must call it."""
 
-    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> None:
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> Any:
         """Start to sum matrices over all ranks, so that each rank gets the sum of its row; returns at once.
 
-        The other rows are undefined afterwards.
+        The other rows are undefined afterwards. See ``allreduce`` for when `parts` must be computed, `done`
+        and the result.
         """
 
-    def all_gather(self, parts: Parts, name: str, done: Done) -> None:
-        """Start to give every rank the row of every other rank; returns at once."""
+    def all_gather(self, parts: Parts, name: str, done: Done) -> Any:
+        """Start to give every rank the row of every other rank; returns at once, as ``reduce_scatter``."""
 
     def prepare(self, calls: Sequence[SegmentCall], *, pace_bytes_per_s: float | None = None) -> None:
         """Announce the segments of the rounds to come, while nothing is in flight; every rank must call it.

@@ -20,8 +20,8 @@ def why_not_sharded(
     transport: Transport,
 ) -> str | None:
     """Return why updates cannot be sharded on this rank, or None if they can."""
-    if transport.device is not None:
-        return "the model is on a GPU"
+    if not transport.has_halves and transport.device is not None:
+        return "the model is on a GPU and gradients do not go over NCCL"
     if not transport.has_halves:
         return "gradients go over parameter servers"
     if options.communication.compression != "none":

@@ -1,7 +1,6 @@
 """Clipping and access to the optimizer's whole state, for sharded and other updates."""
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -33,6 +32,7 @@ class NormAndState(StandIn):
     _rounds: Rounds
     _max_grad_norm: float | None
     _told_of_norm = False
+    _last_norm: torch.Tensor | None = None
     _state_is_held = False
 
     @abstractmethod
@@ -51,7 +51,8 @@ class NormAndState(StandIn):
 
         The result is that of ``torch.nn.utils.clip_grad_norm_`` for the optimizer's parameters. With sharded
         updates ranks exchange only one number for it, and gradients are not gathered. Every rank must call
-        it. If the norm is not finite, all ranks drop the gradients, and ``step()`` changes nothing.
+        it. If the norm is not finite, all ranks drop the gradients, and ``step()`` changes nothing. On a
+        GPU, sharded updates decide this there, and the host waits neither here nor in ``step()``.
 
         Parameters
         ----------
@@ -80,12 +81,14 @@ class NormAndState(StandIn):
             raise InvalidUse("clip_grad_norm_ was called inside no_sync(): call it outside, before step()")
         norm = self._rounds.clip(float(max_norm), float(norm_type))
         self._tell_of_norm(norm)
-        if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm}, not finite")
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"the total norm of order {norm_type} of the gradients is {float(norm)}, not finite"
+            )
         wide = max(
             (slot.parameter.dtype for slot in self._rounds.slots), key=lambda d: d.itemsize, default=None
         )
-        return torch.tensor(norm, dtype=wide, device=next((s.view.device for s in self._rounds.slots), None))
+        return norm.to(next((slot.view.device for slot in self._rounds.slots), "cpu"), wide, copy=True)
 
     def _clip_at_step(self) -> None:
         if self._max_grad_norm is not None:
@@ -94,11 +97,16 @@ class NormAndState(StandIn):
     def _give_state(self, asked: list[int]) -> bool:
         return self._rounds.give_state(asked)
 
-    def _tell_of_norm(self, norm: float) -> None:
-        if not math.isfinite(norm) and not self._told_of_norm and self.rank == 0:
+    def _tell_of_norm(self, norm: torch.Tensor) -> None:
+        if not norm.is_cpu:  # told in the next step, before which the host waits for it
+            last, self._last_norm = self._last_norm, norm.to("cpu", non_blocking=True)
+            if last is None:
+                return
+            norm = last
+        if not norm.isfinite() and not self._told_of_norm and self.rank == 0:
             self._told_of_norm = True
             log.warning(
-                "pace.step_skipped", norm=norm, consequence="parameters stay as they are; logged once"
+                "pace.step_skipped", norm=float(norm), consequence="parameters stay as they are; logged once"
             )
 
     # The optimizer's state.

@@ -47,6 +47,10 @@ class RowTurn:
         The latest messages, as long as they describe the rows.
     agreed
         Whether all ranks have called ``step()``.
+    total
+        On a device: the norm of all ranks' rows, which the host has not read.
+    finite
+        On a device: whether the norm by which rows were clipped is finite.
     infinities
         Tensors for a GradScaler to find instead of gradients that are not finite.
     """
@@ -63,6 +67,8 @@ class RowTurn:
     norm_type: float | None = None
     replies: list[ShardMessage] | None = None
     infinities: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    total: torch.Tensor | None = None
+    finite: torch.Tensor | None = None
 
 
 class RowMessages(Reduction):
@@ -99,13 +105,18 @@ class RowMessages(Reduction):
         self._want: Want = "gradients"
         self._carried: dict[Slot, torch.Tensor] = {}
         self.held: set[Slot] = set()
+        self._on_device = transport.device is not None
 
     def _marks_of(self, groups: list[FusedGroup]) -> ShardMarks:
         return ShardMarks(self._transport, groups)
 
     @abstractmethod
     def _power(self, norm_type: float) -> float:
-        """Return what this rank's rows contribute to the norm."""
+        """Return what this rank's rows contribute to the norm; 0 on a device, which sums it itself."""
+
+    @abstractmethod
+    def _sum_norms(self, norm_type: float) -> torch.Tensor:
+        """Sum the norm of all ranks' rows on the device."""
 
     @abstractmethod
     def _follow(self, replies: list[ShardMessage]) -> None:
@@ -125,17 +136,27 @@ class RowMessages(Reduction):
     def _exchange(self) -> None:
         """Exchange messages about rows; wait for this rank's rows only if necessary."""
         turn = self._turn
-        if not turn.told and self._expects_early:
-            self._open()
-            if turn.early:
-                return
-        if not turn.summed:
-            self._sum_rows()
-        replies = self._tell()
+        # On a device nothing here waits for sums; without one, the sums are the first to tell of late ranks.
+        with self._asking_late_ranks() if self._on_device and not turn.told else contextlib.nullcontext():
+            if not turn.told and self._expects_early:
+                self._open()
+                if turn.early:
+                    return
+            if not turn.summed:
+                self._sum_rows()
+            replies = self._tell()
         asked = [each.norm_type for each in replies if each.want == "norm"]
         if asked and turn.norm_type is None:
             turn.norm_type = asked[0]
         self._follow(replies)
+        counted = turn.norm_type is not None and all(each.power is not None for each in replies)
+        if (
+            self._on_device
+            and counted
+            and (turn.total is None or any(each.want == "norm" for each in replies))
+        ):
+            assert turn.norm_type is not None
+            turn.total = self._sum_norms(turn.norm_type)
 
     def _open(self) -> None:
         """Agree, before rows are summed, on whether the round is early; if not, gathers wait for all rows."""
@@ -144,7 +165,8 @@ class RowMessages(Reduction):
             self._want = "norm"
         if self._want != "step":
             self.engine.separate_halves(apart=True)
-            self._wait_for_others()
+            if not self._on_device:
+                self._wait_for_others()
         self._tell()
         turn.early = turn.plain
         if not turn.early:
@@ -152,7 +174,7 @@ class RowMessages(Reduction):
             self.engine.separate_halves(apart=True)
 
     def _sum_rows(self) -> None:
-        if not self._turn.told:
+        if not (self._turn.told or self._on_device):
             self._wait_for_others()
         for number in range(len(self._groups)):
             self.engine.wait(number)

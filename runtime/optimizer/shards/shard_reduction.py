@@ -17,6 +17,7 @@ from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient
 from pace.runtime.optimizer.gradients.averaging import Averaging
 from pace.runtime.optimizer.gradients.round_codes import RoundCode
+from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.exchanges import ShardMessage, Want, total_norm
 from pace.runtime.optimizer.shards.row_messages import RowMessages, RowTurn
 from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
@@ -85,7 +86,11 @@ class ShardReduction(RowMessages):
             return
         if leading[0].dropped and not turn.dropped:
             self.drop_all()
-        if leading[0].coefficient != turn.coefficient:
+        if leading[0].coefficient == turn.coefficient:
+            return
+        if turn.total is not None:
+            self.clip(-leading[0].coefficient, turn.total)
+        else:
             self._multiply(leading[0].coefficient / turn.coefficient)
             turn.coefficient = leading[0].coefficient
 
@@ -168,14 +173,31 @@ class ShardReduction(RowMessages):
     # Operations on rows.
 
     def _power(self, norm_type: float) -> float:
-        """Return what this rank's rows contribute to the norm."""
-        pieces = [piece for group in self._calls for slot, piece in group.pieces.items() if not slot.dropped]
-        norms = [float(torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)) for piece in pieces]
+        """Return what this rank's rows contribute to the norm; see ``RowMessages``."""
+        if self._on_device:
+            return 0.0
+        norms = self._norms(norm_type).tolist()
         if norm_type == math.inf:
             return math.nan if any(map(math.isnan, norms)) else max(norms, default=0.0)
         return math.fsum(norm**norm_type for norm in norms) if all(map(math.isfinite, norms)) else sum(norms)
 
-    def norm(self, norm_type: float) -> float:
+    def _norms(self, norm_type: float) -> torch.Tensor:
+        """Return the norm of each of this rank's pieces, in float64."""
+        pieces = [piece for group in self._calls for slot, piece in group.pieces.items() if not slot.dropped]
+        norms = torch._foreach_norm(pieces, norm_type, dtype=torch.float64) if pieces else ()
+        return torch.stack(norms) if norms else self._calls[0].buffer.new_zeros(1, dtype=torch.float64)
+
+    def _sum_norms(self, norm_type: float) -> torch.Tensor:
+        assert self.closing is not None
+        with torch.no_grad():
+            mine = torch.linalg.vector_norm(self._norms(norm_type), norm_type)
+            norms = mine.new_zeros(self._transport.size)
+            norms[self._transport.rank] = mine
+            self.engine.call_aside(None, self.closing.number, norms, f"norm.{self.closing.number}.0")
+            total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
+            return total
+
+    def norm(self, norm_type: float) -> torch.Tensor:
         """Return the norm of all gradients; every rank calls it, or ``step()``."""
         note_norm_of_all()
         turn = self._turn
@@ -187,14 +209,31 @@ class ShardReduction(RowMessages):
             self._meet("norm")
         if any(each.norm_type != norm_type for each in turn.replies):
             self._refuse("ranks clip by norms of different orders: use the same norm_type on every rank")
-        return total_norm(turn.replies, norm_type)
+        if turn.total is not None:
+            return turn.total
+        return torch.tensor(total_norm(turn.replies, norm_type), dtype=torch.float64, device="cpu")
 
-    def multiply(self, coefficient: float) -> None:
-        """Multiply all gradients by a number, to clip them."""
-        self._multiply(coefficient)
-        self._turn.coefficient *= coefficient
+    def clip(self, max_norm: float, norm: torch.Tensor) -> None:
+        """Clip all gradients by their norm; drop them if it is not finite.
 
-    def _multiply(self, coefficient: float) -> None:
+        On a device the host knows neither, so messages tell `max_norm`, with a minus, as the coefficient.
+        """
+        turn = self._turn
+        if self._on_device:
+            self._multiply(coefficient_for(max_norm, norm))
+            turn.coefficient, turn.finite = -max_norm, norm.isfinite()
+        elif not norm.isfinite():
+            self.drop_all()
+        elif (coefficient := float(coefficient_for(max_norm, norm))) < 1.0:
+            self._multiply(coefficient)
+            turn.coefficient *= coefficient
+
+    @property
+    def finite(self) -> torch.Tensor | None:
+        """Whether the norm by which gradients were clipped is finite; None if the host knows that it is."""
+        return self._turn.finite
+
+    def _multiply(self, coefficient: float | torch.Tensor) -> None:
         with torch.no_grad():
             for group in self._calls:
                 if self._turn.whole:
@@ -221,9 +260,11 @@ class ShardReduction(RowMessages):
         if self.closing is None or turn.whole or any(c.idle for c in self._marks.codes(self.closing)):
             return False, None
         if not turn.unscaled:
-            finite = math.isfinite(self.norm(2.0))
+            norm = self.norm(2.0)
             turn.unscaled = True
-            if not finite:
+            if self._on_device:
+                self._poison(norm)
+            elif not norm.isfinite():
                 for group in self._calls:
                     turn.infinities.setdefault(group.buffer.dtype, group.buffer.new_full((1,), math.inf))
         call = self._calls[slot.fused.number]
@@ -235,6 +276,13 @@ class ShardReduction(RowMessages):
             return True, infinity
         piece = call.pieces.get(slot)
         return True, call.buffer.new_zeros(1) if piece is None else piece
+
+    def _poison(self, norm: torch.Tensor) -> None:
+        """Make the first element of each piece NaN if the norm is not finite; the host does not wait."""
+        with torch.no_grad():
+            for call in self._calls:
+                for piece in call.pieces.values():
+                    piece[:1].add_(norm * 0.0)
 
     def agree(self, norm_type: float | None = None) -> None:
         """Wait until all ranks have called ``step()``, and read which gradients exist.

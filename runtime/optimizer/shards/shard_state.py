@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.serialization import default_restore_location
 
 SlotState = dict[str, Any]
 """The optimizer's state of one parameter or a piece of it, by the name of each entry."""
@@ -33,9 +34,14 @@ def saved(pieces: Mapping[str, PieceState]) -> bytes:
     return file.getvalue()
 
 
-def loaded(payload: bytes) -> dict[str, PieceState]:
-    """Deserialize the pieces that ``saved`` returned."""
-    found: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True)
+def loaded(payload: bytes, device: torch.device) -> dict[str, PieceState]:
+    """Deserialize the pieces that ``saved`` returned; what was on another rank's device goes to this one."""
+    restore: Any = default_restore_location  # untyped in torch
+
+    def place(storage: Any, location: str) -> Any:
+        return restore(storage, location if location == "cpu" else str(device))
+
+    found: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True, map_location=place)
     return {name: PieceState(*piece) for name, piece in found.items()}
 
 

@@ -17,6 +17,7 @@ from pace.runtime.optimizer.shards.checkpoint import ParameterPiece, ShardedStat
 from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
 from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
 from pace.runtime.optimizer.usage import Usage
+from pace.runtime.transports.device import Device
 from pace.runtime.transports.transport import Transport
 
 # Optimizers that update each element from the same element of gradient and state, and from common numbers.
@@ -71,13 +72,26 @@ class ShardUpdate(TwinOptimizer):
         self._calls = calls
         self._memory = memory
         self._owner = self.owners()
-        self.state: dict[torch.Tensor, dict[str, Any]] = {}
+        self._state: dict[torch.Tensor, dict[str, Any]] = {}
+        self._updated: list[tuple[torch.Tensor, SlotState | None]] = []
+        self._decision: tuple[torch.Tensor, Any] | None = None
         self._lock = threading.Lock()
         self._usage = usage
         self._last: dict[Slot, SlotState] | None = None
         self.take_state()
 
-    def apply(self, slots: Iterable[Slot]) -> None:
+    @property
+    def state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The state of this rank's pieces, after the last update."""
+        self.settle()
+        return self._state
+
+    @state.setter
+    def state(self, state: dict[torch.Tensor, dict[str, Any]]) -> None:
+        self.settle()
+        self._state = state
+
+    def apply(self, slots: Iterable[Slot], finite: torch.Tensor | None = None) -> None:
         """Update this rank's pieces of parameters, with the hyper-parameters of the last ``snapshot``.
 
         Any thread may call this, one at a time.
@@ -86,6 +100,8 @@ class ShardUpdate(TwinOptimizer):
         ----------
         slots
             The slots of parameters that have a gradient.
+        finite
+            On a device: whether to keep the update, which the host does not know; see ``decide``.
         """
         members: dict[int, list[torch.Tensor]] = {}
         for slot in slots:
@@ -95,13 +111,44 @@ class ShardUpdate(TwinOptimizer):
                 members.setdefault(self._owner[slot.parameter], []).append(piece)
         if not members:
             return
+        pieces = [] if finite is None else [piece for each in members.values() for piece in each]
+        before = [(piece, piece.clone(), _kept(self._state.get(piece))) for piece in pieces]
         try:
             with without_gates():
-                self.step(dict(sorted(members.items())), state=self.state)
+                self.step(dict(sorted(members.items())), state=self._state)
+            for piece, old, values in before:
+                assert finite is not None
+                piece.copy_(torch.where(finite, piece, old))
+                for name, value in (values or {}).items():
+                    if _is_elementwise(value):
+                        new = self._state[piece][name]
+                        new.copy_(torch.where(finite, new, value))
+                self._updated.append((piece, _scalars(values)))
         finally:
             for pieces in members.values():
                 for piece in pieces:
                     piece.grad = None
+
+    def decide(self, finite: torch.Tensor, device: Device) -> None:
+        """End a step whose updates the device keeps only if `finite` is true there."""
+        self._decision = finite.to("cpu", non_blocking=True), device.now()
+
+    def settle(self) -> None:
+        """Wait until the device has decided about the last step; if against it, take back what is left.
+
+        The device has restored elements itself. Step counts, which the next update reads on the host, and
+        state that the step created are restored here, an iteration later.
+        """
+        if self._decision is None:
+            return
+        (finite, moment), self._decision = self._decision, None
+        moment.synchronize()
+        updated, self._updated = self._updated, []
+        for piece, values in [] if finite else updated:
+            if values is None:
+                self._state.pop(piece, None)
+            else:
+                self._state[piece].update(values)
 
     # The optimizer's state.
 
@@ -178,7 +225,8 @@ class ShardUpdate(TwinOptimizer):
             name = f"state.{step}.{self._usage.num_gathered}.{number}"
             replies = transport.gather_aside(bytes([last]) + saved(self._pieces(slots)), name)
             ends = ends or any(each[0] for each in replies)
-            everyone = [loaded(each[1:]) for each in replies]
+            device = self._memory.matrices[number].device
+            everyone = [loaded(each[1:], device) for each in replies]
             for slot in slots:
                 parts = [each[slot.name] for each in everyone if slot.name in each]
                 if parts:
@@ -270,6 +318,20 @@ def _expire(values: SlotState, name: str) -> None:
         # One reference is from the dictionary, one from this function.
         if isinstance(value, torch.Tensor) and kept_elsewhere(value, 2):
             guard(value, refuse)
+
+
+def _is_elementwise(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _kept(values: Mapping[str, Any] | None) -> SlotState | None:
+    return {name: _copied(value) for name, value in values.items()} if values else None
+
+
+def _scalars(values: SlotState | None) -> SlotState | None:
+    if values is None:
+        return None
+    return {name: value for name, value in values.items() if not _is_elementwise(value)}
 
 
 def _copied(value: Any) -> Any:

@@ -1,13 +1,13 @@
 """Rounds with sharded updates: gradients are summed, clipped and updated by shards, and parameters gathered.
 
 If updates wait for a norm, ``step()`` waits for this rank's rows of all sums, updates its parameters and
-submits the gathers. Otherwise a thread of the engine applies each update after its own sums, and its gather
-follows. The next forward pass waits for each gather when it uses the parameters.
+submits the gathers. On a device (GPU) the device waits, not the host: norm, clipping and update are queued
+behind the sums, and each gather behind its update. Otherwise a thread of the engine applies each update after
+its own sums, and its gather follows. The next forward pass waits for each gather when it uses the parameters.
 """
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +22,6 @@ from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
 from pace.runtime.optimizer.round_settings import RoundSettings
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.checkpoint import ShardedState
-from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.shard_memory import (
     ParameterMemory,
     ShardedGroup,
@@ -129,7 +128,7 @@ class ShardedRounds(Rounds):
         aside = self._profiling.aside
         return contextlib.nullcontext() if aside is None else aside()
 
-    def clip(self, max_norm: float, norm_type: float) -> float:
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """Clip all gradients of a round by their norm; see ``Rounds``."""
         if not self.reduction.sealed:
             self.seal(read=True)
@@ -137,18 +136,16 @@ class ShardedRounds(Rounds):
         with self._aside():
             return self._clip(max_norm, norm_type)
 
-    def clip_at_step(self, max_norm: float) -> float:
+    def clip_at_step(self, max_norm: float) -> torch.Tensor:
         """Clip as a part of ``step()``; see ``Rounds``."""
         with self._aside():
             self.reduction.agree(norm_type=2.0)
             return self._clip(max_norm, 2.0)
 
-    def _clip(self, max_norm: float, norm_type: float) -> float:
+    def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        self._shard_update.settle()
         norm = self.reduction.norm(norm_type)
-        if not math.isfinite(norm):
-            self.reduction.drop_all()
-        elif (coefficient := coefficient_for(max_norm, norm)) < 1.0:
-            self.reduction.multiply(coefficient)
+        self.reduction.clip(max_norm, norm)
         return norm
 
     def end_pending(self) -> None:
@@ -157,19 +154,25 @@ class ShardedRounds(Rounds):
         with self._aside():
             self.reduction.agree()
         self._take_back_state()
+        self._shard_update.settle()
         self._shard_update.snapshot()
         with without_guards():
             self._memory.adopt()
             self._memory.announce()
         device = self._calls[0].buffer.device.type if self._calls else "cpu"
+        in_thread = self.reduction.early and not recorded and self._transport.device is None
         for gather in self._gathers:
             # From here on user code may clear gradients for the next step.
             update = functools.partial(self._update_rows, [s for s in gather.slots if s.present], device)
-            if self.reduction.early and not recorded:
+            if in_thread:
                 self.engine.submit(gather.number, after=gather.needs, prepare=update)
             else:
+                for number in gather.needs:
+                    self.engine.wait(number)
                 update()
                 self.engine.submit(gather.number)
+        if self.reduction.finite is not None and self._transport.device is not None:
+            self._shard_update.decide(self.reduction.finite, self._transport.device)
         for slot in self.slots:
             slot.cleared = slot.zeroed_later = False
         self._end(pending=False)
@@ -186,7 +189,7 @@ class ShardedRounds(Rounds):
 
     def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
         with plain_mode(device):
-            self._shard_update.apply(slots)
+            self._shard_update.apply(slots, self.reduction.finite)
 
     # From the gathers to the parameters.
 

@@ -4,6 +4,8 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
+
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.optimizer.gradients.gradient_access import GradientAccess
 from pace.runtime.optimizer.gradients.reduction import Reduction
@@ -34,7 +36,7 @@ class WholeUpdates(ABC):
         """While iterations are recorded, wait for what the update needs as soon as the round is sealed."""
         self.wait_for_all()
 
-    def clip(self, max_norm: float, norm_type: float) -> float:
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """Clip all gradients of a round by their norm, and return it; drop them if it is not finite."""
         if not self.reduction.sealed:
             self.seal(read=True)
@@ -44,7 +46,7 @@ class WholeUpdates(ABC):
         """See ``Reduction.take_over``; for updates that are applied in ``step()``."""
         self.reduction.take_over()
 
-    def clip_at_step(self, max_norm: float) -> float:
+    def clip_at_step(self, max_norm: float) -> torch.Tensor:
         """Clip a round that is sealed, as a part of ``step()`` on every rank; see ``clip``."""
         self.reduction.take_over()
         return self.clip(max_norm, 2.0)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.runtime.transports.gloo import GlooTransport
-from pace.runtime.transports.transport import After, Done
+from pace.runtime.transports.transport import After, Done, Parts
 
 
 class _Moment:
@@ -176,8 +176,28 @@ class QueuedTransport(GlooTransport):
     def allreduce(self, segment: torch.Tensor, name: str, done: Done, after: After | None = None) -> Any:
         """See ``Transport``."""
         self.sent.append(int(name.split(".")[-2]))
+        return self._queue(lambda: self._segments.allreduce([segment], self._sum).wait(), done, after)
+
+    def reduce_scatter(self, parts: Parts, name: str, done: Done) -> Any:
+        """See ``Transport``."""
+        return self._queue(
+            lambda: self._halve(super(QueuedTransport, self).reduce_scatter, parts, name), done
+        )
+
+    def all_gather(self, parts: Parts, name: str, done: Done) -> Any:
+        """See ``Transport``."""
+        return self._queue(lambda: self._halve(super(QueuedTransport, self).all_gather, parts, name), done)
+
+    @staticmethod
+    def _halve(half: Callable[[Parts, str, Done], None], parts: Parts, name: str) -> None:
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        half(parts, name, ended.put)
+        if (error := ended.get(timeout=60)) is not None:
+            raise error
+
+    def _queue(self, call: Callable[[], Any], done: Done, after: After | None = None) -> Any:
         with self.device.apart():
-            self.device.run(lambda: self._segments.allreduce([segment], self._sum).wait())
+            self.device.run(call)
             if after is not None:
                 self.device.run(after)
             summed = self.device.now()
