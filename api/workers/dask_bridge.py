@@ -1,38 +1,38 @@
 """The process that talks to a Dask cluster for the service, in frames that cannot execute code.
 
 Dask's client unpickles what workers and the scheduler send. It does so here, in a process that has neither
-the service's database nor its secrets in its memory or environment. The two exchange frames
-(``pace.api.workers.dask_bridge_frames``).
+the service's database nor its secrets in its memory or environment. The two exchange JSON and plain bytes.
 """
 
 import os
 import signal
 import sys
 import threading
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from pace.api.errors import WorkerFailed
 from pace.api.questions.registry import answer_question
-from pace.api.workers.dask_bridge_frames import read_frame, write_frame
 from pace.api.workers.dask_cluster import DaskCluster, DaskJobs
+from pace.api.workers.dask_executor import Pipe, receive, send
 from pace.errors import PaceError
 
 _TELL_EVERY_S = 0.2
 
 
 class _Bridge:
-    def __init__(self, address: str, out: IO[bytes]) -> None:
+    def __init__(self, address: str, service: Pipe) -> None:
         self._cluster = DaskCluster(address)
         self._jobs = DaskJobs(self._cluster)
-        self._out = out
+        self._service = service
         self._lock = threading.Lock()
         self._ended: dict[str, threading.Event] = {}
 
-    def serve(self, commands: IO[bytes]) -> None:
+    def serve(self) -> None:
         self._cluster.start()
         threading.Thread(target=self._keep_telling_capacity, daemon=True).start()
         while True:
-            told, document = read_frame(commands)
+            told, document = receive(self._service)
             if told["do"] == "run":
                 self._ended[told["job"]] = threading.Event()
                 threading.Thread(target=self._run, args=(told, document), daemon=True).start()
@@ -41,7 +41,7 @@ class _Bridge:
 
     def _tell(self, told: dict[str, Any], document: bytes = b"") -> None:
         with self._lock:
-            write_frame(self._out, told, document)
+            send(self._service, told, document)
 
     def _tell_capacity(self) -> None:
         self._tell({"is": "capacity", "threads": self._cluster.num_threads})
@@ -86,10 +86,8 @@ class _Bridge:
 def main() -> None:
     """Serve the process that started this one, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no frame
     try:
-        _Bridge(sys.argv[1], out).serve(sys.stdin.buffer)
+        _Bridge(sys.argv[1], Connection(int(sys.argv[2]))).serve()
     except (EOFError, OSError):
         os._exit(0)  # threads may wait for the cluster
 

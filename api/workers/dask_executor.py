@@ -5,7 +5,8 @@ is started again when it ends. From it come JSON and bytes, which are believed n
 """
 
 import asyncio
-import contextlib
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -21,15 +23,30 @@ from pace import errors as library_errors
 from pace.api import errors as service_errors
 from pace.api.errors import WorkerDied, WorkerFailed
 from pace.api.questions.registry import answer_question
-from pace.api.workers.dask_bridge_frames import read_frame, write_frame
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)
 
+Pipe: TypeAlias = "Connection[Any, Any]"
+
 _PAUSE_S = 1.0
 # A process for the cluster needs none of the service's secrets.
 _SECRET = ("PACE_", "AWS_", "PG", "OTEL_")
+
+
+def send(other: Pipe, told: dict[str, Any], document: bytes = b"") -> None:
+    """Send a frame; the caller must prevent other threads from sending at the same time."""
+    other.send_bytes(json.dumps(told).encode() + b"\n" + document)
+
+
+def receive(other: Pipe) -> tuple[dict[str, Any], bytes]:
+    """Receive a frame; raises EOFError or OSError at the end, and ValueError for invalid data."""
+    line, _, document = other.recv_bytes().partition(b"\n")
+    told = json.loads(line)
+    if not isinstance(told, dict):
+        raise ValueError("a frame's first line is no object")
+    return told, document
 
 
 class DaskBridge:
@@ -44,6 +61,7 @@ class DaskBridge:
     def __init__(self, address: str) -> None:
         self.address = address
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Pipe | None = None
         self._num_threads = 0
         self._results: dict[str, Future[bytes]] = {}
         self._listeners: dict[str, Progress] = {}
@@ -90,32 +108,32 @@ class DaskBridge:
         self._send({"do": "cancel", "job": job}, b"")
 
     def _send(self, told: dict[str, Any], document: bytes) -> bool:
-        process = self._process
-        if process is None or process.stdin is None:
-            return False
-        try:
-            with self._lock:
-                write_frame(process.stdin, told, document)
-        except (OSError, ValueError):
-            return False
-        return True
+        with self._lock:
+            if self._pipe is None:
+                return False
+            try:
+                send(self._pipe, told, document)
+            except OSError:
+                return False
+            return True
 
     def _mind(self) -> None:
         while not self._ended.is_set():
             environment = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET)}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pace.api.workers.dask_bridge", self.address],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            self._process = process
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:
+                command = [sys.executable, "-m", "pace.api.workers.dask_bridge"]
+                process = subprocess.Popen(
+                    [*command, self.address, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                )
+            self._process, self._pipe = process, ours
             if self._ended.is_set():
                 process.kill()
-            assert process.stdout is not None
             try:
                 while True:
-                    self._hear(*read_frame(process.stdout))
+                    self._hear(*receive(ours))
             except (EOFError, OSError):
                 reason = "ended"
             except Exception as error:  # what it says makes no sense
@@ -125,8 +143,9 @@ class DaskBridge:
             self._num_threads = 0
             for job in list(self._results):
                 self._finish(job, WorkerDied(f"the process that talks to the cluster {reason}"))
-            with contextlib.suppress(OSError):
-                process.communicate()
+            with self._lock:
+                self._pipe = None
+                ours.close()
             if not self._ended.is_set():
                 log.error("dask-bridge-restarted", reason=reason)
                 self._ended.wait(_PAUSE_S)
