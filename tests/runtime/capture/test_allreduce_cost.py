@@ -36,6 +36,7 @@ from pace.runtime.capture.cost_sampler import (
     CostSampler,
     never_falling,
 )
+from pace.runtime.transports.clock import Clock, HostClock
 from tests.runtime.launch import Backend, run_ranks
 
 
@@ -97,6 +98,7 @@ class _Limited:
 
     num_workers = 1
     device = torch.device("cpu")
+    clock: Clock = HostClock()
     rate_bytes_s = 40e6
 
     def __init__(self, bucket_bytes: float) -> None:
@@ -167,6 +169,7 @@ class _Affine:
 
     num_workers = 2
     device = torch.device("cpu")
+    clock: Clock = HostClock()
 
     def __init__(self, latency_s: float, seconds_per_byte: float) -> None:
         self.latency_s = latency_s
