@@ -138,6 +138,7 @@ def location(impatient: ServiceProcess) -> str:
     return impatient.post_schedule(large_profile(), options={"fusion": "none"}).headers["location"]
 
 
+@pytest.mark.timeout(900)  # on a busy machine each of thousands of answers takes long
 @pytest.mark.parametrize("path", ["large", "/openapi.json", "/web/app.js", "/metrics", "/v1/nothing"])
 def test_who_does_not_read_is_ended(impatient: ServiceProcess, location: str, path: str) -> None:
     """Also while little waits: many answers of any kind on one connection, until the system takes no more."""
