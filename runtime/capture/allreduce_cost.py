@@ -24,8 +24,8 @@ import torch
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.errors import InvalidOptions
-from pace.runtime.transports.clock import Clock, CudaClock, HostClock
-from pace.runtime.transports.device import CudaDevice, apart
+from pace.runtime.transports.clock import Clock
+from pace.runtime.transports.device import CudaDevice, apart, clock_of
 
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6
@@ -45,7 +45,8 @@ class Network(Protocol):
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         """Begin an all-reduce of `tensor`; return a function that waits for its end.
 
-        If the clock runs behind the host, it may wait for nothing, and returns the stamp of the end.
+        That function returns the clock's stamp of the end. If the clock runs behind the host, it may return
+        before the end.
         """
 
     def barrier(self) -> None:
@@ -279,7 +280,7 @@ class _TorchNetwork:
         nccl = dist.get_backend(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         self._queues = CudaDevice(self.device) if nccl else None
-        self.clock: Clock = self._queues or HostClock()
+        self.clock: Clock = clock_of(self._queues)
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         del name
@@ -289,7 +290,7 @@ class _TorchNetwork:
         def wait() -> Any:
             with apart(self._queues):
                 work.wait()
-                return None if self._queues is None else self._queues.now()
+                return self.clock.now()
 
         return wait
 
@@ -322,14 +323,16 @@ class _HorovodNetwork:
         self.num_workers = hvd.size()
         on_cuda = torch.cuda.is_available() and bool(hvd.nccl_built())
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
-        self.clock: Clock = CudaClock(self.device) if on_cuda else HostClock()
+        self._queues = CudaDevice(self.device) if on_cuda else None
+        self.clock: Clock = clock_of(self._queues)
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name)
 
         def wait() -> Any:
             self._hvd.synchronize(handle)
-            return self.clock.now()
+            with apart(self._queues):  # compute that is queued would delay the stamp
+                return self.clock.now()
 
         return wait
 

@@ -29,7 +29,8 @@ from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_f
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.sharded.shard_units import units_of
 from pace.runtime.event_log import log
-from pace.runtime.transports.clock import Clock, HostClock
+from pace.runtime.transports.clock import Clock
+from pace.runtime.transports.device import clock_of
 from pace.runtime.transports.transport import Transport
 
 WARM_UP = 3
@@ -143,8 +144,8 @@ class SelfProfile:
             self._record(Recorder.begin)
             return False
         transport = self._transport
-        paced = transport.device is not None and not transport.queues_calls  # the host waits for sums
-        if self._sampler is None or paced or self._pairs < LEAST_PAIRS:
+        host_waits = transport.device is not None and not transport.queues_calls
+        if self._sampler is None or host_waits or self._pairs < LEAST_PAIRS:
             return True
         self._beside = ContentionMeasurement(self._network, self._sampler.costs, pairs=self._pairs)
         return self._next_beside()
@@ -278,7 +279,7 @@ class TransportNetwork:
         self.device = device
         self._transport = transport
         self._timeout_s = timeout_s
-        self.clock: Clock = transport.device or HostClock()
+        self.clock: Clock = clock_of(transport.device)
 
     def start(self, tensor: torch.Tensor, name: str) -> Callable[[], Any]:
         """Begin a collective of `tensor`; return a function that waits for its end; see ``Network``."""
@@ -312,7 +313,7 @@ class TransportNetwork:
                     f"rank {self._transport.rank} of {self.num_workers}: measuring the network, a"
                     f" call ({self._collective}) failed: {errors[0]}"
                 ) from errors[0]
-            return summed
+            return self.clock.now() if summed is None else summed
 
         return wait
 

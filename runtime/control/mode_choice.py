@@ -15,11 +15,12 @@ from pace.runtime.control.live_search import LiveSearch
 from pace.runtime.control.network_cost import NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
-from pace.runtime.control.trial import Candidate, Lap, Trial, clock_of
+from pace.runtime.control.trial import Candidate, Lap, Trial
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import ShardingChoice, Tune
+from pace.runtime.transports.device import clock_of
 from pace.runtime.transports.transport import Transport
 
 Switch = Callable[[SendPlan, bool], str | None]
@@ -83,7 +84,7 @@ class Choice:
         self._network = NetworkCost(transport, sizes, model, timeout_s=timeout_s)
         self._trial: Trial | LiveSearch | None = None
         self._last_step_s: float | None = None
-        self._clock = clock_of(transport)
+        self._clock = clock_of(transport.device)
         self._began: Any = None
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pace.runtime.engine.plan import SendPlan
-from pace.runtime.transports.clock import Clock, HostClock
+from pace.runtime.transports.clock import Clock
 from pace.runtime.transports.transport import Transport
 
 # The first iteration of each turn allocates buffers, and sends nothing before its end, because it learns the
@@ -51,11 +51,6 @@ class Lap:
     def seconds(self) -> float:
         """The iteration's seconds; waits until the device has come to its end."""
         return self.clock.seconds([self.began, self.ended])[1]
-
-
-def clock_of(transport: Transport) -> Clock:
-    """Return the clock that times iterations: a device's own, as its host only queues them."""
-    return HostClock() if transport.device is None else transport.device
 
 
 class Trial:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pace.runtime.transports.clock import Clock, CudaClock, CudaMoment
+from pace.runtime.transports.clock import Clock, CudaClock, CudaMoment, HostClock
 
 
 class Device(Clock, Protocol):
@@ -79,6 +79,11 @@ def device_of(model: object) -> CudaDevice | None:
         return None
     device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
     return CudaDevice(device) if device.type == "cuda" else None
+
+
+def clock_of(device: Device | None) -> Clock:
+    """Return the clock that times compute: the device's own, as its host only queues it, or the host's."""
+    return HostClock() if device is None else device
 
 
 def apart(device: Device | None) -> AbstractContextManager[Any]:

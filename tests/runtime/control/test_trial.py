@@ -4,9 +4,10 @@ import functools
 import time
 from typing import Any, cast
 
-from pace.runtime.control.trial import Candidate, Lap, Trial, clock_of
+from pace.runtime.control.trial import Candidate, Lap, Trial
 from pace.runtime.engine.plan import plan_plainly
 from pace.runtime.transports.clock import HostClock
+from pace.runtime.transports.device import clock_of
 from pace.runtime.transports.transport import Transport
 from tests.runtime.engine.queued_device import QueuedDevice
 
@@ -61,7 +62,7 @@ def test_on_a_device_an_iteration_takes_as_long_as_there() -> None:
         took_s = {"plain": 0.05, "barrier": 0.01}[trial.current.name]
         began = device.now()
         device.run(functools.partial(time.sleep, took_s))
-        trial.record(Lap(clock_of(transport), began, device.now()))
+        trial.record(Lap(clock_of(device), began, device.now()))
     device.close()
     assert trial.winner.name == "barrier"
     assert trial.measured_s["plain"] >= 0.05
