@@ -314,8 +314,8 @@ class LimitSettings(BaseSettings):
     )
     answer_timeout_s: Duration = Field(
         30.0,
-        description="Seconds in which a client must read 64 KiB of its answer, or the rest of it; then its "
-        "connection is closed",
+        description="Close the connection of a client that reads less than 64 KiB of its answer, or less "
+        "than the rest of it, in this many seconds",
     )
     rate_limit: Rate = Field(
         "60000/minute",

@@ -115,7 +115,7 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
     )
     if service.url is not None and "://" not in service.url:
         named = "service" if plan.service else "PACE_URL"
-        raise InvalidOptions(f"{named} is {service.url!r}, which is no URL: give 'http://{service.url}'")
+        raise InvalidOptions(f"{named} is {service.url!r}, which is not a URL: use 'http://{service.url}'")
     if plan.service is not None and service.job is None and transport.rank == 0:
         raise InvalidOptions(
             f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"
@@ -140,8 +140,8 @@ def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]
     if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         log.warning(
             "pace.one_connection",
-            reason="CUDA_DEVICE_MAX_CONNECTIONS is 1, so sums and compute wait for one another on the GPU:"
-            " unset it before the first use of CUDA",
+            reason="CUDA_DEVICE_MAX_CONNECTIONS is 1, so communication and compute cannot overlap on the GPU:"
+            " unset it before CUDA starts",
         )
 
 

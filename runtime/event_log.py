@@ -15,7 +15,7 @@ from pace.log_events import LogEvent
 
 TRAINING_EVENTS = {
     "pace.one_connection": LogEvent(
-        "warning", "reason", "The environment makes sums and compute wait for one another on the GPU"
+        "warning", "reason", "The environment keeps communication and compute from overlapping on the GPU"
     ),
     "pace.no_service": LogEvent(
         "warning",
@@ -32,7 +32,9 @@ TRAINING_EVENTS = {
         "info", "groups predicted_iteration_s", "The service had a schedule of this job at the start"
     ),
     "pace.access_denied": LogEvent(
-        "warning", "reason", "The service does not accept this job's API key; it is not asked again"
+        "warning",
+        "reason",
+        "The service refused this job's API key, or got none; the job does not ask it again",
     ),
     "pace.schedule_refused": LogEvent(
         "warning", "service job reason", "The service's schedule does not fit this model or number of ranks"
@@ -101,7 +103,7 @@ TRAINING_EVENTS = {
     "pace.checked": LogEvent(
         "warning",
         "rank steps result",
-        'Training with `mode="check"` ends; `result` says whether the loop is safe',
+        'Training with `mode="check"` ends; `result` says whether a missed use was found',
     ),
     "pace.unmarked_nan": LogEvent(
         "warning",

@@ -34,10 +34,8 @@ def error_of(problem: Problem, url: str) -> PaceError:
     if error is not None:
         return error(problem.detail)
     if problem.status in (401, 403):
-        return AccessDenied(
-            f"{url} answered {problem.status} {problem.title}: {problem.detail}"
-            " (set PACE_API_KEY, or give api_key=)"
-        )
+        remedy = "set PACE_API_KEY, or pass api_key=" if problem.status == 401 else "use another API key"
+        return AccessDenied(f"{url} answered {problem.status} {problem.title}: {problem.detail} ({remedy})")
     return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
 
 

@@ -73,7 +73,8 @@ class WrapperOptions:
         require_one_of("mode", self.mode, get_args(Mode))
         if self.mode == "check" and isinstance(self.plan, Tune):
             raise InvalidOptions(
-                'mode is "check" and plan is a Tune, which measures times: leave plan out while you check'
+                'mode is "check" and plan is a Tune, which measures times that checking makes too long: leave'
+                " plan out while you check"
             )
         require_one_of("op", self.op, get_args(GradientOp))
         require_whole("backward_passes_per_step", self.backward_passes_per_step, least=1)

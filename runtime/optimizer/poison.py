@@ -1,4 +1,4 @@
-"""Poison for ``mode="check"``: it proves that a training loop uses no parameter whose update is pending.
+"""Poison for ``mode="check"``: it finds uses of parameters whose updates are pending.
 
 From ``step()`` until its update is applied, a parameter holds signaling NaNs with a mark of their own, and
 its true values are kept aside. Two things find a use that no guard has seen:
@@ -233,7 +233,7 @@ class Poison:
         if self._unmarked is not None:
             result = (
                 f"not decided: a NaN without a mark appeared ({self._unmarked}). If it also appears with"
-                ' mode="barrier", it is the model\'s own, and nothing was missed before it'
+                ' mode="barrier", your model makes it, and no missed use was found before it'
             )
         log.warning("pace.checked", rank=self._rank, steps=self.steps, result=result)
 

@@ -217,7 +217,7 @@ def _with_address(_rank: int, _size: int, address: str) -> str:
 def test_an_address_without_a_scheme_is_refused() -> None:
     """The message has the address that was meant."""
     (first, second) = run_ranks(_with_address, 2, "scheduler:8080")
-    assert first == second == "service is 'scheduler:8080', which is no URL: give 'http://scheduler:8080'"
+    assert first == second == "service is 'scheduler:8080', which is not a URL: use 'http://scheduler:8080'"
 
 
 def _train_without_a_key(rank: int, _size: int, url: str) -> list[str]:
