@@ -74,6 +74,21 @@ class CostCurve:
             slope_beyond=self.slope_beyond,
         )
 
+    def plus(self, other: "CostCurve") -> "CostCurve":
+        """Return the curve with the durations of both added."""
+        sizes = sorted({*self.sizes_bytes, *other.sizes_bytes})
+        durations = self._at(sizes) + other._at(sizes)
+        return CostCurve(
+            sizes_bytes=tuple(sizes),
+            durations_s=tuple(durations.tolist()),
+            slope_beyond=self.slope_beyond + other.slope_beyond,
+        )
+
+    def _at(self, sizes: Sequence[float]) -> FloatArray:
+        # Unlike a call of 0 bytes, a knot at 0 has the durations of the smallest sizes.
+        beyond = np.maximum(np.array(sizes) - self.sizes_bytes[-1], 0.0) * self.slope_beyond
+        return np.asarray(np.interp(sizes, self.sizes_bytes, self.durations_s) + beyond)
+
     def knots(self) -> tuple[FloatArray, FloatArray, float]:
         """Return the knots' sizes (bytes) and durations (seconds), and the slope beyond, for the kernels."""
         return np.array(self.sizes_bytes), np.array(self.durations_s), self.slope_beyond

@@ -275,7 +275,7 @@ def options() -> st.SearchStrategy[Options]:
         max_group_bytes=cap,
         max_segment_bytes=st.sampled_from([None, None, 1, 8]),
         search_calls=calls,
-        scenarios=st.sampled_from([0, 0, 3]),
+        risk=st.sampled_from(["mean", "p95"]),
     )
     slotted = st.builds(
         Options,

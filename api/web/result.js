@@ -98,9 +98,13 @@ function Headline({ resource, result, clipped, values, chart }) {
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
       <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
+      ${predicted.expected_s != null && html`<div title="With late ranks, and calls that take longer while compute runs">
+        <dt>Expected under load</dt><dd>${seconds(predicted.expected_s)}</dd></div>`}
       ${result?.recorded_s != null && html`<div><dt>Recorded step, measured</dt><dd>${seconds(result.recorded_s)}</dd></div>`}
     </dl>
     <p>${whyParts(resource.schedule).map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}</p>
+    ${predicted.curve?.length > 1 && html`<p class="faint">Expected under load, by number of calls: ${predicted.curve.slice(-6)
+      .map(([calls, expected]) => `${calls}: ${seconds(expected)}`).join(", ")}${predicted.ddp_s != null && `; DDP's default buckets: ${seconds(predicted.ddp_s)}`}.</p>`}
   </section>`;
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import networkx
+import numpy
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -23,6 +24,8 @@ class DerivedTimes:
         Bytes of all gradients.
     lost
         The share of every second of traffic by which compute falls behind: 1 - 1 / compute_slowdown.
+    extra_s
+        For bytes, how much longer an all-reduce takes if it starts while compute runs.
     """
 
     ready: dict[str, float]
@@ -31,6 +34,26 @@ class DerivedTimes:
     slack_s: float
     total_bytes: int
     lost: float
+    extra_s: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def backward_s(self) -> float:
+        """Until when some op surely runs: no later than the ops end that wait for no gradient."""
+        return max(
+            max(self.ready.values(), default=0.0), self.compute_s - max(self.tail.values(), default=0.0)
+        )
+
+    def extra_of(self, size_bytes: int) -> float:
+        """Return how much longer an all-reduce of so many bytes takes if it starts while compute runs."""
+        if not self.extra_s:
+            return 0.0
+        sizes, seconds = zip(*self.extra_s, strict=True)
+        return float(numpy.interp(size_bytes, sizes, seconds))
+
+    def later(self, ready_s: float) -> float:
+        """Return when a set's calls could start at no extra time, for the least extra time of a call."""
+        least = min((seconds for _, seconds in self.extra_s), default=0.0) * (1 - self.lost)
+        return max(ready_s, min(ready_s + least, self.backward_s))
 
 
 class ComputeProgress:
@@ -90,6 +113,7 @@ def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
         slack_s=TOLERANCE * window,
         total_bytes=sum(gradient.size_bytes for gradient in profile.gradients),
         lost=lost,
+        extra_s=profile.load.delta or () if profile.load is not None and profile.workers > 1 else (),
     )
 
 

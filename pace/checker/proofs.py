@@ -147,7 +147,10 @@ def check_set(profile: Profile, bound: SetBound, times: DerivedTimes, field: str
     if not same(bound.stretch_s, stretch, times):
         yield f"{field}.stretch_s is {bound.stretch_s!r}, derived {stretch!r}"
     # Without a byte there is no call that starts after min_ready_s, and nothing is proved.
-    parts = bound.min_ready_s + bound.latency_s + per_byte + bound.min_tail_s + bound.stretch_s
+    if bound.extra_s > times.later(bound.min_ready_s) - bound.min_ready_s + times.slack_s:
+        yield f"{field}.extra_s is {bound.extra_s!r}, at most {times.later(bound.min_ready_s)!r} is proved"
+    parts = bound.min_ready_s + bound.extra_s + bound.latency_s + per_byte
+    parts += bound.min_tail_s + bound.stretch_s
     total = parts if bound.total_bytes else 0.0
     if not same(bound.bound_s, total, times):
         yield f"{field}.bound_s is {bound.bound_s!r}, its parts add up to {total!r}"
@@ -184,6 +187,7 @@ def check_chain(
         key=lambda gradient: gradient if bound.order == "ready" else (gradient[1], gradient[0], gradient[2])
     )
     ready, tail, size = (np.array(values, dtype=float) for values in zip(*chain, strict=True))
+    ready = np.array([times.later(each) for each in ready.tolist()])
     relaxed = tail if bound.order == "ready" else ready
     relaxed[:] = np.minimum.accumulate(relaxed[::-1])[::-1]
     # fewest[i]: the fewest groups that send everything from i on within the limit, or inf. All in seconds of

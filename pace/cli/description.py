@@ -12,6 +12,8 @@ from pace.terminal.console import make_table
 from pace.terminal.reporting import counted
 
 SHOWN_SEGMENTS = 120
+# So many points of the curve of calls and expected windows are printed.
+SHOWN_CALLS = 6
 
 
 def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Console) -> None:
@@ -34,6 +36,16 @@ def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Co
         f"optimality  within {_percent(predicted.gap)} of what any {_semantics(schedule)} can do "
         f"({predicted.lower_bound_s * 1e3:.3f} ms)"
     )
+    if predicted.expected_s is not None:
+        stated = profile.load is not None and profile.load.delta is not None
+        print_line(
+            f"under load  {predicted.expected_s * 1e3:.3f} ms expected with late ranks and calls that take "
+            f"longer while compute runs ({'as the profile says' if stated else 'assumed'})"
+            + (f"; DDP {predicted.ddp_s * 1e3:.3f} ms" if predicted.ddp_s else "")
+        )
+        shown = predicted.curve[-SHOWN_CALLS:]
+        tried = ", ".join(f"{calls}: {seconds * 1e3:.3f}" for calls, seconds in shown)
+        print_line(f"calls       {tried} ms expected under load")
     print_line(f"plan        {_plan(schedule)}")
     if schedule.exchange == "servers":
         print_line(f"segments    {_segments(schedule)}")

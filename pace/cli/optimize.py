@@ -35,8 +35,6 @@ from pace.terminal.console import (
 )
 from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading
 
-JITTER = "Varying op durations"
-
 
 def optimize(
     profile: ProfileOrGraphArgument,
@@ -100,27 +98,11 @@ def optimize(
             show_default="no limit",
         ),
     ] = None,
-    scenarios: Annotated[
-        int,
-        typer.Option(
-            help="Number of iterations with random op durations over which plans are compared; 0 uses the "
-            "profile's mean durations.",
-            rich_help_panel=JITTER,
-        ),
-    ] = 0,
-    jitter: Annotated[
-        float,
-        typer.Option(
-            help="With --scenarios: standard deviation of op durations, relative to their mean, for ops "
-            "without one in the profile.",
-            rich_help_panel=JITTER,
-        ),
-    ] = 0.0,
     risk: Annotated[
         Risk,
         typer.Option(
-            help="With --scenarios: what to minimize, the mean iteration time or its 95th percentile (p95).",
-            rich_help_panel=JITTER,
+            help="What to minimize under load, with late ranks and slower calls: the mean iteration time or "
+            "its 95th percentile (p95).",
         ),
     ] = "mean",
     servers: ServersOption = None,
@@ -186,8 +168,6 @@ def optimize(
             slot_s=slot_s,
             max_group_bytes=max_group_bytes,
             max_segment_bytes=max_segment_bytes,
-            scenarios=scenarios,
-            jitter=jitter,
             risk=risk,
             partition_bytes=partition_bytes,
         )

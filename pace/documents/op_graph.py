@@ -71,6 +71,16 @@ class Timing:
     tail_s: FloatArray
     compute_s: float
 
+    @property
+    def backward_s(self) -> float:
+        """Until when compute runs in any case, in seconds; at most when ops end that wait for no gradient.
+
+        At the last ready time an op has just ended. The longest path is `compute_s`, of which at most the
+        longest tail waits for gradients, so something runs until the difference of the two.
+        """
+        longest_s = float(self.tail_s.max(initial=0.0))
+        return max(float(self.ready_s.max(initial=0.0)), self.compute_s - longest_s)
+
 
 class CyclicGraph(ValueError):
     """The ops wait for one another in a circle; ``cycle`` holds their indices in order."""

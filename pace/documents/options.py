@@ -39,13 +39,8 @@ class Options(Document):
         Largest size of a group of several gradients, in bytes; None for no limit.
     max_segment_bytes
         Largest size of a segment, in bytes; None for no limit.
-    scenarios
-        Number of iterations with random op durations over which plans are compared; 0 uses the profile's mean
-        durations. Durations are lognormal, with the profile's standard deviations.
-    jitter
-        Standard deviation of an op's duration, relative to its mean, for ops without one in the profile.
     risk
-        What to minimize over the scenarios: the "mean" iteration time, or its 95th percentile ("p95").
+        What to minimize under load: the "mean" iteration time, or its 95th percentile ("p95").
     search_calls
         Budget of the local search on profiles with parallel branches, in calls of the oracle. The result does
         not depend on the machine's speed.
@@ -72,8 +67,6 @@ class Options(Document):
     slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     max_group_bytes: Annotated[int, Field(gt=0)] | None = None
     max_segment_bytes: Annotated[int, Field(gt=0)] | None = None
-    scenarios: Annotated[int, Field(ge=0, le=10_000)] = 0
-    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
     risk: Risk = "mean"
     search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
     cluster: Cluster | None = None

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
+from pace.collectives import FREE
 from pace.documents.base import Document, load, parse, repeated
 from pace.documents.collective_costs import AllReduce
 from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
+from pace.documents.load import Load
 from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, path_from_marked
 from pace.documents.profile_json import canonical_profile, dump_profile
 from pace.documents.push_pull import TouchedRows
@@ -126,6 +128,9 @@ class Profile(Document):
     update
         What an update waits for: "per-gradient" (the sum of its own gradient) or "global-norm" (the sums of
         all gradients, as with clipping by the global norm, or a loss scale that checks every gradient).
+    load
+        How much longer all-reduces take while compute runs, and how far ranks are apart; None if it is not
+        known. Halves of an all-reduce count as if each took as much longer.
     reduce_scatter, all_gather
         Cost of each half of an all-reduce, if it was measured; see ``pace.documents.half_costs``.
 
@@ -148,6 +153,7 @@ class Profile(Document):
     all_gather: HalfCost | None = None
     compute_slowdown: Annotated[float, Field(ge=1, le=MAX_SLOWDOWN, allow_inf_nan=False)] = 1.0
     update: UpdateRule = "per-gradient"
+    load: Annotated[Load | None, Field(exclude_if=lambda load: load is None)] = None
     metadata: Annotated[dict[str, Any], AfterValidator(frozen)] = Field(default_factory=FrozenDict)
 
     @model_validator(mode="after")
@@ -166,6 +172,9 @@ class Profile(Document):
             cycle = " -> ".join(f'"{self.ops[op].name}"' for op in (*error.cycle, error.cycle[0]))
             raise ValueError(f"ops wait for one another in a cycle: {cycle}") from None
         self._refuse_what_cannot_be_added()
+        for name in (self.load.sigma or ()) if self.load is not None else ():
+            if name not in self._numbers:
+                raise ValueError(f'load: sigma names "{name}", which is no op')
         return self
 
     def _refuse_unknown_gradients(self) -> None:
@@ -326,18 +335,24 @@ class Profile(Document):
             Where gradients are exchanged over parameter servers.
         """
         first, second = self.reduce_scatter, self.all_gather
-        if first is not None and second is not None:
-            return first.cost(self.workers), second.cost(self.workers)
-        halves = self.allreduce.halves(self.workers)
-        return (
+        halves = self.allreduce.halves(self.workers) if first is None or second is None else (FREE, FREE)
+        found = (
             halves[0] if first is None else first.cost(self.workers),
             halves[1] if second is None else second.cost(self.workers),
         )
+        extra = None if self.load is None or self.workers == 1 else self.load.extra
+        return found if extra is None else (found[0].plus(extra), found[1].plus(extra))
 
     @cached_property
     def clocked_cost(self) -> CostCurve:
         """``cost`` on the compute clock (``pace.solver.compute_clock``)."""
         return self.cost.faster(self.compute_slowdown)
+
+    @property
+    def clocked_extra(self) -> CostCurve | None:
+        """How much longer an all-reduce takes while compute runs, on the compute clock; None if not known."""
+        extra = None if self.load is None or self.workers == 1 else self.load.extra
+        return None if extra is None else extra.faster(self.compute_slowdown)
 
     @cached_property
     def clocked_half_costs(self) -> tuple[CostCurve, CostCurve]:

@@ -34,6 +34,8 @@ def dump_profile(profile: "Profile") -> str:
         lines.insert(-1, f'"compute_slowdown": {json.dumps(profile.compute_slowdown)}')
     if profile.update != "per-gradient":
         lines.insert(-1, f'"update": {json.dumps(profile.update)}')
+    if profile.load is not None:
+        lines.insert(-1, f'"load": {profile.load.model_dump_json()}')
     return "{" + ",\n ".join(lines) + "}\n"
 
 

@@ -66,6 +66,8 @@ class SetBound(Document):
     ----------
     link
         "network", or with servers the direction, "up" or "down".
+    extra_s
+        By how much the first of the calls takes longer, or starts later, because compute runs.
     total_bytes
         Bytes of the set that are sent; with servers, after compression.
     round_trip_s
@@ -81,6 +83,7 @@ class SetBound(Document):
     num_gradients: Index
     total_bytes: Bytes | Annotated[float, Field(ge=0, allow_inf_nan=False)]
     latency_s: Seconds
+    extra_s: Extra = 0.0
     round_trip_s: Extra = 0.0
     seconds_per_byte: Seconds
     stretch_s: Extra = 0.0
@@ -93,7 +96,8 @@ class ChainBound(Document):
     All gradients with bytes, in order of ready time with every tail lowered to the least of those that
     follow ("ready"), or in order of tail with every ready time lowered likewise ("tail"). On such a chain
     a group's ready time and tail are those of its last gradient, so no fusion is faster than the best
-    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte. Where traffic slows
+    one into contiguous groups, each call priced at latency_s + bytes * seconds_per_byte. Ready times contain
+    what one call takes longer while compute runs (``pace.planning.fusion.bounds.later``). Where traffic slows
     compute, that holds on the compute clock (``pace.solver.compute_clock``), and bound_s contains what one
     latency and all bytes stretch compute by.
     """

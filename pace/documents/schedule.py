@@ -89,8 +89,15 @@ class Prediction(Document):
         iteration_s / lower_bound_s - 1.
     peak_bytes
         With a graph: peak memory in bytes.
-    scenarios_s
-        Mean or 95th percentile of iteration times over the scenarios; null without scenarios.
+    expected_s
+        Expected iteration time under load, with late ranks and calls that take longer while compute runs,
+        stated by the profile or assumed; its 95th percentile if that was minimized. Null with slots, and for
+        exchanges other than all-reduces.
+    ddp_s
+        The same for DDP's default buckets and its barrier.
+    curve
+        Number of calls and expected iteration time of plans that were compared, from few calls to many: the
+        fastest with so many calls, if none with fewer is as fast.
     """
 
     refused_as = InvalidSchedule
@@ -100,7 +107,9 @@ class Prediction(Document):
     compute_s: Seconds
     lower_bound_s: Seconds
     gap: Annotated[float, Field(allow_inf_nan=False)]
-    scenarios_s: Seconds | None = None
+    expected_s: Annotated[Seconds | None, Field(exclude_if=_is_none)] = None
+    ddp_s: Annotated[Seconds | None, Field(exclude_if=_is_none)] = None
+    curve: Annotated[tuple[tuple[Index, Seconds], ...], Field(exclude_if=lambda curve: not curve)] = ()
     peak_bytes: Annotated[Bytes | None, Field(exclude_if=_is_none)] = None
 
 

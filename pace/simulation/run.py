@@ -8,7 +8,7 @@ from pace.documents.op_graph import Timing
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
-from pace.simulation.network import carry
+from pace.simulation.network import BesideCompute, carry
 from pace.simulation.traffic import Policy, Sender, Traffic, over_runs
 from pace.solver.arrays import FloatArray
 from pace.solver.compute_clock import ComputeClock
@@ -94,23 +94,32 @@ def run_policy(
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     sender = policy.prepare(profile)
-    norm, slowdown = profile.update == "global-norm", profile.compute_slowdown
     if jitter == 0:
-        window = _run(sender, profile.timing, profile.graph.durations_s, norm=norm, slowdown=slowdown)
+        window = _run(sender, profile, profile.timing, profile.graph.durations_s)
         return Simulation(windows=(window,) * iterations)
     windows = []
     for durations in jittered_durations(profile, jitter=jitter, count=iterations, seed=seed):
         timing = profile.timing_of(replace(profile.graph, durations_s=durations))
-        windows.append(_run(sender, timing, durations, norm=norm, slowdown=slowdown))
+        windows.append(_run(sender, profile, timing, durations))
     return Simulation(windows=tuple(windows))
 
 
-def _run(
-    sender: Sender, timing: Timing, durations: FloatArray, *, norm: bool, slowdown: float
-) -> SimulatedWindow:
-    barrier = sender.rules.barrier or (norm and not sender.rules.sharded)
+def _run(sender: Sender, profile: Profile, timing: Timing, durations: FloatArray) -> SimulatedWindow:
+    slowdown, extra = profile.compute_slowdown, profile.clocked_extra
+    behind_norm = profile.update == "global-norm" and not sender.rules.sharded
+    barrier = sender.rules.barrier or behind_norm
     traffic = sender.traffic(timing.ready_s)
-    starts, ends = carry(traffic, sender.rules)
+    beside = None
+    if extra is not None and not sender.rules.sharded and not sender.rules.ideal:
+        longest_s = float(timing.tail_s.max(initial=0.0))
+        beside = BesideCompute(
+            extra=extra,
+            backward_s=timing.backward_s,
+            tail_s=np.full_like(timing.tail_s, longest_s) if barrier else timing.tail_s,
+        )
+    starts, ends = carry(traffic, sender.rules, beside)
+    if beside is not None:
+        traffic = replace(traffic, duration_s=ends - starts)
     arrival = timing.ready_s.copy()
     counts = np.array([len(carriers) for carriers in traffic.carriers], dtype=np.int64)
     reduced = counts > 0

@@ -51,7 +51,7 @@ class Scheduled:
             sizes=problem.sizes,
             tail_s=problem.tail,
             cost=problem.cost,
-            rules=Rules(in_order=True),
+            rules=Rules(in_order=True, ideal=True),
         )
 
 

@@ -56,7 +56,10 @@ class Rules:
         Whether the forward pass waits for every gradient.
     sharded
         Whether updates are made between two halves: where they wait for a norm, it is among the transfers.
-        Otherwise a norm makes the forward pass wait for every gradient.
+        Otherwise a norm makes the forward pass wait for every gradient. Durations of halves contain what they
+        take longer while compute runs.
+    ideal
+        Whether transfers take no longer while compute runs.
     """
 
     credit_bytes: float = 0.0
@@ -64,6 +67,7 @@ class Rules:
     in_order: bool = False
     barrier: bool = False
     sharded: bool = False
+    ideal: bool = False
 
 
 class Sender(Protocol):

@@ -43,7 +43,7 @@ def ask_everything() -> None:
         Options(fusion="paper"),
         Options(oracle="lp", slot_s=0.001),
         Options(oracle="lp", slot_s=0.001, lp_solver="pulp"),
-        Options(max_segment_bytes=4000, scenarios=4, jitter=0.1),
+        Options(max_segment_bytes=4000, risk="p95"),
         Options(exchange="allreduce"),
         Options(exchange="sharded"),
         Options(framework="ddp"),

@@ -303,7 +303,7 @@ def test_large_solves_do_not_hold_up_small_ones(tmp_path: Path) -> None:
         service.tenant() as greedy,
         service.tenant() as modest,
     ):
-        long = {"scenarios": 10_000, "jitter": 0.1}
+        long = {"fusion": "paper", "oracle": "lp", "slot_s": 1e-4}
         tasks = [
             greedy.http.post(
                 "/v1/schedules",

@@ -60,7 +60,7 @@ def test_head_of_one_resource_is_answered_from_either_way(spoken_to: ServiceProc
     path = made.headers["location"]
     assert spoken_to.http.head(path).headers["etag"] == spoken_to.http.get(path).headers["etag"]
     assert spoken_to.http.head(f"/v1/schedules/{'0' * 32}").status_code == 404
-    long = {"scenarios": 10_000, "jitter": 0.1}
+    long = {"fusion": "paper", "oracle": "lp", "slot_s": 1e-4}
     task = spoken_to.http.post(
         "/v1/schedules",
         json={"profile": layered_profile(400), "options": long},

@@ -192,7 +192,7 @@ def test_tasks_are_listed_in_pages(queue: TaskQueue) -> None:
 
 def test_large_solves_leave_a_place_for_small_ones(queue: TaskQueue) -> None:
     """Who has only a place for small ones passes over the large one that waits longer."""
-    large, small = _request(2, scenarios=100), _request(3)
+    large, small = _request(2, search_calls=2001), _request(3)
     assert queue.submit("a", large, claim=True, small_only=True).claimed is None
     waits = queue.submit("b", small)
     claimed = queue.claim("schedule", small_only=True)
@@ -214,7 +214,6 @@ def test_large_solves_leave_a_place_for_small_ones(queue: TaskQueue) -> None:
         (3, {"fusion": "none", "max_group_bytes": 4096, "slot_s": 1.0, "framework": "ddp"}, True),
         (MOST_GRADIENTS, {}, True),
         (MOST_GRADIENTS + 1, {}, False),
-        (3, {"scenarios": 1}, False),
         (3, {"search_calls": 2001}, False),
         (3, {"oracle": "lp", "slot_s": 0.001}, False),
     ],

@@ -28,7 +28,7 @@ class Call:
     size_bytes: int
     ready_s: float
     due_s: float
-    lasting_s: float
+    lasting_s: float = 0.0
     latest_s: float = np.inf
 
 
@@ -51,7 +51,7 @@ def fewer_calls(
     def price(size_bytes: int) -> float:
         return float(kernel.price(float(size_bytes), *knots))
 
-    calls = list(_calls(problem, partition, sending, options, until_s))
+    calls = list(calls_of(problem, partition, sending, options, until_s))
     _set_latest(calls)
     before = len(calls)
     cut_limit = options.max_segment_bytes or np.inf
@@ -63,28 +63,35 @@ def fewer_calls(
             now = max(now, calls[at].ready_s) + calls[at].lasting_s
             at += 1
             continue
-        parts = [calls[place] for place in (at, *places)]
-        size = sum(part.size_bytes for part in parts)
-        whole = parts[0].kind < 0
-        merged = Call(
-            members=_together(problem, parts) if whole else parts[0].members,
-            kind=parts[0].kind,
-            size_bytes=size,
-            ready_s=max(part.ready_s for part in parts),
-            due_s=min(part.due_s for part in parts),
-            lasting_s=price(size),
-        )
+        together = merged(problem, [calls[place] for place in (at, *places)])
+        together.lasting_s = price(together.size_bytes)
         last = places[-1]
         between = [call for place, call in enumerate(calls[at:last], at) if place not in (at, *places)]
         following = calls[last + 1] if last + 1 < len(calls) else None
-        calls[at : last + 1] = [*between, merged]
+        calls[at : last + 1] = [*between, together]
         _set_latest(calls[at : at + len(between) + 1], following)
     return calls if len(calls) < before else None
 
 
-def _calls(
-    problem: FusionProblem, partition: Partition, sending: Sending, options: Options, until_s: float
+def merged(problem: FusionProblem, parts: list[Call]) -> Call:
+    """Return one call of several of one kind, without its duration."""
+    return Call(
+        members=_together(problem, parts) if parts[0].kind < 0 else parts[0].members,
+        kind=parts[0].kind,
+        size_bytes=sum(part.size_bytes for part in parts),
+        ready_s=max(part.ready_s for part in parts),
+        due_s=min(part.due_s for part in parts),
+    )
+
+
+def calls_of(
+    problem: FusionProblem,
+    partition: Partition,
+    sending: Sending,
+    options: Options,
+    until_s: float = np.inf,
 ) -> Iterator[Call]:
+    """Yield the calls of a plan in sending order; each is due when its tail still ends at `until_s`."""
     buffers = problem.buffers(partition)
     groups = sending.groups.tolist()
     sizes = sending.elements * buffers.element_bytes[sending.groups]

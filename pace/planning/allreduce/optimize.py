@@ -13,6 +13,7 @@ from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan, stretch_s
+from pace.planning.allreduce.under_load import UnderLoad
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle, explained
 from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
@@ -65,6 +66,7 @@ class _Found:
     fusion: FusionResult
     plan: RealizedPlan
     oracle: PricingOracle
+    load: UnderLoad
 
 
 def _search(profile: Profile, options: Options) -> _Found:
@@ -72,9 +74,10 @@ def _search(profile: Profile, options: Options) -> _Found:
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
     oracle = PricingOracle(options)
-    fusion = fuse(problem, options, bounds, oracle)
-    plan = fastest_plan(profile, problem, fusion, options, oracle)
-    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle)
+    load = UnderLoad(profile=profile, problem=problem, risk=options.risk)
+    fusion = fuse(problem, options, bounds, oracle, max(load.extra.durations_s))
+    plan = fastest_plan(problem, fusion, options, oracle, load)
+    return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle, load=load)
 
 
 def _refuse_misfits(options: Options) -> None:
@@ -98,12 +101,10 @@ def _refuse_misfits(options: Options) -> None:
             raise InvalidOptions(
                 f'framework "{options.framework}" does not cut groups: leave max_segment_bytes out'
             )
-    if options.slot_s is not None and (options.max_segment_bytes is not None or options.scenarios):
+    if options.slot_s is not None and (options.max_segment_bytes is not None or options.risk != "mean"):
         raise InvalidOptions(
-            "max_segment_bytes and scenarios cannot be combined with slot_s: leave them or slot_s out"
+            "max_segment_bytes and risk cannot be combined with slot_s: leave them or slot_s out"
         )
-    if options.scenarios == 0 and options.jitter > 0:
-        raise InvalidOptions("jitter needs scenarios: give their number, for example 50")
 
 
 def write_lp(schedule: Schedule, path: Path) -> None:
@@ -169,7 +170,9 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
             ideal_iteration_s=ideal,
             compute_s=problem.compute_s,
             lower_bound_s=lower,
-            scenarios_s=plan.risk_s,
+            expected_s=plan.expected_s,
+            ddp_s=None if plan.expected_s is None else found.load.ddp_s(),
+            curve=plan.curve,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
         proofs=(

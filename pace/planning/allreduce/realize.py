@@ -2,16 +2,15 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from pace.documents.options import Options
-from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.planning.allreduce.fewer_calls import fewer_calls
+from pace.planning.allreduce.fewer_calls import Call, calls_of, fewer_calls, merged
+from pace.planning.allreduce.under_load import UnderLoad
 from pace.planning.fusion.choice import TIE, fewest_calls
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
@@ -31,13 +30,25 @@ from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 
 # A group is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
-# The same, for groups that were found as if each call took longer.
-FEW_CALLS_FACTORS = (1.0, 4.0, np.inf)
+# The same, if each call is taken to last longer.
+FEW_CALLS_FACTORS = (0.0, 2.0, np.inf)
+# Each partition is cut as if each call took longer by these multiples of what it does while compute runs,
+# unless there are more gradients.
+CUT_FACTORS = (1 / 4, 1.0, 2.0)
+MOST_CROSSED = 2000
 ROUNDING = 1e-9
+# By what share of the window a plan must be shorter without load to be worth telling.
+TOLD = 1e-3
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
 # By what share of the window rounding to slots may lengthen it without a warning.
 MOST_ROUNDING = 0.01
+# Of at most so many calls, any two of a kind that follow one another are tried to be merged.
+MOST_MERGED = 40
+# So many plans are tried, the fastest ones.
+MOST_TRIED = 3
+# Merged plans are kept if their windows exceed the shortest by at most this share.
+MOST_MERGED_SHARE = 0.01
 # Each segment is an entry of the document and a call of the network library.
 MAX_SEGMENTS = 1_000_000
 
@@ -50,14 +61,17 @@ class SlotWarning(UserWarning):
 class RealizedPlan:
     """Groups, their buffers, and the segments in sending order.
 
-    Times are on the compute clock (``pace.solver.compute_clock``), except `risk_s`.
+    Times are on the compute clock (``pace.solver.compute_clock``), except expected windows.
 
     Attributes
     ----------
     start_slots, num_slots : arrays of shape (num_segments,)
         First slot and number of slots of each segment; None without slots.
-    risk_s
-        Mean or 95th percentile of the window over the scenarios, in seconds; None without scenarios.
+    expected_s
+        Mean or 95th percentile of the window under load, in seconds; None with slots.
+    curve
+        Number of calls and expected window of the plans that were tried: the best for each number of calls,
+        if no plan with fewer calls is as fast.
     note
         What is known of the plan, in words, in addition to how its groups were found.
     """
@@ -67,14 +81,15 @@ class RealizedPlan:
     sending: Sending
     start_slots: IntArray | None = None
     num_slots: IntArray | None = None
-    risk_s: float | None = None
+    expected_s: float | None = None
+    curve: tuple[tuple[int, float], ...] = ()
     note: str = ""
 
 
 def fastest_plan(
-    profile: Profile, problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle
+    problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle, load: UnderLoad
 ) -> RealizedPlan:
-    """Return the plan with the fewest calls among those that are as fast as the fastest, up to a share `TIE`.
+    """Return the plan with the fewest calls among those with the least expected window, up to a share `TIE`.
 
     The plans are those of the groups that a search found. With ``options.slot_s`` it is the oracle's plan.
 
@@ -87,59 +102,95 @@ def fastest_plan(
     """
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion, options, oracle)
-    plans, note = _with_whole_groups(problem, list(_candidates(problem, fusion, options)), options)
-    value_s = _pricing(profile, problem, options)
-    values = [value_s(plan) for plan in plans]
-    least = min(values)
-    place = fewest_calls(values, [len(plan.sending.groups) for plan in plans])
-    best, value = plans[place], values[place]
-    merged = _merged(problem, best, options, least_window=min(_window(problem, plan) for plan in plans))
-    if merged is not None and (merged_value := value_s(merged)) <= least * (1 + TIE + ROUNDING):
-        best, value = merged, merged_value
-    if value > least * (1 + ROUNDING):
-        among = f"over {100 * TIE:g} % faster"
-        note = f"; no plan of whole groups is {among}" if note else f"; no plan that was tried is {among}"
-    return replace(best, note=note, risk_s=value if options.scenarios else None)
+    plans, note = _with_whole_groups(problem, list(_candidates(problem, fusion, options, load)), options)
+    plans = load.shortlist(plans)
+    expected_s = [load.expected_s(plan) for plan in plans]
+    curve = [(len(plan.sending.groups), seconds) for plan, seconds in zip(plans, expected_s, strict=True)]
+    for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:MOST_TRIED]:
+        plan = plans[number]
+        for merged_plan, num_calls, seconds in _merged(problem, plan, options, load):
+            curve.append((num_calls, seconds))
+            if merged_plan is not None:
+                plans.append(merged_plan)
+                expected_s.append(seconds)
+    chosen = fewest_calls(expected_s, [len(plan.sending.groups) for plan in plans])
+    best = load.replayed(plans[chosen])
+    least = min(_window(problem, load.replayed(plan)) for plan in plans)
+    longer = _window(problem, best) / least - 1 if least else 0.0
+    if longer > ROUNDING:
+        note = (
+            f"; without load, a plan that is worse under load takes {100 * longer:.2g} % less"
+            if longer > TOLD
+            else ""
+        )
+    return replace(best, note=note, expected_s=expected_s[chosen], curve=_curve(curve))
 
 
-def _candidates(problem: FusionProblem, fusion: FusionResult, options: Options) -> Iterator[RealizedPlan]:
+def _curve(tried: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    found: list[tuple[int, float]] = []
+    for num_calls, seconds in sorted(tried):
+        if not found or seconds < found[-1][1]:
+            found.append((num_calls, seconds))
+    return tuple(found)
+
+
+def _candidates(
+    problem: FusionProblem, fusion: FusionResult, options: Options, load: UnderLoad
+) -> Iterator[RealizedPlan]:
+    """Yield different plans: each partition is cut as if each call took longer by several times."""
     latency = problem.cost.durations_s[0]
-    tried: list[tuple[float, tuple[float, ...], Partition]] = [
-        (0.0, PATIENCE_FACTORS, partition) for partition in fusion.partitions
-    ]
-    tried += [(extra_s, FEW_CALLS_FACTORS, partition) for extra_s, partition in fusion.of_few_calls]
-    for extra_s, factors, groups in tried:
+    extra_s = max(load.extra.durations_s)
+    crossed = () if len(problem.ready) > MOST_CROSSED else tuple(factor * extra_s for factor in CUT_FACTORS)
+    partitions = [(0.0, partition) for partition in fusion.partitions] + list(fusion.of_few_calls)
+    seen = set()
+    for own_s, groups in partitions:
         partition = _in_order(problem, groups)
         buffers = problem.buffers(partition)
-        patience_s = [
-            factor * (latency + extra_s) if latency + extra_s > 0 or factor == 0 else np.inf
-            for factor in factors
-        ]
-        for sending in _sendings(buffers, problem.cost, options, patience_s):
-            yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
-
-
-def _pricing(profile: Profile, problem: FusionProblem, options: Options) -> Callable[[RealizedPlan], float]:
-    """Return the function by which plans are compared, in seconds."""
-    if not options.scenarios:
-        return partial(_window, problem)
-    from pace.planning.allreduce.scenarios import price, sample
-
-    scenarios = sample(profile, options)
-    return lambda plan: (
-        price(scenarios, plan.partition, plan.buffers, plan.sending, problem.cost, options)
-        + stretch_s(problem, plan.sending)
-    )
+        for longer_s in dict.fromkeys((own_s, *crossed)):
+            factors: tuple[float, ...] = PATIENCE_FACTORS if longer_s == 0 else FEW_CALLS_FACTORS
+            if (call_s := latency + longer_s) == 0:
+                factors = (0.0, np.inf)
+            cost = problem.cost.slower(longer_s) if extra_s else problem.cost
+            patience_s = [factor * call_s for factor in factors]
+            for sending in _sendings(buffers, cost, options, patience_s, hurried_only=longer_s != own_s):
+                key = (partition, sending.groups.tobytes(), sending.elements.tobytes())
+                if key in seen:
+                    continue
+                seen.add(key)
+                if longer_s:
+                    sending = send_in_order(buffers, sending.groups, sending.elements, problem.cost)
+                yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
 
 
 def _merged(
-    problem: FusionProblem, plan: RealizedPlan, options: Options, *, least_window: float
-) -> RealizedPlan | None:
-    """Return the plan with neighboring calls merged; None if none can be."""
-    until_s = max(_window(problem, plan), least_window * (1 + TIE)) - stretch_s(problem, plan.sending)
-    calls = fewer_calls(problem, plan.partition, plan.sending, options, until_s=until_s)
-    if calls is None:
-        return None
+    problem: FusionProblem, plan: RealizedPlan, options: Options, load: UnderLoad
+) -> Iterator[tuple[RealizedPlan | None, int, float]]:
+    """Yield the plan after each merge of two calls, its number of calls and its expected window.
+
+    A plan that is much slower than the fastest of them is None. A plan of many calls is first merged as far
+    as its window without load lasts no longer by a share `TIE`.
+    """
+    calls = list(calls_of(problem, plan.partition, plan.sending, options))
+    if len(calls) > MOST_MERGED:
+        window_s = max(plan.sending.objective, problem.compute_s)
+        until_s = window_s * (1 + TIE)
+        calls = fewer_calls(problem, plan.partition, plan.sending, options, until_s=until_s) or []
+        if not calls:
+            return
+        leaner = _of_calls(problem, plan, calls)
+        yield leaner, len(calls), load.expected_s(leaner)
+        if len(calls) > MOST_MERGED:
+            return
+    steps = load.merges(calls, options)
+    least = min((seconds for *_, seconds in steps), default=0.0)
+    for first, second, seconds in steps:
+        calls[second] = merged(problem, [calls[first], calls[second]])
+        del calls[first]
+        is_close = seconds <= least * (1 + MOST_MERGED_SHARE)
+        yield _of_calls(problem, plan, calls) if is_close else None, len(calls), seconds
+
+
+def _of_calls(problem: FusionProblem, plan: RealizedPlan, calls: list[Call]) -> RealizedPlan:
     sent = {plan.partition[group] for group in plan.sending.groups.tolist()}
     unsent = tuple(group for group in plan.partition if group not in sent)
     partition = _in_order(problem, (*dict.fromkeys(call.members for call in calls), *unsent))
@@ -205,7 +256,7 @@ def _in_order(problem: FusionProblem, partition: Partition) -> Partition:
 
 
 def _sendings(
-    buffers: Buffers, cost: CostCurve, options: Options, patience_s: list[float]
+    buffers: Buffers, cost: CostCurve, options: Options, patience_s: list[float], *, hurried_only: bool
 ) -> Iterator[Sending]:
     limit = float(options.max_segment_bytes or np.inf)
     _refuse_tiny_segments(buffers, limit)
@@ -213,6 +264,8 @@ def _sendings(
         sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=limit)
         if sending is not None:
             yield sending
+    if hurried_only:
+        return
     # With these groups, no policy that sends in order of ready time is faster than this plan.
     unhurried = replace(buffers, tail=np.zeros_like(buffers.tail))
     if (

@@ -61,12 +61,13 @@ def chain_bound(problem: FusionProblem) -> ChainBound:
     if not problem.sizes.any():
         return best
     by_ready = problem.chain_of(problem.sent_by_ready())
+    by_ready = replace(by_ready, ready=later(problem, by_ready.ready))
     chains: list[tuple[Literal["ready", "tail"], Chain]] = [
         ("ready", replace(by_ready, tail=_least_from_here(by_ready.tail)))
     ]
     if not by_ready.is_layered:
         by_tail = problem.chain_of(problem.sent_by_tail())
-        chains.append(("tail", replace(by_tail, ready=_least_from_here(by_tail.ready))))
+        chains.append(("tail", replace(by_tail, ready=_least_from_here(later(problem, by_tail.ready)))))
     for line in problem.cost.minorants(float(problem.sizes.sum())):
         curve = CostCurve.affine(line.latency_s, line.seconds_per_byte)
         stretch_s = problem.least_stretch_s(line)
@@ -81,6 +82,20 @@ def chain_bound(problem: FusionProblem) -> ChainBound:
                     bound_s=value,
                 )
     return best
+
+
+def later(problem: FusionProblem, ready_s: FloatArray) -> FloatArray:
+    """Return ready times that contain the extra time of one call; bounds by sets stay true with them.
+
+    Let the calls of a set of gradients start at `r` or later. Either one of them starts while compute surely
+    runs, before `problem.backward_s`; then they take the least extra time longer. Or all of them start after
+    that. So with ``max(r, min(r + extra, backward))`` for r, a set's bound holds. This never falls as r
+    grows, so it may be applied to each gradient.
+    """
+    if problem.extra is None:
+        return ready_s
+    extra_s = min(problem.extra.durations_s)
+    return np.maximum(ready_s, np.minimum(ready_s + extra_s, problem.backward_s))
 
 
 def stretch_s(problem: FusionProblem, bound: SetBound | ChainBound) -> float:
@@ -100,6 +115,7 @@ def fusion_bound(problem: FusionProblem) -> SetBound:
     take at least one latency plus their bytes on a line below g. Fusion and preemption can only add to that.
     """
     sent = problem.sizes > 0
+    ready = later(problem, problem.ready)
     lines = problem.cost.minorants(float(problem.sizes.sum())) if sent.any() else ()
     best = SetBound(
         min_ready_s=0.0,
@@ -112,20 +128,22 @@ def fusion_bound(problem: FusionProblem) -> SetBound:
     )
     for line in lines:
         instance = Instance(
-            ready=problem.ready[sent],
+            ready=ready[sent],
             processing=problem.sizes[sent].astype(np.float64) * line.seconds_per_byte,
             tail=problem.tail[sent],
         )
         critical = certify(instance, solve(instance))
         # Sets of the form {ready >= rho, tail >= theta} suffice (docs/solver.md) and are short to write down.
-        inside = sent & (problem.ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
+        inside = sent & (ready >= critical.min_ready) & (problem.tail >= critical.min_tail)
         total = int(problem.sizes[inside].sum())
         value = critical.min_ready + line.latency_s + total * line.seconds_per_byte + critical.min_tail
         value += problem.least_stretch_s(line)
         if value > best.bound_s:
             others = int(problem.sizes.sum()) - total
+            least_ready = float(problem.ready[inside].min(initial=critical.min_ready))
             best = SetBound(
-                min_ready_s=critical.min_ready,
+                min_ready_s=least_ready,
+                extra_s=critical.min_ready - least_ready,
                 min_tail_s=critical.min_tail,
                 num_gradients=int(np.count_nonzero(inside)),
                 total_bytes=total,

@@ -38,6 +38,11 @@ class FusionProblem:
         Cost of an all-reduce, on the compute clock (``pace.solver.compute_clock``).
     slowdown
         How many seconds of wall time one second of the compute clock takes while the network is busy.
+    extra
+        How much longer an all-reduce takes if it starts while compute runs, on the compute clock; None if
+        the profile states nothing.
+    backward_s
+        Until when compute runs in any case, in seconds (``pace.documents.op_graph.Timing``).
     """
 
     ready: FloatArray
@@ -48,6 +53,8 @@ class FusionProblem:
     compute_s: float
     cost: CostCurve
     slowdown: float = 1.0
+    extra: CostCurve | None = None
+    backward_s: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile, *, barrier: bool | None = None) -> "FusionProblem":
@@ -71,6 +78,8 @@ class FusionProblem:
             compute_s=timing.compute_s,
             cost=profile.clocked_cost,
             slowdown=profile.compute_slowdown,
+            extra=profile.clocked_extra,
+            backward_s=timing.backward_s,
         )
 
     def stretch_s(self, carried_s: float) -> float:

@@ -18,8 +18,10 @@ from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, max_min
 
 # The exact search is repeated with scaled latencies, as a preempted group pays the latency more than once.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# It is repeated as if each call took longer by these shares of the window: its groups need few calls.
-EXTRA_SHARES = (1 / 400, 1 / 100, 1 / 40, 2 / 25)
+# It is repeated as if each call took longer by these multiples of what it does while compute runs, or else of
+# this share of the window: its groups need few calls.
+EXTRA_FACTORS = (1 / 4, 1.0, 5 / 2, 8.0)
+EXTRA_SHARE = 0.01
 SEARCH_GAP = 1e-3
 RELAXED = 1e-5
 CONTRACT_BEYOND = 2000
@@ -51,19 +53,24 @@ def fuse(
     options: Options,
     bounds: Bounds | None = None,
     oracle: PricingOracle | None = None,
+    extra_s: float = 0.0,
 ) -> FusionResult:
     """Search for groups by the fusion that `options` names. Pass bounds and oracle to share their results.
+
+    `extra_s` is how much longer a call takes while compute runs; 0 if that is not known.
 
     The search is on the compute clock, like its problem. If traffic slows compute, each additional call
     lengthens the window. The caller takes this into account when it chooses between the partitions.
     """
-    found = _fuse(problem, options, bounds or Bounds(problem), oracle or PricingOracle(options))
+    found = _fuse(problem, options, bounds or Bounds(problem), oracle or PricingOracle(options), extra_s)
     if problem.slowdown == 1:
         return found
     return replace(found, method=f"{found.method}; on the compute clock")
 
 
-def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle) -> FusionResult:
+def _fuse(
+    problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle, extra_s: float
+) -> FusionResult:
     if not problem.sizes.any():
         return FusionResult(partitions=(problem.unsent(),), method="nothing to send, exact")
     if options.fusion == "none":
@@ -78,13 +85,13 @@ def _fuse(problem: FusionProblem, options: Options, bounds: Bounds, oracle: Pric
         found = _fuse_optimally(problem, options, bounds, oracle)
     if options.slot_s is not None:
         return found
-    window_s = max(problem.compute_s, bounds.best_s)
+    extra_s = extra_s or EXTRA_SHARE * max(problem.compute_s, bounds.best_s)
     return replace(
         found,
         of_few_calls=tuple(
-            (share * window_s, partition)
-            for share in EXTRA_SHARES
-            for partition in _with_extra(problem, found, options, share * window_s)
+            (factor * extra_s, partition)
+            for factor in EXTRA_FACTORS
+            for partition in _with_extra(problem, found, options, factor * extra_s)
         ),
     )
 

@@ -113,8 +113,8 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions("a schedule for servers has no slots: leave slot_s, oracle and lp_solver out")
     if options.max_segment_bytes is not None:
         raise InvalidOptions("a schedule for servers has no max_segment_bytes: use partition_bytes")
-    if options.scenarios or options.jitter:
-        raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
+    if options.risk != "mean":
+        raise InvalidOptions("risk is for plans of all-reduces: leave it out")
 
 
 def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan, FusionResult]:

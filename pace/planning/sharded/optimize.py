@@ -130,8 +130,8 @@ def _refuse_misfits(options: Options) -> None:
         raise InvalidOptions("a sharded schedule has no slots: leave slot_s, oracle and lp_solver out")
     if options.fusion == "paper":
         raise InvalidOptions('fusion "paper" is only for all-reduces: use fusion "optimal" or "none"')
-    if options.scenarios:
-        raise InvalidOptions("scenarios choose between plans of all-reduces: leave them out")
+    if options.risk != "mean":
+        raise InvalidOptions("risk is for plans of all-reduces: leave it out")
 
 
 def _shards(profile: Profile, plan: ShardedPlan) -> tuple[ShardGroup, ...]:

@@ -5,6 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import drop_first, push
+from pace.solver.kernels.loaded import ROUNDING
 
 
 @compiled
@@ -17,10 +18,22 @@ def carry(
     credit: float,
     overshoots: bool,
     in_order: bool,
+    extra: FloatArray,
+    carried: IntArray,
+    first_carried: IntArray,
+    missing: IntArray,
+    tail: FloatArray,
+    by_tail: IntArray,
+    backward: float,
     starts: FloatArray,
     ends: FloatArray,
 ) -> None:
     """Hand over transfers as the credit admits, and serve them first come, first served.
+
+    A transfer takes `extra` longer if it starts while compute runs. That is until `backward`, and then as
+    long as the consumers of gradients have all that they wait for, the longest of the tails `by_tail` first.
+    Transfer i carries the gradients ``carried[first_carried[i]:first_carried[i + 1]]``, and gradients are
+    `missing` so many transfers. Without `by_tail` no transfer takes longer.
 
     Writes the times of each transfer, in seconds, to `starts` and `ends`. Arrays have the shape
     (num_transfers,). See ``pace.simulation.network``.
@@ -48,6 +61,9 @@ def carry(
     in_flight = 0.0
     free = 0.0
     now = 0.0
+    arrival = np.zeros(len(missing))
+    place = 0 * n
+    until = backward
     while num_handed < n or first_flying < num_handed:
         while first_flying < num_handed and ends[flying[first_flying]] <= now:
             ended = flying[first_flying]
@@ -79,7 +95,18 @@ def carry(
             drop_first(waiting, num_waiting)
             num_waiting -= 1
             starts[chosen] = max(now, free)
-            ends[chosen] = free = starts[chosen] + duration[chosen]
+            while place < len(by_tail) and missing[by_tail[place]] == 0:
+                gradient = by_tail[place]
+                place += 1
+                following = tail[by_tail[place]] if place < len(by_tail) else 0.0
+                until = max(until, arrival[gradient]) + tail[gradient] - following
+            lasting = duration[chosen]
+            if len(by_tail) > 0 and starts[chosen] < until * (1 - ROUNDING):
+                lasting += extra[chosen]
+            ends[chosen] = free = starts[chosen] + lasting
+            for at in range(first_carried[chosen], first_carried[chosen + 1]):
+                missing[carried[at]] -= 1
+                arrival[carried[at]] = free
             flying[num_handed] = chosen
             num_handed += 1
             in_flight += size[chosen]

@@ -155,7 +155,7 @@ def test_a_broken_graph_ends_with_exit_code_1(solved: Path, tmp_path: Path) -> N
         (["--oracle", "lp", "--slot-s", "1e-7"], "use slot_s of"),
         (["--for", "ddp", "--slot-s", "0.001"], "slot_s"),
         (["--max-group-bytes", "0"], "max_group_bytes"),
-        (["--jitter", "0.1"], "scenarios"),
+        (["--slot-s", "1", "--risk", "p95"], "risk"),
         (["--no-such-option"], "no-such-option"),
         (["--servers", "abc"], "expected a whole number"),
         (["--servers", "2", "--partition-bytes", "5"], "use at least"),

@@ -36,7 +36,7 @@ EVERY_KIND = [
     Options(slot_s=0.5, oracle="lp"),
     Options(framework="ddp"),
     Options(framework="horovod"),
-    Options(scenarios=3, jitter=0.1),
+    Options(risk="p95"),
 ]
 
 
@@ -58,7 +58,7 @@ EVERY_KIND = [
 def test_degenerate_profiles(profile: Profile, iteration_s: float, chosen: Options) -> None:
     """No gradients, one, none with bytes, one worker, a free network, no compute."""
     schedule = assert_right(profile, chosen)
-    if chosen.fusion != "none" and not chosen.scenarios:
+    if chosen.fusion != "none":
         assert schedule.predicted.iteration_s == pytest.approx(iteration_s)
 
 
@@ -140,8 +140,7 @@ MISFITS: list[tuple[dict[str, object], Sequence[str]]] = [
     ({"framework": "horovod", "fusion": "paper"}, ["paper", "horovod", "optimal"]),
     ({"framework": "ddp", "max_segment_bytes": 8}, ["max_segment_bytes"]),
     ({"slot_s": 1.0, "max_segment_bytes": 8}, ["max_segment_bytes", "slot_s"]),
-    ({"slot_s": 1.0, "scenarios": 3}, ["scenarios", "slot_s"]),
-    ({"jitter": 0.5}, ["scenarios"]),
+    ({"slot_s": 1.0, "risk": "p95"}, ["risk", "slot_s"]),
     ({"slot_s": 1e-18}, ["slot_s", "use slot_s of"]),
 ]
 
@@ -173,8 +172,6 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(
         {"slot_s": 1e300},
         {"max_group_bytes": 0},
         {"max_segment_bytes": 0},
-        {"scenarios": -1},
-        {"jitter": -0.1},
         {"risk": "worst"},
         {"search_calls": 0},
         {"orcale": "lp"},
@@ -191,20 +188,6 @@ def test_samples_whose_halves_are_cheaper_than_the_whole() -> None:
     jump = SampledAllReduce(samples=((10, 1), (11, 50)))
     assert_right(layered([20, 20, 20], allreduce=jump))
     assert_right(layered([20, 20, 20], allreduce=jump), Options(max_segment_bytes=10))
-
-
-def test_jitter_changes_what_is_compared_and_not_what_is_predicted() -> None:
-    """The mean and the 95th percentile over the sampled windows are reported, the plan's own time stays."""
-    profile = layered([3, 50, 7, 2], allreduce=affine(0.5, 0.25))
-    certain, mean, tail = (
-        assert_right(profile, Options.model_validate({"scenarios": 40, "jitter": jitter, "risk": risk}))
-        for jitter, risk in [(0.0, "mean"), (0.3, "mean"), (0.3, "p95")]
-    )
-    assert optimize(profile).predicted.scenarios_s is None
-    assert certain.predicted.scenarios_s == pytest.approx(certain.predicted.iteration_s)
-    assert mean.predicted.scenarios_s is not None
-    assert tail.predicted.scenarios_s is not None
-    assert tail.predicted.scenarios_s > mean.predicted.scenarios_s
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
