@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import HalfCost
+from pace.documents.load import Load
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.runtime.capture.allreduce_cost import (
@@ -37,7 +38,7 @@ from pace.runtime.capture.allreduce_cost import (
     measure_allreduce,
     torch_network,
 )
-from pace.runtime.capture.contention import Contention, cost_during_compute, measure_contention
+from pace.runtime.capture.contention import Contention, measure_contention
 from pace.runtime.capture.recorder import CaptureReport, Recorder, scaled, warn_if_inexact
 from pace.runtime.capture.window import Granularity
 
@@ -46,7 +47,6 @@ __all__ = [
     "Capture",
     "CaptureReport",
     "Contention",
-    "cost_during_compute",
     "gradient_bytes",
     "horovod_network",
     "measure_allreduce",
@@ -142,6 +142,7 @@ class Capture:
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
         compute_slowdown: float = 1.0,
+        load: Load | None = None,
         iteration_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
@@ -159,6 +160,8 @@ class Capture:
             What its halves cost, where they were measured; see ``torch_network``.
         compute_slowdown
             How much slower compute runs beside all-reduces; see ``measure_contention``.
+        load
+            How much longer all-reduces take while compute runs (``Contention.load``).
         iteration_s
             Seconds in which the slowest rank computes an iteration (``Contention.iteration_s``). All
             durations are scaled to add up to it. Without it, they are those of this rank; if ranks are slow
@@ -187,6 +190,7 @@ class Capture:
             reduce_scatter=reduce_scatter,
             all_gather=all_gather,
             compute_slowdown=compute_slowdown,
+            load=load,
             metadata=metadata,
         )
         warn_if_inexact(profile)

@@ -17,6 +17,9 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 
+# Compute that ends when a call starts does not run beside it: times differ by this share through rounding.
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
@@ -60,7 +63,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class LoadedRun:
     """Windows and busy time of the network, by window; starts and ends of calls in the last one; seconds."""
 
     windows: FloatArray
@@ -103,14 +106,14 @@ class LoadedWindows:
         order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
         return cls(slower=1 + deviation * latest, lateness=latest[order])
 
-    def replay(self, compute: Compute, calls: Calls) -> Replay:
+    def replay(self, compute: Compute, calls: Calls) -> LoadedRun:
         """Return what these calls do in each window. O(windows * (groups + calls))."""
         from pace.solver.kernels import loaded as kernel
 
         segments = np.bincount(calls.groups, minlength=len(calls.ready))
         sent = np.flatnonzero(segments)
         by_tail = sent[np.argsort(-calls.tail[sent], kind="stable")]
-        found = Replay(
+        found = LoadedRun(
             windows=np.empty(len(self.slower)),
             busy=np.empty(len(self.slower)),
             starts=np.empty(len(calls.groups)),

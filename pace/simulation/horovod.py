@@ -87,7 +87,10 @@ class HorovodSender:
                 groups.append(group)
                 release.append(released)
                 start = max(free, released)
-                free = start + float(problem.cost(problem.sizes[list(group)].sum()))
+                size_bytes = problem.sizes[list(group)].sum()
+                free = start + float(problem.cost(size_bytes))
+                if problem.extra is not None and start < problem.backward_s:
+                    free += float(problem.extra(size_bytes))
                 if problem.slowdown != 1:
                     clock.carry(start, free)
             cycle = max(cycle + policy.cycle_s, float(clock.wall_s(free)) if policy.blocking else 0.0)

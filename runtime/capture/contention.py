@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.load import Load
 from pace.runtime.capture.allreduce_cost import Network, median_interval, time_run
-from pace.runtime.capture.cost_sampler import never_falling
 
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
@@ -140,10 +139,13 @@ class Contention:
         Seconds of an iteration without traffic, the median over pairs; None if too few were timed. From
         ``measure_contention``, each is the time of the rank that was slowest in that iteration.
     slowdown_while_carried
-        The `compute_slowdown` for a profile whose costs are what all-reduces take during compute.
+        The `compute_slowdown` for a profile with `load`, or whose costs are what all-reduces take during
+        compute.
     added_s
         By size in bytes, how many seconds longer an all-reduce takes during compute than alone. Only measured
         on devices.
+    load
+        The same as the `load` of a profile; None if it was not measured.
     """
 
     compute_slowdown: float = 1.0
@@ -151,6 +153,11 @@ class Contention:
     iteration_s: float | None = None
     slowdown_while_carried: float = 1.0
     added_s: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def load(self) -> Load | None:
+        """Described above."""
+        return Load(delta=self.added_s) if self.added_s else None
 
 
 def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
@@ -170,20 +177,6 @@ def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
             (size, max(float(np.median(longer)), 0.0)) for size, longer in sorted(by_size.items()) if size
         ),
     )
-
-
-def cost_during_compute(cost: SampledAllReduce, found: Contention) -> SampledAllReduce:
-    """Return what all-reduces take while a device computes, for a profile.
-
-    Sizes between those measured get the time between; larger and smaller ones that of the nearest.
-    """
-    if not found.added_s:
-        return cost
-    sizes, added_s = zip(*found.added_s, strict=True)
-    alone = dict(cost.samples)
-    at = sorted({*alone, *(size for size in sizes if size <= max(alone))})
-    seconds = np.interp(at, list(alone), list(alone.values())) + np.interp(at, sizes, added_s)
-    return SampledAllReduce(samples=tuple(zip(at, never_falling(seconds.tolist()), strict=True)))
 
 
 def _above_noise(factors: list[float]) -> float:
@@ -330,7 +323,7 @@ def measure_contention(
 
     All ranks wait for the one that computes longest, so an iteration's times are those of that rank.
 
-    On CUDA devices, give the result to ``cost_during_compute``.
+    On CUDA devices, give the result's `load` to the profile.
 
     Parameters
     ----------

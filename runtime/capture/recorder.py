@@ -16,6 +16,7 @@ import torch
 
 from pace.documents.collective_costs import AllReduce
 from pace.documents.half_costs import HalfCost
+from pace.documents.load import Load
 from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.runtime.capture.mark_cost import MarkTimes, without_marks
@@ -249,6 +250,7 @@ class Recorder:
         reduce_scatter: HalfCost | None = None,
         all_gather: HalfCost | None = None,
         compute_slowdown: float = 1.0,
+        load: Load | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Profile:
         """Build the profile; see ``Capture.profile``."""
@@ -281,6 +283,7 @@ class Recorder:
             reduce_scatter=reduce_scatter,
             all_gather=all_gather,
             compute_slowdown=compute_slowdown,
+            load=load,
             update=self._watch.rule,
             metadata={
                 "source": "measured",

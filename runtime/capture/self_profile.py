@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile, fingerprint, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import CollectiveName
@@ -21,7 +21,6 @@ from pace.runtime.capture.contention import (
     LEAST_PAIRS,
     Contention,
     ContentionMeasurement,
-    cost_during_compute,
     slowest_contention,
 )
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
@@ -218,12 +217,8 @@ class SelfProfile:
         beside: dict[str, Any] = {"allreduce_slowdown": slowest.allreduce_slowdown}
         factor = slowest_factor([replies[rank]["plain_s"] for rank in able], able.index(of_rank))
         profile = scaled(mine, factor).replace(compute_slowdown=slowest.compute_slowdown)
-        if slowest.added_s and isinstance(cost, SampledAllReduce):
-            beside["allreduce_alone_s"] = [list(each) for each in cost.samples]
-            profile = profile.replace(
-                compute_slowdown=slowest.slowdown_while_carried,
-                allreduce=cost_during_compute(cost, slowest),
-            )
+        if slowest.load is not None:
+            profile = profile.replace(compute_slowdown=slowest.slowdown_while_carried, load=slowest.load)
         return True, profile.replace(metadata={**mine.metadata, **beside})
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:

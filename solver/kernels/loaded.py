@@ -5,9 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.partition import price
-
-# Compute that ends when a call starts does not run beside it.
-ROUNDING = 1e-9
+from pace.solver.loaded import ROUNDING
 
 
 @compiled

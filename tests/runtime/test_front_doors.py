@@ -28,7 +28,6 @@ NAMES = {
         "Capture",
         "CaptureReport",
         "Contention",
-        "cost_during_compute",
         "gradient_bytes",
         "horovod_network",
         "measure_allreduce",

@@ -130,7 +130,6 @@ class Rank:
         from pace.runtime.profiler import (
             Capture,
             Contention,
-            cost_during_compute,
             gradient_bytes,
             measure_allreduce,
             measure_contention,
@@ -164,10 +163,12 @@ class Rank:
             from pace.simulation.run import run_policy
 
             profile = capture.profile(
-                "ResNet-50", workers=2, allreduce=cost_during_compute(measured.document, beside)
+                "ResNet-50",
+                workers=2,
+                allreduce=measured.document,
+                compute_slowdown=beside.slowdown_while_carried if beside.load else 1.0,
+                load=beside.load,
             )
-            if beside.added_s:
-                profile = profile.replace(compute_slowdown=beside.slowdown_while_carried)
             self._fact(
                 "calls take longer during compute by ms",
                 [[size, seconds * 1e3] for size, seconds in beside.added_s],

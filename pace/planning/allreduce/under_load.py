@@ -18,7 +18,7 @@ from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.arrays import FloatArray
 from pace.solver.cost import CostCurve
-from pace.solver.loaded import Calls, Compute, LoadedWindows, Replay
+from pace.solver.loaded import Calls, Compute, LoadedRun, LoadedWindows
 from pace.solver.sending import Buffers, Sending, send_in_order
 from pace.solver.whole_groups import MOST_GRADIENTS
 
@@ -157,7 +157,7 @@ class UnderLoad:
         calls = self._calls(plan.partition, plan.buffers, plan.sending, self.extra)
         return self._window_s(random.replay(self._compute, calls))
 
-    def _window_s(self, found: Replay) -> float:
+    def _window_s(self, found: LoadedRun) -> float:
         windows = found.windows + (self.problem.slowdown - 1) * found.busy
         return float(windows.mean() if self.risk == "mean" else np.percentile(windows, 95))
 

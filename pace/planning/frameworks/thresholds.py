@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pace.documents.profile import ELEMENT_BYTES, Profile
+from pace.solver.loaded import ROUNDING
 
 # Most sizes to try. From a longer list sizes are taken at even distances, with the smallest and the largest.
 MOST_SIZES = 4000
@@ -155,10 +156,14 @@ def _window(profile: Profile, buckets: Buckets) -> tuple[float, Buckets]:
     size_bytes = [sum(profile.gradients[number].size_bytes for number in members) for members in buckets]
     order = np.argsort(ready, kind="stable")
     now = carried = 0.0
+    extra = profile.clocked_extra
     for at in order:
         if size_bytes[at]:
+            now = max(now, float(ready[at]))
             lasting = float(profile.clocked_cost(size_bytes[at]))
-            now = max(now, float(ready[at])) + lasting
+            if extra is not None and now < timing.backward_s * (1 - ROUNDING):
+                lasting += float(extra(size_bytes[at]))
+            now += lasting
             carried += lasting
     window_s = max(float(timing.compute_s), now + float(timing.tail_s.max(initial=0.0)))
     return window_s + (profile.compute_slowdown - 1) * carried, [buckets[at] for at in order]

@@ -5,7 +5,7 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import drop_first, push
-from pace.solver.kernels.loaded import ROUNDING
+from pace.solver.loaded import ROUNDING
 
 
 @compiled

@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pace.documents.collective_costs import SampledAllReduce
 from pace.runtime.capture.contention import (
     PAIRS_PER_SIZE,
     BesideTraffic,
     ContentionMeasurement,
     LoadedIteration,
     contention_of,
-    cost_during_compute,
 )
 from pace.runtime.capture.recorder import num_steps, slowest_factor
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
@@ -81,23 +79,16 @@ def test_compute_that_stands_still_gives_the_largest_factor() -> None:
     assert slowdown_of([pair(10.0, 30.0, 4.0)] * 5) == pytest.approx(10.0)
 
 
-def test_on_a_device_calls_cost_what_they_take_during_compute() -> None:
-    """A small one 1.2 ms more, a large one 2; sizes between them the time between."""
+def test_on_a_device_a_profile_gets_the_extra_time_of_calls() -> None:
+    """A small one 1.2 ms more, a large one 2; smaller and larger ones as much."""
     found = contention_of(
         [on_device(1 << 18, 0.3e-3, 1.5e-3), on_device(1 << 22, 3.5e-3, 5.5e-3)] * PAIRS_PER_SIZE
     )
     assert dict(found.added_s) == {1 << 18: pytest.approx(1.2e-3), 1 << 22: pytest.approx(2e-3)}
-    alone = SampledAllReduce(
-        samples=((1 << 10, 0.1e-3), (1 << 18, 0.3e-3), (1 << 22, 3.5e-3), (1 << 24, 14e-3))
-    )
-    loaded = dict(cost_during_compute(alone, found).samples)
-    assert loaded == {
-        1 << 10: pytest.approx(1.3e-3),
-        1 << 18: pytest.approx(1.5e-3),
-        1 << 22: pytest.approx(5.5e-3),
-        1 << 24: pytest.approx(16e-3),
-    }
-    assert cost_during_compute(alone, Contention()) is alone
+    assert found.load is not None
+    assert found.load.extra is not None
+    assert found.load.extra([1 << 10, 1 << 22, 1 << 24]).tolist() == pytest.approx([1.2e-3, 2e-3, 2e-3])
+    assert Contention().load is None
 
 
 class DeviceNetwork:

@@ -7,28 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.studies.under_load import LateRanks, on_network, with_slower_calls
 from pace import Options, Profile, check, load_profile, optimize
-from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.load import Load
 from pace.documents.profile import parse_profile
 from pace.errors import InvalidProfile
-from pace.models import build
 from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem
 from pace.simulation import run_policy
 from pace.simulation.registry import make_policy
 from pace.simulation.scheduled import Following
-from tests.pace.planning.allreduce.late_ranks import LateRanks
 from tests.strategies import affine, layered, profiles, properties
-
-MODELS = {"vgg16": 32, "resnet50": 32, "transformer": 2048, "bert-large": 1024}
-
-
-def on_network(name: str, *, workers: int, latency_s: float, gbit_per_s: float) -> Profile:
-    """Return a bundled model on a ring, at 30 TFLOP/s."""
-    per_byte = 2 * (workers - 1) / workers / (gbit_per_s * 1e9 / 8)
-    cost = AffineAllReduce(latency_s=latency_s, seconds_per_byte=per_byte)
-    return build(name, device_tflops=30, batch=MODELS[name], workers=workers, allreduce=cost)
 
 
 @st.composite
@@ -110,7 +99,7 @@ def test_plans_hold_under_load(model: str, kind: str) -> None:
         sizes = np.array([problem.sizes[list(group)].sum() for group in buckets])
         ddp_s = judge.mean_s(buckets, range(len(buckets)), profile.cost(sizes), barrier=True)
         planned_s = judge.of_schedule(optimize(profile), profile)
-        slow = profile.replace(allreduce=affine(latency_s + 1.25e-3, profile.allreduce.seconds_per_byte))
+        slow = with_slower_calls(profile, 1.25e-3)
         assert planned_s <= ddp_s * 1.0001
         assert planned_s <= judge.of_schedule(optimize(slow), profile) * 1.03
 
