@@ -1,4 +1,4 @@
-# The service alone, with charts, Dask's client, S3 and OpenTelemetry: no torch, no Horovod.
+# The service with its pack fabric, charts, Dask's client, S3 and OpenTelemetry: no torch, no Horovod.
 #
 #   docker build -t pace . && docker run --read-only --tmpfs /tmp -p 8080:8080 -v pace-data:/data pace
 #
@@ -14,9 +14,10 @@ COPY pace/ pace/
 COPY solver/ solver/
 COPY api/ api/
 COPY runtime/ runtime/
+COPY packs/fabric/ packs/fabric/
 # pip works from outside the environment, so that the image's second stage goes without it.
 RUN python -m venv --without-pip /opt/pace \
-    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]'
+    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]' ./packs/fabric
 
 FROM python:3.13-slim
 # Numbers and not names in USER, so that an orchestrator can verify that it is not root.

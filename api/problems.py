@@ -11,17 +11,7 @@ from starlette.exceptions import HTTPException
 from pace.api import errors
 from pace.client.documents import Problem
 from pace.documents.base import explain
-from pace.errors import (
-    InvalidFabric,
-    InvalidGraph,
-    InvalidJobProgram,
-    InvalidOptions,
-    InvalidProfile,
-    InvalidSchedule,
-    InvalidSteps,
-    InvalidSync,
-    SolverFailed,
-)
+from pace.errors import InvalidDocument, InvalidOptions, SolverFailed
 
 _SQLITE_FULL = 13
 _POSTGRESQL_DISK_FULL = "53100"
@@ -58,16 +48,7 @@ _HTTP = _Kind("http", 0, "Another error of HTTP, with its own status, such as 40
 
 # An error is answered by the first of its classes that is here; its message is the detail.
 _KINDS: dict[type[Exception], _Kind] = {
-    InvalidProfile: _Kind("invalid-profile", 422, "The profile is not valid"),
-    InvalidGraph: _Kind("invalid-graph", 422, "The graph is not valid"),
-    InvalidSteps: _Kind("invalid-steps", 422, "The steps document is not valid"),
-    InvalidFabric: _Kind("invalid-fabric", 422, "The network, the batch or the scenario is not valid"),
-    InvalidJobProgram: _Kind("invalid-job-program", 422, "The job program is not valid"),
     InvalidOptions: _Kind("invalid-options", 422, "The options are not valid"),
-    InvalidSync: _Kind(
-        "invalid-sync", 422, "The weight-sync, resharding, delta-sync or outer-sync document is not valid"
-    ),
-    InvalidSchedule: _Kind("invalid-schedule", 422, "The schedule is not valid"),
     SolverFailed: _Kind("solver-failed", 500, "A defect of the solver: see the log"),
     errors.InvalidRequest: _INVALID_REQUEST,
     errors.AmbiguousLength: _Kind(
@@ -124,6 +105,10 @@ _KINDS: dict[type[Exception], _Kind] = {
 }
 
 
+def _document_kind(kind: type[InvalidDocument]) -> _Kind:
+    return _Kind(kind.problem, 422, f"The {kind.kind} is not valid")
+
+
 def problem_of(error: BaseException) -> Problem:
     """Return the problem document of an error.
 
@@ -146,6 +131,8 @@ def problem_of(error: BaseException) -> Problem:
             return _INVALID_REQUEST.problem(explain(error))
         case HTTPException():
             return _HTTP._replace(status=error.status_code).problem(str(error.detail))
+    if isinstance(error, InvalidDocument):
+        return _document_kind(type(error)).problem(str(error))
     for kind in type(error).__mro__:
         if kind in _KINDS:
             return _KINDS[kind].problem(str(error))
@@ -154,7 +141,8 @@ def problem_of(error: BaseException) -> Problem:
 
 def kinds_of_problems() -> Iterator[tuple[str, int | None, str]]:
     """Yield the name, status and meaning of each kind of problem, by status; "http" has many statuses."""
-    kinds = {*_KINDS.values(), _INTERNAL_ERROR}
+    documents = map(_document_kind, InvalidDocument.by_problem.values())
+    kinds = {*_KINDS.values(), *documents, _INTERNAL_ERROR}
     for kind in sorted(kinds, key=lambda kind: (kind.status, kind.name)):
         yield kind.name, kind.status, kind.meaning
     yield _HTTP.name, None, _HTTP.meaning

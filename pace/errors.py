@@ -3,15 +3,15 @@
 ::
 
     PaceError
-    ├── InvalidProfile        a profile that is not valid
-    ├── InvalidGraph          a graph of ops and collectives that is not valid
-    ├── InvalidSteps          a steps document of training with parameter servers that is not valid
-    ├── InvalidCluster        a cluster document of parameter servers that is not valid
+    ├── InvalidDocument       a document that is not valid; packs add kinds of their own
+    │   ├── InvalidProfile    a profile
+    │   ├── InvalidGraph      a graph of ops and collectives
+    │   ├── InvalidSteps      a steps document of training with parameter servers
+    │   ├── InvalidCluster    a cluster document of parameter servers
+    │   ├── InvalidSchedule   a schedule, which may also not fit its profile
+    │   ├── InvalidJobProgram a job program
+    │   └── InvalidSync       a document or plan of weight sync or streaming DiLoCo
     ├── FormatError           a file of another tool that cannot be read
-    ├── InvalidSchedule       a schedule that is not valid, or does not fit its profile
-    ├── InvalidFabric         a network, batch, transfer plan or scenario that is not valid
-    ├── InvalidJobProgram     a job program that is not valid
-    ├── InvalidSync           a document or plan of weight sync or streaming DiLoCo that is not valid
     ├── InvalidOptions        options that do not exist, are out of range, or contradict one another
     ├── ScheduleMismatch      a schedule made for another model or number of workers
     ├── SolverFailed          the solver of a linear program found no solution
@@ -22,25 +22,58 @@
     └── InvalidUse            a call that is not possible in the present state
 """
 
+import re
+from typing import ClassVar
+
 
 class PaceError(Exception):
     """Root of all errors that PACE raises on purpose."""
 
 
-class InvalidProfile(PaceError, ValueError):
+class InvalidDocument(PaceError, ValueError):
+    """A document that breaks its own rules; the message says where.
+
+    Attributes
+    ----------
+    kind
+        What is not valid, in words.
+    problem
+        Name of the service's problem for it: ``invalid-profile`` for InvalidProfile.
+    by_problem
+        Every kind that is imported, by the name of its problem.
+    """
+
+    kind: ClassVar[str]
+    problem: ClassVar[str]
+    by_problem: ClassVar[dict[str, type["InvalidDocument"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.problem = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+        InvalidDocument.by_problem[cls.problem] = cls
+
+
+class InvalidProfile(InvalidDocument):
     """A profile that is not valid; the message names the op or gradient."""
 
+    kind = "profile"
 
-class InvalidGraph(PaceError, ValueError):
+
+class InvalidGraph(InvalidDocument):
     """A graph of ops and collectives that breaks its own rules; the message names the node."""
 
+    kind = "graph"
 
-class InvalidSteps(PaceError, ValueError):
+
+class InvalidSteps(InvalidDocument):
     """A steps document that breaks its own rules; the message names the op or the step."""
 
+    kind = "steps document"
 
-class InvalidCluster(PaceError, ValueError):
+
+class InvalidCluster(InvalidDocument):
     """A cluster document that is not valid; the message names the field."""
+
+    kind = "cluster document"
 
 
 class FormatError(PaceError, ValueError):
@@ -53,20 +86,22 @@ class FormatError(PaceError, ValueError):
         super().__init__(f"{path}: {reason}" if position is None else f"{path}, {position}: {reason}")
 
 
-class InvalidSchedule(PaceError, ValueError):
+class InvalidSchedule(InvalidDocument):
     """A schedule document that breaks its own rules or does not fit its profile."""
 
-
-class InvalidFabric(PaceError, ValueError):
-    """A network, batch of updates, transfer plan or scenario that is not valid; the message says where."""
+    kind = "schedule"
 
 
-class InvalidJobProgram(PaceError, ValueError):
+class InvalidJobProgram(InvalidDocument):
     """A job program that breaks its own rules; the message names the rank, the group or the operation."""
 
+    kind = "job program"
 
-class InvalidSync(PaceError, ValueError):
+
+class InvalidSync(InvalidDocument):
     """A document or plan of weight sync or streaming DiLoCo that is not valid; the message says why."""
+
+    kind = "weight-sync, resharding, delta-sync or outer-sync document"
 
 
 class InvalidOptions(PaceError, ValueError):

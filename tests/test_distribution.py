@@ -23,6 +23,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 
+PACKS = sorted(path.parent for path in ROOT.glob("packs/*/pyproject.toml"))
+
 # Top-level folders and what they are called once installed.
 PACKAGES = {"pace": "pace", "solver": "pace/solver", "api": "pace/api", "runtime": "pace/runtime"}
 
@@ -201,6 +203,22 @@ def test_installed_command_runs(installed: Path, tmp_path: Path) -> None:
     assert "optimize" in run(installed / "bin" / "pace", "--help", cwd=tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
+def test_the_wheel_of_a_pack_holds_every_file_of_its_package(pack: Path, tmp_path: Path) -> None:
+    """Its modules, data and license; its tests, benchmarks and pages stay behind."""
+    source = tmp_path / "packs" / pack.name
+    shutil.copy(ROOT / "LICENSE", tmp_path)
+    shutil.copytree(pack, source, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    [wheel] = build(source, "--wheel").glob("*.whl")
+    package = source / f"pace_{pack.name}"
+    found = {path.relative_to(source).as_posix() for path in package.rglob("*") if path.is_file()}
+    assert files_in_wheel(wheel) == found
+    with zipfile.ZipFile(wheel) as archive:
+        assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
+
+
 def test_core_and_solver_import_nothing_that_belongs_to_an_extra(tmp_path: Path) -> None:
     """The core, its command line included, and the solver load no torch, web framework or Horovod."""
     skip = ["pace.api", "pace.client.", "pace.runtime"]
@@ -214,11 +232,15 @@ def test_constraints_pin_every_requirement_within_its_range() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     versions = {canonicalize_name(name): version for name, version in pins.items()}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in map(
-        Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())
-    ):
-        if requirement.name == "horovod":  # scripts/install builds it
+    files = [ROOT / "pyproject.toml", *(pack / "pyproject.toml" for pack in PACKS)]
+    projects = [tomllib.loads(file.read_text())["project"] for file in files]
+    listed = (
+        [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
+        for project in projects
+    )
+    for requirement in map(Requirement, chain(*listed)):
+        # scripts/install builds Horovod; the others are in this repository.
+        if requirement.name == "horovod" or requirement.name.startswith("pace-"):
             continue
         pin = versions.get(canonicalize_name(requirement.name))
         assert pin is not None, f"constraints.txt does not pin {requirement.name}"

@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conftest import LONGEST
+from conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("pace", "solver", "api", "runtime")
+PACKS = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("packs/*/pace_*")]
+PRODUCT = ("pace", "solver", "api", "runtime", *PACKS)
 MOST_MODULES = 16
 # A format is a file or three of its own.
 LARGE_ROOMS = {"pace/formats"}
@@ -60,4 +61,4 @@ def test_no_type_has_the_name_of_another() -> None:
 def test_the_suite_begins_with_files_that_are_there() -> None:
     """Each of the longest files once, by the name that it has now."""
     assert len(set(LONGEST)) == len(LONGEST)
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []

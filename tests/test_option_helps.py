@@ -15,9 +15,12 @@ def options() -> list[tuple[str, str | None, bool]]:
 
 
 def _read_options() -> Iterator[tuple[str, str | None, bool]]:
-    for path in (
-        path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))
-    ):
+    folders = [
+        folder
+        for name in ("benchmarks", "examples")
+        for folder in (ROOT / name, *ROOT.glob(f"packs/*/{name}"))
+    ]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(

@@ -38,7 +38,7 @@ def test_that_is_tried_once(race):
 def test_another_try_sets_up_the_fixtures_that_raced(tmp_path: Path) -> None:
     """A shared fixture is set up again for a test that failed, and only where the test asks for it."""
     (tmp_path / "test_racing.py").write_text(RACING)
-    plugins = ("tests.conftest", "pytest_rerunfailures", "pytest_timeout")  # others would take seconds
+    plugins = ("conftest", "pytest_rerunfailures", "pytest_timeout")  # others would take seconds
     command = [sys.executable, "-m", "pytest", "-q", *(f"-p{name}" for name in plugins)]
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

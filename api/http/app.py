@@ -18,7 +18,8 @@ from pace.api.fairness.loop_shares import LoopShares
 from pace.api.http.fast_path import Application, ReadsFromMemory, answer_frequent
 from pace.api.http.hosts import HostCheck
 from pace.api.http.middleware import Envelope, error_response
-from pace.api.http.openapi import DESCRIPTION, TAGS, describe
+from pace.api.http.openapi import DESCRIPTION, describe, tags
+from pace.api.http.pack_parts import http_parts
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes import (
     health,
@@ -30,7 +31,6 @@ from pace.api.http.routes import (
     reports,
     schedules,
     simulations,
-    transfer_plans,
     usage,
 )
 from pace.api.http.routes import tasks as task_routes
@@ -76,7 +76,7 @@ def create_app(settings: Settings) -> Application:
         title="PACE",
         summary="Schedules the gradient communication of distributed training",
         description=DESCRIPTION,
-        openapi_tags=TAGS,
+        openapi_tags=tags(),
         generate_unique_id_function=lambda route: route.name,
         version=__version__,
         lifespan=lifespan,
@@ -92,13 +92,15 @@ def create_app(settings: Settings) -> Application:
         questions,
         task_routes,
         simulations,
-        transfer_plans,
         jobs,
         reports,
         keys,
         usage,
     ):
         app.include_router(routes.router)
+    for part in http_parts():
+        for router in part.routers:
+            app.include_router(router)
     for kind in (PaceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     allowed: dict[str, Any] = {"allowed": settings.allowed_host_names, "loopback": not settings.needs_keys}

@@ -3,6 +3,7 @@
 import functools
 import json
 import threading
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,16 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
+from pace.api.http.pack_parts import http_parts
 from pace.api.questions.registry import KINDS
-from pace.client.documents import Problem, ReportRequest, SimulationRequest
-from pace.client.fabric_documents import TransferPlanRequest
-from pace.client.graph_documents import GraphWindowRequest
-from pace.client.key_documents import KeyRequest
-from pace.client.page_documents import WindowRequest
-from pace.documents.profile import Profile
+from pace.client.documents import Problem
 
 PATH = "/openapi.json"
 DESCRIPTION = """Send a profile of one training iteration, and get a near-optimal communication schedule back.
 
 A POST that takes long answers 202 with a task; its `Location` says where to ask for it. Errors are problem
 documents (RFC 9457) of type `application/problem+json`. Equal requests get equal answers."""
-TAGS: list[dict[str, str]] = [
+_TAGS: list[dict[str, str]] = [
     {"name": "Schedules", "description": "Compute, find and draw communication schedules."},
     {"name": "Profiles", "description": "Store profiles, and convert files of other tools to profiles."},
     {
@@ -44,25 +41,11 @@ TAGS: list[dict[str, str]] = [
         "name": "Simulations",
         "description": "Simulate one iteration under several policies; nothing is stored.",
     },
-    {"name": "Transfer plans", "description": "Plan transfers of updates over unequal links."},
-    {"name": "Fabric runs", "description": "Simulate asynchronous training over unequal links."},
     {"name": "Tasks", "description": "Follow and cancel work that takes long."},
     {"name": "Jobs and reports", "description": "List training jobs and the iteration times they measured."},
     {"name": "Keys and usage", "description": "Manage API keys (scope `admin`), and see limits and usage."},
     {"name": "Operation", "description": "Watch the service; no API key is needed."},
 ]
-# The tag of each kind of question, by its name.
-KIND_TAGS = {
-    "schedule": "Schedules",
-    "what-if": "What-ifs",
-    "headroom": "Headroom",
-    "prediction": "Predictions",
-    "fabric-run": "Fabric runs",
-    "order": "Order checks",
-    "graph": "Graphs",
-    "graph-grid": "Graphs",
-    "sync": "Sync plans",
-}
 # Success answers of a real service, by operation, status and media type; `tests/api/test_openapi.py` writes
 # it.
 EXAMPLES = Path(__file__).with_name("examples.json")
@@ -130,6 +113,16 @@ _WITHOUT_LOCATION = {"create_report", "create_key"}
 _NEGOTIATED = {f"get_{kind.name.replace('-', '_')}" for kind in KINDS.values() if kind.csv is not None}
 
 
+def tags() -> list[dict[str, str]]:
+    """Return the tags of all operations, those of packs last."""
+    of_packs = {name: said for part in http_parts() for name, said in part.tags.items()}
+    return [*_TAGS, *({"name": name, "description": said} for name, said in of_packs.items())]
+
+
+# Bodies that routes read themselves, by the name of their schema: FastAPI does not know them.
+_bodies: dict[str, type[BaseModel]] = {}
+
+
 def json_body(
     model: type[BaseModel],
     example: Mapping[str, Any],
@@ -142,6 +135,7 @@ def json_body(
     others
         Further examples, by what they are. OpenAPI has one example, or several with names.
     """
+    _bodies[model.__name__] = model
     content: dict[str, Any] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
     if others:
         content["examples"] = {name: {"value": body} for name, body in {"default": example, **others}.items()}
@@ -174,7 +168,9 @@ def describe(app: FastAPI) -> None:
                 try:
                     made = generate()
                     _add_schemas(made)
-                    _add_headers_and_examples(made, json.loads(EXAMPLES.read_text(encoding="utf-8")))
+                    files = (EXAMPLES, *(part.examples for part in http_parts()))
+                    examples = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+                    _add_headers_and_examples(made, ChainMap(*examples))
                 except BaseException:
                     app.openapi_schema = None  # not the half that was made
                     raise
@@ -197,15 +193,8 @@ def describe(app: FastAPI) -> None:
 def _add_schemas(document: dict[str, Any]) -> None:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     models: tuple[type[BaseModel], ...] = (
-        *(kind.request for kind in KINDS.values()),
+        *_bodies.values(),
         *(kind.resource for kind in KINDS.values()),
-        KeyRequest,
-        ReportRequest,
-        SimulationRequest,
-        TransferPlanRequest,
-        WindowRequest,
-        GraphWindowRequest,
-        Profile,
         Problem,
     )
     for model in models:
@@ -215,7 +204,7 @@ def _add_schemas(document: dict[str, Any]) -> None:
         schemas.setdefault(model.__name__, schema)
 
 
-def _add_headers_and_examples(document: dict[str, Any], examples: dict[str, Any]) -> None:
+def _add_headers_and_examples(document: dict[str, Any], examples: Mapping[str, Any]) -> None:
     document["components"]["headers"] = _HEADERS
     for path in document["paths"].values():
         for method, operation in path.items():

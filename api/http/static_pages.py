@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from pace.api.http import openapi
+from pace.api.http.pack_parts import http_parts
 
 PAGE, DOCS = "/", "/docs"
 _FILES = Path(__file__).parents[1] / "web"
@@ -38,6 +40,20 @@ def add_page(app: FastAPI) -> str:
     async def page() -> FileResponse:
         return FileResponse(_FILES / "index.html", headers=_FRESH)
 
+    packs = [
+        {"view": view, "title": title, "module": f"./packs/{part.name}/{view}.js"}
+        for part in http_parts()
+        for view, title in part.views.items()
+    ]
+
+    @app.get(f"{_ASSETS}/packs.js", include_in_schema=False)
+    async def views_of_packs() -> Response:
+        return Response(
+            f"export const PACKS = {json.dumps(packs)};\n", headers=_FRESH, media_type="text/javascript"
+        )
+
+    for part in http_parts():
+        app.mount(f"{_ASSETS}/packs/{part.name}", _FreshFiles(directory=part.web))
     app.mount(_ASSETS, _FreshFiles(directory=_FILES))
     return _POLICY
 

@@ -81,6 +81,7 @@ KIND = Kind(
     name="graph",
     noun="graph schedule",
     path="/v1/graph-schedules",
+    tag="Graphs",
     title="Schedule a graph",
     description="Compute the schedule of a graph of sharded training within a memory budget. An equal "
     "request gets the stored schedule.",

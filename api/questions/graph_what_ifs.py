@@ -43,6 +43,7 @@ KIND = Kind(
     name="graph-grid",
     noun="graph what-if",
     path="/v1/graph-what-if",
+    tag="Graphs",
     title="Simulate a grid of what-ifs of a graph",
     description="Simulate a graph of sharded training with other ranks, bandwidths and memory budgets under "
     "every policy. An equal request gets the stored answer.",

@@ -50,6 +50,7 @@ KIND = Kind(
     name="headroom",
     noun="headroom report",
     path="/v1/headroom",
+    tag="Headroom",
     title="Estimate a job's headroom",
     description="Estimate what a job gains with better buckets, with PACE and with the best possible "
     "schedule, and where its time goes.",

@@ -119,6 +119,8 @@ class Kind:
         Its name in messages and the documentation.
     path
         Path of its routes.
+    tag
+        The tag of its routes in the documentation.
     title, description, example, further_examples
         What the documentation says of POST, a body, and bodies of other kinds by name.
     request, resource, summary
@@ -153,6 +155,7 @@ class Kind:
     name: str
     noun: str
     path: str
+    tag: str
     title: str
     description: str
     example: Mapping[str, Any]

@@ -46,6 +46,7 @@ KIND = Kind(
     name="order",
     noun="order check",
     path="/v1/order-checks",
+    tag="Order checks",
     title="Check a job's order of collectives",
     description="Prove that a job's collectives cannot hang, or show which ranks wait for one another, and "
     "in which collectives.",

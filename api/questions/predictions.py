@@ -61,6 +61,7 @@ KIND = Kind(
     name="prediction",
     noun="prediction",
     path="/v1/predictions",
+    tag="Predictions",
     title="Predict throughput",
     description="Predict throughput for every requested number of workers, servers and bandwidth. "
     "An equal request gets the stored answer.",

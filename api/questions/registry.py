@@ -2,11 +2,13 @@
 
 import importlib
 import pkgutil
+from itertools import chain
 from pathlib import Path
 
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import read_document
 from pace.gc_pause import paused_gc
+from pace.packs import parts
 
 
 def _found() -> dict[str, Kind]:
@@ -16,6 +18,7 @@ def _found() -> dict[str, Kind]:
         if f"{__package__}.{each.name}" != __name__
     )
     kinds: list[Kind] = [module.KIND for module in modules if hasattr(module, "KIND")]
+    kinds += chain.from_iterable(parts("questions"))
     return {kind.name: kind for kind in sorted(kinds, key=lambda kind: (kind.long, kind.name))}
 
 

@@ -31,6 +31,7 @@ KIND = Kind(
     name=SCHEDULE,
     noun="schedule",
     path="/v1/schedules",
+    tag="Schedules",
     title="Schedule a profile",
     description="Compute the schedule of a profile. An equal request gets the stored schedule.",
     example={"profile": example_profile(), "options": {"fusion": "paper"}, "job": "two-layers"},

@@ -171,6 +171,7 @@ KIND = Kind(
     name="sync",
     noun="sync plan",
     path="/v1/sync-plans",
+    tag="Sync plans",
     title="Plan weight synchronization or streaming DiLoCo",
     description="For a weight-sync document, choose buckets and their order for the shortest pause of "
     "rollout engines. For a resharding document, choose who sends which shards to whom. For a delta-sync "

@@ -68,6 +68,7 @@ KIND = Kind(
     name="what-if",
     noun="what-if",
     path="/v1/what-if",
+    tag="What-ifs",
     title="Simulate a grid of what-ifs",
     description="Simulate every point of a grid under every policy. An equal request gets the stored answer.",
     example={

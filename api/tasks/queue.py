@@ -19,6 +19,7 @@ from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import Tenants
 from pace.api.problems import problem_of
 from pace.api.questions.kind import Question
+from pace.api.questions.registry import KINDS
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.pages import read_page
@@ -225,10 +226,13 @@ class TaskQueue:
         return None if found is None else ClaimedTask(**row._mapping, **asdict(found))
 
     def waiting_kinds(self, running: Collection[str] = ()) -> set[str]:
-        """Return the kinds of which a task is queued, or has lost its process; `running` as in `claim`."""
+        """Return the kinds of which a task is queued, or has lost its process; `running` as in `claim`.
+
+        Tasks of packs that are not installed here are left to other services.
+        """
         with self.database.read() as connection:
             queued = set(connection.scalars(_QUEUED_KINDS))
-            return queued | _expired_kinds(connection, datetime.now(UTC), running)
+            return (queued | _expired_kinds(connection, datetime.now(UTC), running)) & KINDS.keys()
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of the tasks that run here; return which of them were cancelled.
@@ -352,7 +356,7 @@ class TaskQueue:
         self, tenant: str, state: str | None, kind: str | None, limit: int, cursor: str | None
     ) -> tuple[list[TaskStatus], str | None]:
         """Return a page of a tenant's tasks, newest first, and the cursor of the next."""
-        question = select(*_STATUS).where(TaskRecord.tenant == tenant)
+        question = select(*_STATUS).where(TaskRecord.tenant == tenant, _IS_KNOWN)
         if state is not None:
             question = question.where(TaskRecord.state == state)
         if kind is not None:
@@ -377,8 +381,10 @@ _STATUS = (
     TaskRecord.finished_at,
 )
 # Statements are built once, because building one takes longer than executing it.
+# A pack may have been removed since.
+_IS_KNOWN = TaskRecord.kind.in_(tuple(KINDS))
 _STATUS_BY_ID = select(*_STATUS).where(
-    TaskRecord.tenant == bindparam("tenant"), TaskRecord.id == bindparam("id")
+    TaskRecord.tenant == bindparam("tenant"), TaskRecord.id == bindparam("id"), _IS_KNOWN
 )
 _OF_KIND = TaskRecord.kind == bindparam("kind")
 _QUEUED_OF_KIND = (

@@ -1,7 +1,8 @@
 // What is shown, as the part of the address behind "#": a link reproduces the view.
 import { useEffect, useState } from "./elements.js";
+import { PACKS } from "./packs.js";
 
-export const TABS = ["start", "result", "compare", "what-if", "order", "weights", "servers", "fabric", "jobs", "keys"];
+export const TABS = ["start", "result", "compare", "what-if", "order", "weights", "servers", ...PACKS.map(({ view }) => view), "jobs", "keys"];
 
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");

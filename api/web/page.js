@@ -2,10 +2,10 @@
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./elements.js";
 import { TABS, linkTo, useAddress } from "./address.js";
 import { Compare } from "./compare.js";
-import { Fabric } from "./fabric.js";
 import { Jobs } from "./jobs.js";
 import { Keys } from "./keys.js";
 import { Order } from "./order.js";
+import { PACKS } from "./packs.js";
 import { Field, ProblemNote } from "./parts.js";
 import { Result } from "./result.js";
 import { Servers } from "./servers.js";
@@ -14,8 +14,13 @@ import { Start } from "./start.js";
 import { Weights } from "./weights.js";
 import { WhatIf } from "./what-if.js";
 
-const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, order: Order, weights: Weights, servers: Servers, fabric: Fabric, jobs: Jobs, keys: Keys };
-const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", order: "Order", weights: "Weights", servers: "Servers", fabric: "Fabric", jobs: "Jobs", keys: "Keys" };
+const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, order: Order, weights: Weights, servers: Servers, jobs: Jobs, keys: Keys };
+const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", order: "Order", weights: "Weights", servers: "Servers", jobs: "Jobs", keys: "Keys" };
+// Views of packs: the service makes packs.js.
+await Promise.all(PACKS.map(async ({ view, title, module }) => {
+  VIEWS[view] = (await import(module)).default;
+  NAMES[view] = title;
+}));
 
 function Page() {
   const { tab, values } = useAddress();

@@ -14,34 +14,12 @@ from typing import TYPE_CHECKING, Any
 from pace.client.documents import SimulationRequest, example_profile
 from pace.documents.profile import Profile
 from pace.documents.profile_json import compact_profile
+from pace.packs import parts
 
 if TYPE_CHECKING:
     from pace.api.questions.kind import Kind
 
-_LINK = {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6}
-# Of fewer, a bound would be computed with a library that most services do not need.
-_NUM_UPDATES = 50
-_PLAN: dict[str, Any] = {
-    "network": {
-        "hosts": [{"name": name, **_LINK} for name in ("a", "b", "c", "server", "replica")],
-        "server": "server",
-        "replica": "replica",
-        "aggregators": ["a"],
-    },
-    "batch": {
-        "version": 1,
-        "delay_bound": 2 * _NUM_UPDATES,
-        "momentum": 0.9,
-        "history_norm": 1.0,
-        "divergence": {"kind": "norm", "max": 20},
-        "updates": [
-            {"id": f"u{number}", "host": "abc"[number % 3], "size_bytes": 1000, "version": 0, "norm": 1.0}
-            for number in range(_NUM_UPDATES)
-        ],
-    },
-}
 _MOST_ALONE_S = 60.0
-_PLAN_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"rule": "paper"}, {"order": "search"})
 _POLICIES = ("fifo", "tao", "p3")
 
 
@@ -138,11 +116,8 @@ def _simulate(policy: str) -> None:
     simulation(document, SimulationRequest(profile_id=profile.sha256, policies=(policy,)))
 
 
-def _transfer_plans() -> list[Callable[[], object]]:
-    from pace.api.workers.transfer_plans import plan_of
-
-    bodies = (json.dumps(_PLAN | {"options": options}).encode() for options in _PLAN_OPTIONS)
-    return [partial(plan_of, body, False, len(body)) for body in bodies]
+def _of_packs() -> list[Callable[[], object]]:
+    return [load for kernels in parts("kernels") for load in kernels()]
 
 
 def _samples() -> list[Callable[[], object]]:
@@ -158,7 +133,7 @@ def _answer(kind: "Kind", asked: Mapping[str, Any], options: str) -> None:
 # What is not loaded yet, the next one last; a fork has what its parent has loaded.
 _left: list[Callable[[], object]] = [
     _samples,
-    _transfer_plans,
+    _of_packs,
     _simulations,
     _every_schedule,
     _schedules,

@@ -4,6 +4,7 @@ With ``--json``, stdout holds exactly one JSON document, and messages go to stde
 an input is invalid, 2 wrong usage, 3 the service or the environment failed.
 """
 
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -22,8 +23,10 @@ from pace.cli.simulate import simulate
 from pace.cli.sync.app import app as sync_app
 from pace.cli.sync.outer import app as diloco_app
 from pace.cli.what_if import what_if
-from pace.fabric.commands.app import app as fabric_app
+from pace.errors import PaceError
+from pace.packs import EXTRAS, packs
 from pace.terminal.command_line import CommandGroup, CommandLine
+from pace.terminal.reporting import reported
 from pace.version import __version__
 
 HELP = (
@@ -49,6 +52,15 @@ def _plain(message: str) -> str:
 
 class Commands(CommandGroup):
     """All commands. Errors in options are in plain words."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name; say how to install the pack that it is in."""
+        name = args[0]
+        if name in EXTRAS and self.get_command(ctx, name) is None:
+            with reported():
+                extra = f'"pace-scheduler[{EXTRAS[name]}]"'
+                raise PaceError(f"pace {name} is in a pack that is not installed: pip install {extra}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name."""
@@ -128,4 +140,6 @@ app.command(
 )(submit)
 app.add_typer(keys_app, name="keys", rich_help_panel=SERVICES)
 app.add_typer(servers_app, name="servers", rich_help_panel=SERVICES)
-app.add_typer(fabric_app, name="fabric", rich_help_panel=SERVICES)
+for pack in packs():
+    for command, application in pack.commands.items():
+        app.add_typer(resolve_name(application), name=command)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, overload
 import httpx
 
 from pace.client.documents import ReportRequest, ReportResource, ScheduleResource
-from pace.client.fabric_documents import TransferPlanRequest
 from pace.client.schedule_question import ScheduleQuestion
 from pace.client.service_requests import ServiceRequests
 from pace.documents.graph.collective_graph import CollectiveGraph
@@ -15,9 +14,6 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.errors import ServiceUnavailable
-from pace.fabric.documents.batch import UpdateBatch
-from pace.fabric.documents.network import FabricNetwork
-from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
 
 if TYPE_CHECKING:
     from pace import DeltaPlan, DeltaSync, OuterPlan, OuterSync, Resharding, ReshardPlan, SyncPlan, WeightSync
@@ -96,24 +92,6 @@ class Client(ServiceRequests):
         if schedule.profile_sha256 != profile.sha256:
             self._nonsense(f"a schedule for another {asked.noun}")
         return schedule
-
-    def plan_transfers(
-        self, network: FabricNetwork, batch: UpdateBatch, options: TransferOptions | None = None
-    ) -> TransferPlan:
-        """Let the service plan the transfers of a batch of updates, and return the plan.
-
-        Raises
-        ------
-        InvalidFabric, InvalidOptions
-            If the service refuses them.
-        """
-        asked = TransferPlanRequest(network=network, batch=batch, options=options or TransferOptions())
-        request = asked.model_dump(mode="json")
-        answer = self._request(self._deadline(), "POST", "/v1/transfer-plans", json=request)
-        plan = self._parse(answer, TransferPlan)
-        if plan.batch_sha256 != batch.sha256:
-            self._nonsense("a transfer plan for another batch")
-        return plan
 
     def what_if(
         self,

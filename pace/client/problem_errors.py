@@ -3,36 +3,17 @@
 from pydantic import ValidationError
 
 from pace.client.documents import Problem
-from pace.errors import (
-    AccessDenied,
-    InvalidFabric,
-    InvalidGraph,
-    InvalidJobProgram,
-    InvalidOptions,
-    InvalidProfile,
-    InvalidSteps,
-    InvalidSync,
-    PaceError,
-    ServiceUnavailable,
-)
-
-# By the last word of the problem's type. What else goes wrong is the service's fault, or the request's.
-_ERRORS: dict[str, type[PaceError]] = {
-    "invalid-profile": InvalidProfile,
-    "invalid-steps": InvalidSteps,
-    "invalid-graph": InvalidGraph,
-    "invalid-fabric": InvalidFabric,
-    "invalid-job-program": InvalidJobProgram,
-    "invalid-sync": InvalidSync,
-    "invalid-options": InvalidOptions,
-}
+from pace.errors import AccessDenied, InvalidDocument, InvalidOptions, PaceError, ServiceUnavailable
 
 
 def error_of(problem: Problem, url: str) -> PaceError:
     """Return the error of a problem that the service at a URL answered with."""
-    error = _ERRORS.get(problem.type.rpartition(":")[2])
-    if error is not None:
-        return error(problem.detail)
+    # By the last word of the type. What else goes wrong is the service's fault, or the request's.
+    name = problem.type.rpartition(":")[2]
+    if name == "invalid-options":
+        return InvalidOptions(problem.detail)
+    if name in InvalidDocument.by_problem:
+        return InvalidDocument.by_problem[name](problem.detail)
     if problem.status in (401, 403):
         remedy = "set PACE_API_KEY, or pass api_key=" if problem.status == 401 else "use another API key"
         return AccessDenied(f"{url} answered {problem.status} {problem.title}: {problem.detail} ({remedy})")

@@ -10,20 +10,7 @@ from typing import Any
 import typer
 
 from pace.documents.profile import Profile
-from pace.errors import (
-    FormatError,
-    InvalidCluster,
-    InvalidFabric,
-    InvalidGraph,
-    InvalidJobProgram,
-    InvalidOptions,
-    InvalidProfile,
-    InvalidSchedule,
-    InvalidSteps,
-    InvalidSync,
-    PaceError,
-    ScheduleMismatch,
-)
+from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
 
 WRONG, USAGE, FAILED = 1, 2, 3
 
@@ -53,18 +40,7 @@ def reported() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
             yield
-    except (
-        InvalidProfile,
-        InvalidCluster,
-        InvalidFabric,
-        InvalidGraph,
-        InvalidJobProgram,
-        InvalidSteps,
-        InvalidSync,
-        InvalidSchedule,
-        ScheduleMismatch,
-        FormatError,
-    ) as error:
+    except (InvalidDocument, ScheduleMismatch, FormatError) as error:
         _fail(error, WRONG)
     except InvalidOptions as error:
         _fail(error, USAGE)
@@ -97,7 +73,7 @@ def judged(path: Path, check: Callable[[], list[str]], *, as_json: bool) -> None
     """
     try:
         violations = check()
-    except (InvalidFabric, InvalidSchedule, InvalidSync) as error:
+    except InvalidDocument as error:
         violations = str(error).splitlines()
     if as_json:
         typer.echo(json.dumps({"valid": not violations, "violations": violations}))

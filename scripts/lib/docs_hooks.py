@@ -1,11 +1,21 @@
-"""Hooks of the documentation's build: the page of commands is generated, and no page loads from elsewhere."""
+"""Hooks of the documentation's build: pages of packs are added, and no page loads from elsewhere.
 
+The page of commands is generated. Pages of ``packs/*/docs`` stand beside those of ``docs``, in the same
+folders. Links between the two are written as in the repository.
+"""
+
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+_ROOT = Path(__file__).parents[2]
+_PACKS = sorted(_ROOT.glob("packs/*/docs"))
+_LINK = re.compile(r"\]\((?P<path>\.\./[^)#\s]+)(?P<rest>[^)]*)\)")
 
 _SCRIPT = re.compile(r'<script src="https?://[^"]*"></script>')
 _LOADED = re.compile(r'<(?:script|img|iframe)\b[^>]*\bsrc="https?://|<link\b[^>]*\bhref="https?://')
@@ -15,9 +25,30 @@ _LISTED = re.compile(r"^\* `(?P<name>[\w-]+)`: .*\.$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the page of commands, made by Typer from the commands themselves."""
+    """Add pages of packs, and the page of commands, made by Typer from the commands themselves."""
     files.append(File.generated(config, "reference/cli.md", content=commands()))
+    for folder in _PACKS:
+        for path in sorted(folder.rglob("*.*")):
+            name = path.relative_to(folder).as_posix()
+            files.append(File(name, str(folder), config.site_dir, config.use_directory_urls))
     return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_more: Any) -> str:
+    """Let links between the core's pages and those of packs lead to their places in the site."""
+    path = page.file.abs_src_path
+    return (
+        markdown if path is None else _LINK.sub(lambda link: _in_site(link, Path(path), page.file), markdown)
+    )
+
+
+def _in_site(link: re.Match[str], page: Path, file: File) -> str:
+    target = Path(os.path.normpath(page.parent / link["path"]))
+    for folder in (_ROOT / "docs", *_PACKS):
+        if target.is_relative_to(folder) and not page.is_relative_to(folder):
+            place = os.path.relpath(target.relative_to(folder), Path(file.src_uri).parent)
+            return f"]({place}{link['rest']})"
+    return link[0]
 
 
 def commands() -> str:

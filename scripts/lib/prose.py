@@ -24,8 +24,12 @@ HELD = [
     "docs/reference/metrics.md",
     "docs/reference/settings.md",
     "docs/reference/training-options.md",
+    "packs/*/README.md",
+    "packs/*/docs/*.md",
+    "packs/*/docs/guides/*.md",
+    "packs/*/docs/results/*.md",
 ]
-ALL = ["*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md"]
+ALL = ["*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md", "packs/**/*.md"]
 GLOSSARY = Path("docs/concepts/glossary.md")
 MOST_WORDS, MOST_CHARACTERS = 30, 110
 

@@ -7,6 +7,8 @@ import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import griffe
@@ -25,7 +27,8 @@ from pace.api.settings import AccessSettings, LimitSettings, Settings, StorageSe
 from pace.api.tracing import Spans
 from pace.documents.schedule import Exchange
 from pace.log_events import LogEvent
-from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
+from pace.packs import packs
+from pace.runtime.event_log import TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
 from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
@@ -219,7 +222,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "metrics of a training job": lambda: metrics(runtime_registry()),
     "metrics of the service": lambda: metrics(service_registry()),
     "events of a training job": lambda: events(TRAINING_EVENTS),
-    "events of a fabric": lambda: events(FABRIC_EVENTS),
     "events of the service": lambda: events(EVENTS),
     "routes": routes,
     "problems": problems,
@@ -234,4 +236,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "options of AllReduce": lambda: options(AllReduce),
     "options of ParameterServers": lambda: options(ParameterServers),
     "options of Mixed": lambda: options(Mixed, {"pushed"}),
+} | {
+    f"events of the pack {pack.name}": partial(events, resolve_name(pack.log_events))
+    for pack in packs()
+    if pack.log_events is not None
 }

@@ -3,24 +3,20 @@
 import itertools
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 from pace.api.questions.registry import KINDS, answer_question
 from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 from pace.api.workers.drawings import graph_windows, simulation, windows
-from pace.api.workers.transfer_plans import plan_of
 from pace.client.documents import SimulationRequest
 from pace.client.graph_documents import GraphWindowRequest
 from pace.client.page_documents import WindowRequest
 from pace.documents.options import Options
 from pace.documents.profile import parse_profile
-from pace.fabric.simulation import FABRIC_POLICIES
 from pace.simulation import POLICIES
 from tests.api.profiles import layered_profile
 from tests.pace.throughput.step_documents import pull_compute_push
 
-_EXAMPLES = Path(__file__).parents[2] / "examples" / "fabric"
 _PUSH_PULL = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
 _LINKS: tuple[dict[str, Any], ...] = (
     *({"discipline": name} for name in ("fifo", "adaptive", "tic", "reverse", "random")),
@@ -67,8 +63,6 @@ def ask_everything() -> None:
         asked_steps = steps | {"link": {"bytes_per_s": 1e7, **link}}
         points = {"workers": [1, 3], "servers": [1, 2], "steps": 6, "skip": 1, "seeds": 2, "fleet": fleet}
         answer_question("prediction", _packed(asked_steps), json.dumps(points))
-    scenario = {"name": "small", "machines": 3, "duration_s": 3, "delay_bound": 10}
-    answer_question("fabric-run", _packed(scenario), json.dumps(list(FABRIC_POLICIES)))
     example: dict[str, Any] = KINDS["graph"].example["graph"]
     graph = _packed(example)
     planned = answer_question("graph", graph, json.dumps({"memory_bytes": 10**9}))
@@ -91,9 +85,6 @@ def ask_everything() -> None:
         answer_question("sync", _packed(other), "{}")
     for torchft in (False, True):
         answer_question("sync", _packed(EXAMPLE_OUTER), json.dumps({"torchft": torchft}))
-    plan = {name: json.loads((_EXAMPLES / f"{name}.json").read_text()) for name in ("network", "batch")}
-    for late in ("hold", "drop", "pace"):
-        plan_of(json.dumps(plan | {"options": {"late": late}}).encode(), False, 2**20)
 
 
 def _packed(document: dict[str, Any]) -> bytes:

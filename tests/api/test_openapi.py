@@ -15,10 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from pace.api.http.app import create_app
-from pace.api.http.openapi import EXAMPLES, PATH, TAGS
+from pace.api.http.openapi import EXAMPLES, PATH, tags
+from pace.api.http.pack_parts import http_parts
 from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from tests.api.process import Caller, ServiceProcess
@@ -53,7 +55,7 @@ def successes(operations: Operations) -> Iterator[tuple[str, str, str, dict[str,
 
 def test_every_operation_has_a_name_a_tag_and_a_summary(operations: Operations) -> None:
     """Names are those of functions; tags are described."""
-    known = {tag["name"] for tag in TAGS}
+    known = {tag["name"] for tag in tags()}
     for name, (_, _, operation) in operations.items():
         assert re.fullmatch(r"[a-z_]+", name)
         assert set(operation["tags"]) <= known, name
@@ -105,13 +107,23 @@ def test_real_answers_have_the_form_and_the_headers_of_the_document(
             if status.startswith("2") and answer.content:
                 recorded.setdefault(name, {}).setdefault(status, {})[media] = body_of(answer, media)
     if os.environ.get("PACE_WRITE_EXAMPLES"):
-        EXAMPLES.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-        pytest.skip(f"wrote {EXAMPLES}")
+        write_examples(recorded, operations)
+        pytest.skip(f"wrote {EXAMPLES}, and those of packs")
     for name, status, media, content in successes(operations):
         if status == "202" and status not in recorded[name]:
             continue  # answered at once
         assert media in recorded[name][status], f"{name} {status}"
         assert form(recorded[name][status][media]) == form(content["example"]), f"{name} {status}"
+
+
+def write_examples(recorded: dict[str, Any], operations: Operations) -> None:
+    """Write answers to the files of the core and of packs, each its own."""
+    left = dict(recorded)
+    for part in http_parts():
+        own = [name for name in recorded if part.tags.keys() & operations[name][2]["tags"]]
+        taken = {name: left.pop(name) for name in own}
+        part.examples.write_text(json.dumps(taken, indent=1) + "\n", encoding="utf-8")
+    EXAMPLES.write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
 
 
 def ask_everything(caller: Caller, operations: Operations) -> Iterator[tuple[str, httpx.Response]]:
@@ -171,7 +183,10 @@ def ask_everything(caller: Caller, operations: Operations) -> Iterator[tuple[str
         yield ask(name, body=asked)
     asked = {"schedule_id": about["graph"]["id"], "policies": ["as-traced"]}
     yield ask("create_graph_windows", body=asked)
-    yield ask("create_transfer_plan")
+    for router in (router for part in http_parts() for router in part.routers):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            yield ask(route.name)
     reported = operations["create_report"][2]["requestBody"]["content"]["application/json"]["example"]
     yield ask("create_report", body=reported | {"job": one["job"], "fingerprint": one["fingerprint"]})
     yield ask("list_reports")

@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from pace.packs import packs
 from tests.free_ports import free_port
 from tests.preloaded import ROOT, Programs
 
 _DOCS = ROOT / "docs"
+_PACKS = [ROOT / "packs" / pack.name for pack in packs()]
 QUICKSTART = _DOCS / "quickstart.md"
 GUIDES = sorted((_DOCS / "guides").glob("*.md"))
 # All others with examples.
@@ -48,6 +50,11 @@ _BLOCK = re.compile(
 _PORT = re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}|(?<=--port )\d{4,5}")
 _LISTENS = re.compile(r"\bpace (?:serve|servers serve|fabric (?:scheduler|serve|daemon|receive))\b")
 _LIMIT_S = 600.0  # a machine may be busy with much else
+
+
+def documentation_pages() -> list[Path]:
+    """Return all pages of the site, those of installed packs too."""
+    return [page for folder in (ROOT, *_PACKS) for page in sorted((folder / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,9 @@ class Reader:
 
     def __enter__(self) -> Self:
         """Bring the repository's examples along."""
-        shutil.copytree(ROOT / "examples", self.folder / "examples")
+        for examples in (ROOT / "examples", *(pack / "examples" for pack in _PACKS)):
+            if examples.is_dir():
+                shutil.copytree(examples, self.folder / examples.relative_to(ROOT))
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -150,7 +159,7 @@ class Reader:
         environment = {
             **os.environ,
             **self.programs.environment,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *_PACKS))),
             "PACE_DATABASE_URL": f"sqlite:///{self.folder}/pace.db",
             "PACE_PORT": str(self.port("8080")),
             "PET_MASTER_PORT": str(free_port()),  # torchrun's

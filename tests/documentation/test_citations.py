@@ -4,7 +4,7 @@ import re
 
 from tests.preloaded import ROOT
 
-FOLDERS = ("pace", "solver", "runtime", "api", "benchmarks", "examples", "tests")
+FOLDERS = ("pace", "solver", "runtime", "api", "benchmarks", "examples", "tests", "packs")
 
 
 def test_cited_pages_exist() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pace.runtime.entry_point import TrainingOptions
 from pace.runtime.options import AllReduce, Mixed, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
+from tests.documentation.pages import documentation_pages
 from tests.preloaded import ROOT
 from tests.scripts.hooks import load_hook
 
@@ -61,15 +62,14 @@ def test_every_variable_is_listed() -> None:
     read: set[str] = set()
     for path in (ROOT / "runtime").rglob("*.py"):
         read |= set(re.findall(r'"(PACE_[A-Z_]+)"', path.read_text(encoding="utf-8")))
-    for path in (ROOT / "pace" / "cli" / "servers", ROOT / "pace" / "fabric" / "commands"):
-        for module in path.rglob("*.py"):
-            read |= set(re.findall(r'"(PACE_[A-Z_]+)"', module.read_text(encoding="utf-8")))
+    for module in (ROOT / "pace" / "cli" / "servers").rglob("*.py"):
+        read |= set(re.findall(r'"(PACE_[A-Z_]+)"', module.read_text(encoding="utf-8")))
     assert read == first_cells(part("training-options.md", "Environment variables"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
     """Also where a page is read in the repository."""
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
+    pages = [path for path in documentation_pages() if "results" not in path.parts]
     dead = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages

@@ -2,12 +2,12 @@
 
     .venv/bin/python -m tests.load.checker_mutants [--mutants N] [--seed S] [--json OUT]
 
-Plans are made for drawn fabrics, parameter servers and all-reduces. A mutant differs in one number by 1 to
-50 %, has two entries of a list exchanged, or one entry twice or not at all; or it is a forgery
-(``forged_plans``), whose changes fit one another. What only records how a plan was made (``RECORDS``) and
-what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says the same in other
-words, claims less (``meaning``), or is true of another cluster, is counted and may be accepted. Prints every
-other mutant that a checker accepts, and exits with 1 if there is one.
+Plans are made for drawn parameter servers and all-reduces; packs search with cases of their own. A mutant
+differs in one number by 1 to 50 %, has two entries of a list exchanged, or one entry twice or not at all; or
+it is a forgery (``forged_plans``), whose changes fit one another. What only records how a plan was made
+(``RECORDS``) and what may differ in a plan that is as good (``FREE``) is left alone. A mutant that says the
+same in other words, claims less (``meaning``), or is true of another cluster, is counted and may be accepted.
+Prints every other mutant that a checker accepts, and exits with 1 if there is one.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,9 @@ from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import parse_schedule
-from pace.errors import InvalidFabric, InvalidOptions, InvalidSchedule
-from pace.fabric.checker.transfers import check_transfers
-from pace.fabric.documents.transfer_plan import TransferOptions, TransferPlan
-from pace.fabric.plan import plan_transfers
+from pace.errors import InvalidSchedule
 from pace.planning.optimize import optimize
-from tests.load.forged_plans import FABRIC_FORGERIES, Forgery, servers_forgeries
-from tests.pace.fabric.batches import batch_of, network_of
+from tests.load.forged_plans import Forgery, servers_forgeries
 from tests.pace.planning.servers.clusters import cluster
 from tests.strategies import affine, layered
 
@@ -67,31 +63,6 @@ def judged_schedule(profile: Profile) -> Judge:
     return accepts
 
 
-def fabric_case(random_: random.Random) -> Case:
-    """Return the plan of a drawn batch, its judge, and its forgeries."""
-    names = [f"h{number}" for number in range(random_.randint(2, 5))]
-    network = network_of(
-        {name: random_.choice([20, 50, 100]) for name in names},
-        replica_down=random_.choice([None, 50]),
-        aggregators=names[:1] if random_.random() < 0.5 else [],
-    )
-    updates = {
-        f"u{number}": (float(random_.randint(20, 200)), name, random_.choice([100, 99, 97, 92]))
-        for number, name in enumerate(names)
-    }
-    more = {"divergence": {"kind": "norm", "max": 6.0}} if network.replica is not None else {}
-    batch = batch_of(updates, bound=random_.choice([10, 30]), momentum=0.5, **more)
-    plan = plan_transfers(network, batch, TransferOptions(order=random_.choice(["greedy", "search"])))
-
-    def accepts(document: str) -> bool:
-        try:
-            return check_transfers(network, batch, TransferPlan.model_validate_json(document)) == []
-        except (InvalidFabric, InvalidOptions, ValueError):
-            return False
-
-    return plan.to_json().decode(), accepts, FABRIC_FORGERIES
-
-
 def servers_case(random_: random.Random) -> Case:
     """Return a schedule over servers, its judge, and its forgeries."""
     profile = drawn_profile(random_)
@@ -107,7 +78,8 @@ def allreduce_case(random_: random.Random) -> Case:
     return optimize(profile, Options()).to_json().decode(), judged_schedule(profile), []
 
 
-CASES = {"fabric": fabric_case, "servers": servers_case, "allreduce": allreduce_case}
+MakeCase = Callable[[random.Random], Case]
+CASES: dict[str, MakeCase] = {"servers": servers_case, "allreduce": allreduce_case}
 
 
 def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -186,7 +158,9 @@ def mutants(document: Any, forgeries: list[Forgery], random_: random.Random) -> 
         yield json.loads(changed), what
 
 
-def search(num_mutants: int, seed: int, kinds: Iterable[str] = CASES) -> tuple[Counter[str], list[str], int]:
+def search(
+    num_mutants: int, seed: int, cases: Mapping[str, MakeCase] = CASES
+) -> tuple[Counter[str], list[str], int]:
     """Make mutants until so many were judged.
 
     Returns how many were refused of each kind, which were accepted, and how many more say the same.
@@ -196,8 +170,8 @@ def search(num_mutants: int, seed: int, kinds: Iterable[str] = CASES) -> tuple[C
     accepted: list[str] = []
     equal = 0
     while refused.total() + len(accepted) < num_mutants:
-        for name in kinds:
-            text, accepts, forgeries = CASES[name](random_)
+        for name, make in cases.items():
+            text, accepts, forgeries = make(random_)
             if not accepts(text):
                 raise RuntimeError(f"{name}: the checker refuses the plan itself: {text}")
             document = json.loads(text)
@@ -219,15 +193,17 @@ def search(num_mutants: int, seed: int, kinds: Iterable[str] = CASES) -> tuple[C
     return refused, accepted, equal
 
 
-def main() -> int:
+def main(cases: Mapping[str, MakeCase] = CASES) -> int:
     """Make mutants, and print those that are accepted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mutants", type=int, default=1000, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of plans and mutants")
-    parser.add_argument("--kinds", default=",".join(CASES), help="kinds of plans (default: %(default)s)")
+    parser.add_argument("--kinds", default=",".join(cases), help="kinds of plans (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
-    refused, accepted, equal = search(arguments.mutants, arguments.seed, arguments.kinds.split(","))
+    refused, accepted, equal = search(
+        arguments.mutants, arguments.seed, {kind: cases[kind] for kind in arguments.kinds.split(",")}
+    )
     print(
         f"{refused.total()} mutants refused ({dict(refused)}), {len(accepted)} accepted;"
         f" {equal} more say the same"

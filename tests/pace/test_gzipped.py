@@ -11,8 +11,6 @@ import pytest
 from pace import InvalidJobProgram, InvalidProfile, check_order, load_profile
 from pace.documents import base
 from pace.documents.order.job_program import load_job_program
-from pace.errors import InvalidFabric
-from pace.fabric.documents.reading import load_network
 from pace.gzipped import GzipFault, GzipTooLarge, gunzipped
 from tests.api.profiles import layered_profile
 
@@ -20,15 +18,11 @@ PROGRAM = {
     "groups": [{"name": "world", "communicators": [[0, 1]]}],
     "programs": [{"ranks": [0, 1], "threads": [{"operations": [{"op": "all-reduce", "group": "world"}]}]}],
 }
-NETWORK = {
-    "hosts": [{"name": name, "up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6} for name in ("a", "server")],
-    "server": "server",
-}
 
 
 @pytest.mark.parametrize(
     ("load", "document"),
-    [(load_job_program, PROGRAM), (load_profile, layered_profile(3)), (load_network, NETWORK)],
+    [(load_job_program, PROGRAM), (load_profile, layered_profile(3))],
 )
 def test_a_gzipped_document_is_the_document(
     load: Callable[[Path], Any], document: dict[str, Any], tmp_path: Path
@@ -60,8 +54,6 @@ def test_damage_names_the_file(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(InvalidProfile, match=f"profile.json.gz: the gzip stream is {words}"):
             load_profile(file)
-    with pytest.raises(InvalidFabric, match=r"profile.json.gz: the gzip stream is damaged"):
-        load_network(file)
 
 
 def test_a_small_file_does_not_become_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

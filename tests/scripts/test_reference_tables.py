@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from pace.api.events import EVENTS
 from pace.api.questions.registry import KINDS
 from pace.log_events import LogEvent
-from pace.runtime.event_log import FABRIC_EVENTS, TRAINING_EVENTS
+from pace.packs import packs
+from pace.runtime.event_log import TRAINING_EVENTS
+from tests.documentation.pages import documentation_pages
 from tests.scripts.hooks import ROOT, load_hook
 
 HOOK: Any = load_hook("reference_tables")
@@ -65,7 +68,7 @@ def test_metrics_with_a_unit_name_it(registry: Any) -> None:
 
 def test_every_table_has_one_place() -> None:
     """A table that no page has, or that has two, is a mistake; an unknown one fails the build."""
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    pages = [path.read_text(encoding="utf-8") for path in documentation_pages()]
     places = Counter(name for page in pages for name in re.findall(r"^<!-- table: (.+) -->$", page, re.M))
     assert places == Counter(HOOK.TABLES.keys())
 
@@ -86,7 +89,16 @@ def logged(folder: str) -> Iterator[tuple[str, str, set[str] | None]]:
 
 
 @pytest.mark.parametrize(
-    ("folder", "declared"), [("runtime", TRAINING_EVENTS | FABRIC_EVENTS), ("api", EVENTS)]
+    ("folder", "declared"),
+    [
+        ("runtime", TRAINING_EVENTS),
+        ("api", EVENTS),
+        *(
+            (f"packs/{pack.name}/pace_{pack.name}", resolve_name(pack.log_events))
+            for pack in packs()
+            if pack.log_events
+        ),
+    ],
 )
 def test_loggers_log_what_is_declared(folder: str, declared: Mapping[str, LogEvent]) -> None:
     """Each event is declared with its level and all of its fields, and each declared event is logged."""

@@ -15,15 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_table_names_every_study_and_no_other() -> None:
     """A study that comes or goes changes the table of numbers, commands and pages."""
-    table = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`python -m benchmarks ([\w.]+)", table)) == set(studies())
-    pages = re.findall(r"\]\(([^)#]+)[^)]*\)", table)
-    assert [page for page in pages if not (ROOT / "benchmarks" / page).exists()] == []
+    readmes = [ROOT / "benchmarks" / "README.md", *ROOT.glob("packs/*/README.md")]
+    named = set()
+    for readme in readmes:
+        table = readme.read_text(encoding="utf-8")
+        named |= set(re.findall(r"`python -m benchmarks ([\w.]+)", table))
+        pages = re.findall(r"\]\(([^)#]+)[^)]*\)", table)
+        assert [page for page in pages if not (readme.parent / page).exists()] == []
+    assert named == set(studies())
 
 
 def test_every_study_says_what_it_measures() -> None:
     """The first line of its docstring stands in the list."""
-    assert all(summary(path) for path in studies().values())
+    assert all(summary(path) for _, path in studies().values())
 
 
 def test_unknown_studies_are_refused(
@@ -33,17 +37,6 @@ def test_unknown_studies_are_refused(
     monkeypatch.setattr("sys.argv", ["benchmarks", "nothing"])
     assert main() == 2
     assert 'no study "nothing"' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", [["--networks", "N4"], ["--compute", "C1,C4"]])
-def test_the_fabric_study_refuses_unknown_names(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str]
-) -> None:
-    """Before anything is measured, with the names of those that there are."""
-    monkeypatch.setattr("sys.argv", ["benchmarks", "fabric", *wrong])
-    with pytest.raises(SystemExit):
-        main()
-    assert "expected one of" in capsys.readouterr().err
 
 
 # Runs a study as if some packages were not installed.
@@ -61,17 +54,18 @@ sys.exit(main())
 """
 
 
-def run_without(missing: str, *study: str) -> tuple[int, str]:
-    """Run a study without packages (names with commas) and without programs; return its status and stderr."""
+def told_first(study: list[str], missing: str, said: str) -> None:
+    """Run a study without packages (names with commas) and without programs: it ends with one line."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, missing, *study],
-        env={**os.environ, "PATH": "/nowhere", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": "/nowhere"},
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert done.stderr.startswith(f"{study[0]}: {said}")
 
 
 @pytest.mark.slow
@@ -80,19 +74,13 @@ def run_without(missing: str, *study: str) -> tuple[int, str]:
     [
         (["testbed"], "horovod", "the Python package horovod is not installed: run scripts/install"),
         (["testbed", "--chart", "x.png"], "horovod,matplotlib", "the Python package"),
-        (["fabric"], "torch", "the Python package torch"),
-        (["diloco"], "torch", "the Python package torch"),
         (["server_cpu"], "torch", "the Python package torch"),
         (["capture"], "transformers", "the Python package transformers"),
         (["web_page"], "playwright", "the Python package playwright"),
-        (["papers.mlfabric_training"], "sklearn", "the Python package sklearn"),
-        (["diloco.failures", "--torchft", "/nowhere"], "torchft", "the Python package torchft"),
         (["service", "reads"], "", "needs `wrk`: apt-get install wrk"),
         (["embedding", "--tensorflow", "/nowhere"], "", "/nowhere: No such file"),
         (["allreduce_cost"], "", "the testbed "),
         (["compiled_sharding"], "", "the testbed "),
-        (["fabric.chain"], "", "the testbed "),
-        (["weight_sync"], "", "the testbed "),
         (["throughput", "tcp"], "", "the testbed "),
         (["urgent_chunk"], "", "the testbed "),
     ],
@@ -100,9 +88,7 @@ def run_without(missing: str, *study: str) -> tuple[int, str]:
 )
 def test_what_a_study_lacks_is_said_first(study: list[str], missing: str, said: str) -> None:
     """In one line, with exit status 3."""
-    status, errors = run_without(missing, *study)
-    assert (status, errors.count("\n")) == (3, 1), errors
-    assert errors.startswith(f"{study[0]}: {said}")
+    told_first(study, missing, said)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pace.api.access import Principal
 from pace.api.errors import NotFound, ResultDeleted
 from pace.api.http.answers import JSON, PreparedAnswer, document_answer
 from pace.api.http.body import read_body
-from pace.api.http.openapi import KIND_TAGS, json_body, problems
+from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, RunningService
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.tasks import unfinished, wait_for_task
@@ -102,7 +102,7 @@ _VARIES = {"Vary": "Accept"}
 def _add_routes(router: APIRouter, kind: Kind) -> None:
     """Add the routes that all kinds have. OpenAPI describes them by the kind's documents."""
     name, one = _word(kind), f"{kind.path}/{{question_id}}"
-    tags: list[str | Enum] = [KIND_TAGS[kind.name]]
+    tags: list[str | Enum] = [kind.tag]
     resource = {"$ref": f"#/components/schemas/{kind.resource.__name__}"}
     content: dict[str, Any] = {JSON: {"schema": resource}}
     found = f"The {kind.noun}"

@@ -113,12 +113,6 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
     page.keyboard.press("Enter")
     expect(page.get_by_role("row", name="typed key")).to_contain_text("revoked")
 
-    page = visitor.go("fabric")
-    page.get_by_role("button", name="Use the example").wait_for()
-    tab_to(page, "Use the example")
-    page.keyboard.press("Enter")
-    drawn(page)
-
 
 @pytest.mark.timeout(900)
 def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
@@ -157,18 +151,17 @@ def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
         f"weights?plan={plan['id']}": chart,
         "servers": ".empty",
         f"weights?plan={outer}": chart,
-        "fabric?example=1": chart,
-        f"weights?plan={resharding}": chart,
         "jobs": "table",
+        f"weights?plan={resharding}": chart,
+        "keys": "table",
         f"weights?plan={deltas}": chart,
         f"what-if?graph={graph['id']}&policies=pace": "canvas",
         f"jobs?job={job}": "canvas",
-        "keys": "table",
     }
     size = {"width": 360, "height": 740}
     tab = ""
     with Visitor(browser, service.url, service.token, color_scheme="light", viewport=size) as visitor:
-        page = visitor.go("fabric")
+        page = visitor.go("keys")
         for view, ready in views.items():
             page.emulate_media(color_scheme="light")
             before, tab = tab, view.partition("?")[0]

@@ -1,1 +1,0 @@
-"""Studies that measure PACE, and the harness that they share; see ``benchmarks/README.md``."""

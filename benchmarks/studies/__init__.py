@@ -1,1 +1,0 @@
-"""One module or package a study; ``python -m benchmarks`` lists them."""

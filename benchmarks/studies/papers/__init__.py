@@ -1,1 +1,0 @@
-"""Figures of the papers that PACE builds on, in the simulator."""

@@ -1,6 +1,0 @@
-"""Whole training runs over a fabric, simulated: planned transfers, plain servers, and collectives."""
-
-from pace.fabric.simulation.records import FabricRun
-from pace.fabric.simulation.run import FABRIC_POLICIES, simulate_fabric
-
-__all__ = ["FABRIC_POLICIES", "FabricRun", "simulate_fabric"]

@@ -1,0 +1,58 @@
+"""Packs: distributions that add commands, questions and pages to PACE. The core works without any.
+
+A pack declares one entry point in the group ``pace.packs``, which names its ``Pack``. The core imports no
+pack in any other way.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import Any
+
+GROUP = "pace.packs"
+# Commands of packs, and the extra that installs each.
+EXTRAS = {"fabric": "fabric"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """What a pack adds, each part as ``module:name``: it is imported where it is used.
+
+    Attributes
+    ----------
+    name
+        Name of the pack and of the extra that installs it.
+    commands
+        Typer applications by the name of their command.
+    questions
+        A sequence of ``pace.api.questions.kind.Kind``.
+    kernels
+        A function that returns functions, each of which loads compiled loops that a request may need.
+    http
+        A ``pace.api.http.pack_parts.HttpPart``: routes, their examples, and views of the web page.
+    log_events
+        ``LogEvent`` by name, for the reference.
+    """
+
+    name: str
+    commands: Mapping[str, str] = field(default_factory=dict)
+    questions: str | None = None
+    kernels: str | None = None
+    http: str | None = None
+    log_events: str | None = None
+
+
+@cache
+def packs() -> tuple[Pack, ...]:
+    """Return the packs that are installed, by name."""
+    found: list[Pack] = [entry.load() for entry in entry_points(group=GROUP)]
+    return tuple(sorted(found, key=lambda pack: pack.name))
+
+
+def parts(name: str) -> Iterator[Any]:
+    """Yield what packs offer as one of their parts, such as ``questions``."""
+    for pack in packs():
+        if (reference := getattr(pack, name)) is not None:
+            yield resolve_name(reference)

@@ -1,0 +1,82 @@
+"""The core works where no pack is installed, and says how to install the one that a command is in."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pace.packs import EXTRAS, GROUP
+from pace.version import __version__
+from tests.api.process import ServiceProcess
+from tests.api.profiles import layered_profile
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECTS = [tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packs/*/pyproject.toml"))]
+NAMES = [project["project"]["name"].replace("-", "_") for project in PROJECTS]
+
+# Read by Python when it starts: no pack is found, and importing one is an error.
+HIDING = f"""
+import importlib.metadata
+import sys
+
+found = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **asked: () if asked.get("group") == "{GROUP}" else found(**asked)
+sys.modules.update(dict.fromkeys({NAMES!r}))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return an environment in which Python finds no pack."""
+    folder = tmp_path_factory.mktemp("hiding")
+    (folder / "sitecustomize.py").write_text(HIDING)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+def pace(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command."""
+    command = [sys.executable, "-c", "from pace.cli import app; app()", *arguments]
+    return subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def test_a_command_of_a_pack_says_how_to_install_it(without_packs: dict[str, str]) -> None:
+    """In one line; the help shows what there is."""
+    helped = pace(without_packs, "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert " optimize " in helped.stdout
+    assert " fabric " not in helped.stdout
+    refused = pace(without_packs, "fabric", "plan", "network.json", "batch.json")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (
+        3,
+        "",
+        'pace: pace fabric is in a pack that is not installed: pip install "pace-scheduler[fabric]"\n',
+    )
+
+
+@pytest.mark.slow
+def test_the_service_answers_without_packs(without_packs: dict[str, str], tmp_path: Path) -> None:
+    """Schedules, the page and OpenAPI; what a pack would answer is not found."""
+    with ServiceProcess(tmp_path, command=[sys.executable], environment=without_packs) as service:
+        assert service.post_schedule(layered_profile(4)).status_code == 201
+        paths = service.http.get("/openapi.json").json()["paths"]
+        assert "/v1/schedules" in paths
+        assert not {"/v1/fabric-runs", "/v1/transfer-plans"} & paths.keys()
+        assert service.http.get("/web/packs.js").text == "export const PACKS = [];\n"
+        assert service.http.post("/v1/transfer-plans", json={}).status_code == 404
+
+
+def test_packs_are_released_with_the_core() -> None:
+    """One version for all, in packs and in the extras that install them."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) <= extras.keys()
+    for project in (each["project"] for each in PROJECTS):
+        assert project["version"] == __version__
+        assert extras[project["name"].removeprefix("pace-")] == [f"{project['name']}=={__version__}"]
+        ours = [each for each in project["dependencies"] if each.startswith("pace-")]
+        assert ours
+        assert all(each.endswith(f"=={__version__}") for each in ours)
