@@ -70,6 +70,16 @@ def test_the_service_answers_without_packs(without_packs: dict[str, str], tmp_pa
         assert service.http.post("/v1/transfer-plans", json={}).status_code == 404
 
 
+def test_a_worker_without_the_pack_of_a_task_says_so(without_packs: dict[str, str]) -> None:
+    """A Dask worker may be installed in another way than the service."""
+    code = "from pace.api.questions.registry import answer_question; answer_question('fabric-run', b'', '[]')"
+    command = [sys.executable, "-c", code]
+    asked = subprocess.run(
+        command, env=os.environ | without_packs, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert 'ExecutorMismatch: a Dask worker lacks the pack for "fabric-run" tasks' in asked.stderr
+
+
 def test_packs_are_released_with_the_core() -> None:
     """One version for all, in packs and in the extras that install them."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

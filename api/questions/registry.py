@@ -5,6 +5,7 @@ import pkgutil
 from itertools import chain
 from pathlib import Path
 
+from pace.api.errors import ExecutorMismatch
 from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
 from pace.api.questions.reading import read_document
 from pace.gc_pause import paused_gc
@@ -45,7 +46,17 @@ def _tell_nobody(num_done: int) -> None:
 
 
 def answer_question(kind: str, document: bytes, options: str, tell: Tell = _tell_nobody) -> bytes:
-    """Return the answer's JSON for a stored input; `tell` is told now and then how many steps are done."""
+    """Return the answer's JSON for a stored input; `tell` is told now and then how many steps are done.
+
+    Raises
+    ------
+    ExecutorMismatch
+        If the kind is of a pack that the service has, and this machine has not.
+    """
+    if kind not in KINDS:
+        raise ExecutorMismatch(
+            f'a Dask worker lacks the pack for "{kind}" tasks: install the service\'s packs there'
+        )
     return KINDS[kind].answer(document, options, tell)
 
 
