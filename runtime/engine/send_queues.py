@@ -4,8 +4,20 @@ Each queue has its own credit and its own thread, which takes the next segment w
 never waits until ranks agree on the next all-reduce. Both queues follow the plan's order. If pushes can fill
 the card, a segment waits while the other queue sends one that is needed earlier, but only as long as that one
 is expected to take. So a late rank does not delay the other queue.
+
+The next segment of a queue is the next one of the plan, or one that rank 0 chooses:
+
+- planned: segments are sent in the plan's order, each once its group is submitted.
+- leader: rank 0 chooses the longest tail among the submitted groups ("priority"), or the plan's order. If the
+  next segment of the plan is late, it waits for a while ("adaptive") or takes another at once ("overtake").
+
+When to overtake is the ski-rental problem. An adaptive leader waits for a late segment as long as the
+overtaking segment takes, and then sends the latter. So it loses at most twice what a leader that knows the
+future would lose. Overtaking at once usually loses more: plans cut segments so that the network is free at
+the moment at which an urgent group becomes ready, and a segment in flight cannot be recalled.
 """
 
+import heapq
 import math
 import threading
 import time
@@ -14,9 +26,7 @@ from typing import Literal
 
 import torch
 
-from pace.runtime.engine.in_flight import InFlight
 from pace.runtime.engine.plan import SendPlan
-from pace.runtime.engine.send_order import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend
 from pace.runtime.transports.transport import (
     Discipline,
@@ -31,6 +41,200 @@ QueueName = Literal["segments", "servers"]
 
 # If the transport chooses what it sends next, it gets all ready segments.
 _NO_LIMIT = 1 << 62
+
+
+class SendOrder:
+    """The segments of a round that wait to be sent; callers hold the engine's lock.
+
+    Parameters
+    ----------
+    segments
+        The segments of all groups, in planned order.
+    role
+        Whether this rank leads or follows. A follower only counts segments, as rank 0 chooses them.
+
+    Attributes
+    ----------
+    num_waiting
+        Number of segments that may be sent and have not been.
+    """
+
+    def __init__(self, segments: Sequence[SegmentSend], *, discipline: Discipline, role: Role) -> None:
+        self._planned_order = segments
+        self._apart = False
+        self._order = segments
+        self._discipline = discipline
+        self._planned = role == "planned"
+        self._chooses = role in ("leader", "submitter")
+        # The first segment of the plan that is not sent yet this round, and how many rounds are over.
+        self._position = 0
+        self._rounds = 0
+        # Ordered by round first: a peer may need this round's last segment before it can compute gradients of
+        # the next round. Then by a number that is different for all groups, so that groups are never
+        # compared.
+        self._queue: list[tuple[int, int, GroupSend]] = []
+        self._idle_since: float | None = None
+        self.num_waiting = 0
+
+    def enter(self, send: GroupSend) -> bool:
+        """Allow a group to be sent; return whether this can change which segment is next."""
+        send.submitted = True
+        send.rounds += 1
+        self.num_waiting += send.unsent
+        if self._chooses:
+            self._push(send)
+        return not self._planned or self._order[self._position].group is send
+
+    def next(self) -> SegmentSend | None:
+        """Return the next segment, or None if its group is not submitted yet."""
+        if self.num_waiting == 0:
+            return None
+        if self._planned:
+            segment = self._order[self._position]
+            return segment if segment.group.submitted else None
+        return self._queue[0][-1].following()
+
+    def patience_s(self, segment: SegmentSend, *, idle: bool) -> float:
+        """Return how many more seconds to wait for a late segment that this one would overtake.
+
+        Parameters
+        ----------
+        idle
+            Whether nothing is in flight. If something is, waiting costs nothing.
+        """
+        if self._discipline != "adaptive" or segment is self._order[self._position]:
+            self._idle_since = None
+            return 0.0
+        if not idle:
+            return math.inf
+        now = time.perf_counter()
+        if self._idle_since is None:
+            self._idle_since = now
+        elapsed_s = now - self._idle_since
+        known_s = segment.expected_s if segment.expected_s < math.inf else 0.0
+        if elapsed_s >= known_s:
+            self._idle_since = None
+        return known_s - elapsed_s
+
+    def take(self, segment: SegmentSend) -> None:
+        """Record that a segment is sent."""
+        send = segment.group
+        send.unsent -= 1
+        send.submitted = send.unsent > 0
+        self.num_waiting -= 1
+        if self._chooses:
+            heapq.heappop(self._queue)
+            if send.unsent:
+                self._push(send)
+        self._pass(segment)
+
+    def leave_out(self, send: GroupSend) -> None:
+        """Record that a group is not sent in this round."""
+        send.rounds += 1
+        for segment in send.segments:
+            self._pass(segment)
+
+    def separate_halves(self, *, apart: bool) -> None:
+        """Take reduce-scatters before gathers from now on, or the plan's order from the next round on."""
+        self._apart = apart
+        if apart:
+            self._position = 0
+            self._order = self._in_halves()
+            self._advance()
+
+    def _in_halves(self) -> Sequence[SegmentSend]:
+        return sorted(self._planned_order, key=lambda segment: segment.group.second_half)
+
+    def _pass(self, segment: SegmentSend) -> None:
+        segment.rounds += 1
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._order[self._position].rounds > self._rounds:
+            self._position += 1
+            if self._position == len(self._order):
+                self._position = 0
+                self._rounds += 1
+                if not self._apart:
+                    self._order = self._planned_order
+
+    def _push(self, send: GroupSend) -> None:
+        by_plan = self._discipline in ("adaptive", "overtake")
+        turn = send.following().number if by_plan else send.rank
+        heapq.heappush(self._queue, (send.rounds, turn, send))
+
+
+class InFlight:
+    """The segments that were handed over and are not summed yet; callers hold the engine's lock.
+
+    Parameters
+    ----------
+    credit_bytes
+        How many bytes may be in flight. One segment always may, so 0 means one at a time.
+    hand_over_s
+        How long before the end of the segment in flight to hand over the next one, in seconds.
+
+    Attributes
+    ----------
+    num_segments
+        Number of segments in flight.
+    """
+
+    def __init__(self, *, credit_bytes: int, hand_over_s: float) -> None:
+        self._credit_bytes = credit_bytes
+        self._hand_over_s = hand_over_s
+        self._size_bytes = 0
+        self._newest: SegmentSend | None = None
+        self._segments: set[SegmentSend] = set()
+        self._last_done_s = 0.0
+        self.num_segments = 0
+
+    def wait_s(self, candidate: SegmentSend) -> float:
+        """Return how many seconds to wait before `candidate` is handed over; inf: until a segment ends."""
+        within_credit = self._size_bytes + candidate.size_bytes <= self._credit_bytes
+        if self.num_segments == 0 or within_credit:
+            return 0.0
+        # Exceed the credit just before the segment in flight ends, so that the hand-over takes no extra time.
+        # Too early, the next segment would take half of the network.
+        newest = self._newest
+        if self.num_segments > 1 or newest is None or newest.at_most_s == math.inf:
+            return math.inf
+        start_s = max(newest.sent_s, self._last_done_s)
+        return start_s + newest.at_most_s - self._hand_over_s - time.perf_counter()
+
+    def ends_in_s(self, *, before: tuple[int, int]) -> float:
+        """Return how many more seconds the segments before a given one are expected to take; at least 0.
+
+        Parameters
+        ----------
+        before
+            The number of finished rounds of the given segment, and its place in the plan.
+        """
+        urgent = [
+            each
+            for each in self._segments
+            if (each.rounds - 1, each.number) < before and each.expected_s < math.inf
+        ]
+        if not urgent:
+            return 0.0
+        # They are sent one after another since the last one ended.
+        start_s = max(min(each.sent_s for each in urgent), self._last_done_s)
+        return max(start_s + sum(each.expected_s for each in urgent) - time.perf_counter(), 0.0)
+
+    def add(self, segment: SegmentSend) -> None:
+        """Record that a segment is handed over."""
+        self._newest = segment
+        self._segments.add(segment)
+        self.num_segments += 1
+        self._size_bytes += segment.size_bytes
+
+    def remove(self, segment: SegmentSend) -> None:
+        """Record that a segment ended at its ``done_s``, and how long the network was busy with it."""
+        segment.note(segment.done_s - max(segment.sent_s, self._last_done_s))
+        self._last_done_s = segment.done_s
+        self._segments.discard(segment)
+        self.num_segments -= 1
+        self._size_bytes -= segment.size_bytes
 
 
 class SendQueue:
@@ -69,7 +273,6 @@ class SendQueue:
         self._beside: SendQueue | None = None
         self._lock = lock
         self.sent_segments = self.sent_bytes = 0
-        self.segments = segments
         self.wake = threading.Condition(lock)
         self.sequencing = sequencing
         self.discipline = discipline

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from pace.runtime.engine.in_flight import InFlight
+from pace.runtime.engine.send_queues import InFlight
 from pace.runtime.engine.sends import SegmentSend, sends_of
 from tests.runtime.engine.plans import plan_of
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from pace.runtime.engine.send_order import SendOrder
+from pace.runtime.engine.send_queues import SendOrder
 from pace.runtime.engine.sends import GroupSend, SegmentSend, sends_of
 from pace.runtime.transports.transport import Discipline, Role
 from tests.runtime.engine.plans import plan_of
