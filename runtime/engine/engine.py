@@ -10,7 +10,7 @@ order on all ranks, in one of these ways:
 - planned: all ranks follow the plan's order.
 - keyed: if the transport matches segments by name, each rank follows the plan. Or it hands over all
   segments that are ready, and the transport chooses whenever a link has room.
-- leader and follower: rank 0 chooses (``send_order.py``) and publishes each choice before it sends; the other
+- leader and follower: rank 0 chooses (``SendOrder``) and publishes each choice before it sends; the other
   ranks follow. If the transport matches collectives by name, the other ranks submit at once, and rank 0's
   submission decides.
 
@@ -29,22 +29,21 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pace.errors import CommunicationFailed
-from pace.runtime.engine.failure import EngineFailure
 from pace.runtime.engine.on_device import OnDevice
 from pace.runtime.engine.plan import GroupExchange, SendPlan
 from pace.runtime.engine.prepared_groups import PreparedGroups
 from pace.runtime.engine.report import GroupTimes, SegmentTimes
 from pace.runtime.engine.send_queues import SendQueue, calls_of, send_queues_of
 from pace.runtime.engine.sends import GroupSend, SegmentMemory, SegmentSend, last_times, sends_of
-from pace.runtime.engine.transport_calls import call_for
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.torch_threads import torch_thread
-from pace.runtime.transports.transport import Discipline, Transport
+from pace.runtime.transports.transport import Discipline, Transport, reason_of
 
 
-class Engine(EngineFailure):
+class Engine:
     """Sends the segments of submitted groups. Its threads run when it is created.
 
     Parameters
@@ -281,7 +280,7 @@ class Engine(EngineFailure):
             with self._calling:
                 if self._on_device is not None:
                     self._on_device.await_queued()
-                summed = call_for(self._transport, exchange)(memory, name, done)
+                summed = _call_for(self._transport, exchange)(memory, name, done)
             if summed is None or self._transport.device is None:
                 self._block(send, ended)
             else:
@@ -364,7 +363,7 @@ class Engine(EngineFailure):
             self._fail("could not be sent", segment.group if segment else None, error)
 
     def _call(self, segment: SegmentSend) -> None:
-        call = call_for(self._transport, self._groups[segment.group.number].exchange)
+        call = _call_for(self._transport, self._groups[segment.group.number].exchange)
         completed = functools.partial(self._complete, segment)
         runs = {} if segment.runs is None else {"runs": segment.runs}
         segment.summed = call(segment.tensor, segment.name, completed, **runs)
@@ -389,3 +388,87 @@ class Engine(EngineFailure):
                     each.wake.notify_all()
             if queue.idle or self._closed:
                 self._ended.notify_all()
+
+    # Failure: the first one ends every wait, and nothing is sent after it.
+
+    @property
+    def failure(self) -> CommunicationFailed | None:
+        """The first failure, or None; nothing is sent after it."""
+        return self._failure
+
+    def _block(self, send: GroupSend, until: threading.Event) -> None:
+        start = time.monotonic()
+        stalled = False
+        while True:
+            waited_s = time.monotonic() - start
+            if waited_s >= self._timeout_s:
+                self._fail(f"did not end within {self._timeout_s:g} s", send, None)
+                return
+            next_s = self._timeout_s if stalled else self._stall_s
+            if until.wait(max(next_s - waited_s, 0.0)):
+                return
+            if not stalled and time.monotonic() - start >= self._stall_s and self._on_stall is not None:
+                self._on_stall(send.number)
+            stalled = True
+
+    def _raise_failure(self) -> None:
+        assert self._failure is not None
+        with self._lock:
+            explain = None if self._explained else self._explain
+            self._explained = True
+        if explain is not None:
+            found = explain()
+            if found:
+                self._failure = CommunicationFailed(f"{self._failure}; {found}")
+        raise self._failure
+
+    def abandon(self, failure: CommunicationFailed | None = None) -> None:
+        """Abandon what is in flight: nothing more is sent, and every wait raises `failure`, if given."""
+        if failure is not None:
+            with self._lock:
+                if self._failure is None:
+                    self._failure, self._explained = failure, True
+        self._fail("was abandoned", None, None)
+
+    def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
+        kind = "all-reduce" if send is None else _word_for(self._groups[send.number].exchange)
+        subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
+        cause = "" if error is None else f": {reason_of(error)}"
+        with self._lock:
+            if self._failure is None:
+                self._failure = CommunicationFailed(
+                    f"rank {self._transport.rank} of {self._transport.size}: {subject} {what}{cause}"
+                )
+                self._failure.__cause__ = error
+            for waiting in self._group_sends:
+                waiting.sent.set()
+                waiting.done.set()
+            for ended in self._asides:
+                ended.set()
+            self._wake_all()
+
+    def describe(self, group: int) -> str:
+        """Return a group's name for messages."""
+        names = self._groups[group].gradients
+        return f"group {group} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+
+    def _stopped(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _wake_all(self) -> None:
+        for queue in self._send_queues:
+            queue.wake.notify_all()
+        self._prepared.notify()
+        self._ended.notify_all()
+
+
+def _call_for(transport: Transport, exchange: GroupExchange | None) -> Callable[..., Any]:
+    """Return the transport's function that starts this exchange."""
+    if exchange == "reduce-scatter":
+        return transport.reduce_scatter
+    return transport.all_gather if exchange == "all-gather" else transport.allreduce
+
+
+def _word_for(exchange: GroupExchange | None) -> str:
+    """Return an exchange's name for messages."""
+    return exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"
