@@ -6,8 +6,8 @@ schedule it is computed here. Pure data: no buffers and no communication.
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -273,6 +273,70 @@ def cut(group: int, size_bytes: int, dtype: str, max_segment_bytes: int) -> list
         PlannedSegment(group=group, offset_bytes=offset, size_bytes=min(step, size_bytes - offset))
         for offset in range(0, size_bytes, step)
     ]
+
+
+def divide(plan: SendPlan, gradients: Sequence[GradientSize], pushed: Collection[str]) -> SendPlan:
+    """Set how each group is summed where some gradients go over parameter servers; split mixed groups.
+
+    The segments of both parts keep the places of the group's segments in the order, byte for byte.
+
+    Parameters
+    ----------
+    gradients
+        All gradients of the plan.
+    pushed
+        Names of those that are summed on parameter servers.
+    """
+    sizes = {gradient.name: gradient.size_bytes for gradient in gradients}
+    groups: list[PlannedGroup] = []
+    new_numbers: list[list[int]] = []
+    for group in plan.groups:
+        names = {
+            "servers": tuple(name for name in group.gradients if name in pushed),
+            "allreduce": tuple(name for name in group.gradients if name not in pushed),
+        }
+        kinds: list[GroupExchange] = ["servers", "allreduce"]
+        mine = [kind for kind in kinds if names[kind]]
+        new_numbers.append(list(range(len(groups), len(groups) + len(mine))))
+        groups += [
+            replace(
+                group,
+                gradients=names[kind],
+                size_bytes=sum(sizes[name] for name in names[kind]),
+                exchange=kind,
+            )
+            for kind in mine
+        ]
+    return replace(plan, groups=tuple(groups), segments=tuple(_divided_segments(plan, groups, new_numbers)))
+
+
+def _divided_segments(
+    plan: SendPlan, groups: Sequence[PlannedGroup], new_numbers: Sequence[Sequence[int]]
+) -> list[PlannedSegment]:
+    longest = [0] * len(plan.groups)
+    for segment in plan.segments:
+        longest[segment.group] = max(longest[segment.group], segment.size_bytes)
+    waiting = [
+        [part for new in numbers for part in cut(new, groups[new].size_bytes, groups[new].dtype, most)]
+        if len(numbers) > 1
+        else []
+        for numbers, most in zip(new_numbers, longest, strict=True)
+    ]
+    owed = [0] * len(plan.groups)
+    segments = []
+    for segment in plan.segments:
+        numbers = new_numbers[segment.group]
+        if len(numbers) == 1:
+            link = segment.link if groups[numbers[0]].exchange == "servers" else None
+            segments.append(replace(segment, group=numbers[0], link=link))
+            continue
+        owed[segment.group] += segment.size_bytes
+        parts = waiting[segment.group]
+        while parts and owed[segment.group] > 0:
+            part = parts.pop(0)
+            owed[segment.group] -= part.size_bytes
+            segments.append(part)
+    return segments
 
 
 def credit_of(execution: Execution) -> int:

@@ -21,8 +21,7 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
-from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import SendPlan
+from pace.runtime.engine.plan import SendPlan, divide
 from pace.runtime.engine.report import Report, lay_out_round
 from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.event_log import log

@@ -3,8 +3,14 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.runtime.engine.divided_plan import divide
-from pace.runtime.engine.plan import GradientSize, PlannedGroup, PlannedSegment, SendPlan, plan_locally
+from pace.runtime.engine.plan import (
+    GradientSize,
+    PlannedGroup,
+    PlannedSegment,
+    SendPlan,
+    divide,
+    plan_locally,
+)
 
 
 def _gradient(name: str, size_bytes: int) -> GradientSize:
