@@ -176,10 +176,13 @@ class Awaited(Protocol):
 
     Attributes
     ----------
+    slots
+        The slots of the parameters.
     pending
         Whether the use must wait.
     """
 
+    slots: list[Slot]
     pending: bool
 
 

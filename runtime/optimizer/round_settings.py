@@ -1,9 +1,8 @@
 """The settings that rounds get from their wrapper."""
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -87,11 +86,3 @@ def choose_disciplines(
     if sequencing == "decision" or source == "plain":
         return Disciplines(segments="static", pushed=pushed)
     return Disciplines(segments="adaptive" if source == "schedule" else "priority", pushed=pushed)
-
-
-class Profiling(Protocol):
-    """Tells whether iterations are being profiled."""
-
-    @property
-    def aside(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """Return the context in which to communicate while iterations are profiled; None otherwise."""

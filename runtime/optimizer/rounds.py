@@ -1,50 +1,51 @@
 """Rounds of gradients under one plan: from the hook that receives a gradient to the update that uses it.
 
-A round ends with the next ``step()``. This module has the hooks and the order of events. The sums are in
-``reduction``, user code's access to gradients in ``gradient_access``, and its calls in ``wrapped_optimizer``.
+A round ends with the next ``step()``. Updates are applied then, or each just before its parameters are used.
+The sums are in ``reduction``, user code's access to gradients in ``gradient_access``, and its calls in
+``wrapped_optimizer``.
 """
 
 import contextlib
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot, build_groups, segment_tensors
+from pace.errors import InvalidUse, PaceError
+from pace.runtime.control.replanner import Replanner
+from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot, build_groups, segment_tensors
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
+from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
     forget_guards,
     guard,
+    guard_all,
+    unguard_all,
     without_guards,
 )
 from pace.runtime.gates.memory_watch import MemoryWatch
-from pace.runtime.gates.model_wrapper import refuse_local_step
+from pace.runtime.gates.model_wrapper import refuse_local_step, refuse_reducing
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.gates.patches.backward_end import after_backward, watch_backward
 from pace.runtime.optimizer.gradients.gradient_access import Gate, GradientAccess
 from pace.runtime.optimizer.gradients.reduction import Reduction
-from pace.runtime.optimizer.group_update import (
-    GroupUpdate,
-    TwinOptimizer,
-    gradients_in_place,
-    take_existing,
-)
-from pace.runtime.optimizer.live_wrappers import weakly
-from pace.runtime.optimizer.pending_updates import ForkedGate, UpdateGuard, refuse_forked
-from pace.runtime.optimizer.round_answers import RoundAnswers
-from pace.runtime.optimizer.round_settings import Profiling, RoundSettings
+from pace.runtime.optimizer.group_update import GroupUpdate, TwinOptimizer, plain_mode, take_existing
+from pace.runtime.optimizer.live_wrappers import FORKED, weakly
+from pace.runtime.optimizer.round_settings import RoundSettings
+from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
 
-class Rounds(RoundAnswers):
+class Rounds:
     """The buffers for a plan, a running engine, and the hooks and gates on parameters, until ``close``.
 
     Parameters
@@ -59,6 +60,8 @@ class Rounds(RoundAnswers):
 
     Attributes
     ----------
+    groups
+        The buffers in which gradients are summed.
     accumulating
         Whether gradients are only accumulated, not sent.
     closed
@@ -75,7 +78,7 @@ class Rounds(RoundAnswers):
         *,
         settings: RoundSettings,
         usage: Usage,
-        profiling: Profiling,
+        profiling: Replanner,
         before: "Rounds | None",
     ) -> None:
         self._plan, self._transport = plan, transport
@@ -95,6 +98,7 @@ class Rounds(RoundAnswers):
         self._lock = threading.RLock()
         self._num_pending = self._num_arrived = 0
         self._accumulated = False
+        self._awaited_of = {slot: each for each in self._awaited for slot in each.slots}
         self._thread = threading.get_ident()
         self._asked = (0, 0, False)
         self._answering = self._entered = False
@@ -121,7 +125,6 @@ class Rounds(RoundAnswers):
         self._guarded = [slot.parameter for slot in guarded]
         self._guards = {id(slot.parameter): UpdateGuard(self, slot) for slot in guarded}
         self._held_state = settings.held_state
-        self._parameters = [slot.parameter for slot in self.slots]
         self._attend()
         # Last, so that a model that cannot be hooked leaves no thread behind.
         self.engine = Engine(
@@ -145,13 +148,14 @@ class Rounds(RoundAnswers):
             self._guard()
 
     groups: list[FusedGroup]
-
+    # What the uses of parameters may have to wait for.
+    _awaited: Sequence[Awaited]
     # Whether the runtime holds the memory of parameters.
     _moves_parameters = False
 
     def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
         """Allocate `groups`, the buffers in which gradients are summed."""
-        self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
+        self._awaited = self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
         return Reduction(self._plan, self.groups, self._transport, settings.averaging)
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
@@ -206,6 +210,11 @@ class Rounds(RoundAnswers):
             read_wait_s=self._before.read_wait_s + self.access.waited_s,
         )
 
+    @property
+    def number(self) -> int:
+        """The number of rounds that have ended."""
+        return self.reduction.step
+
     def missing(self) -> list[int]:
         """Return the groups that this rank has not submitted in the current round."""
         return [group.number for group in self.groups if not group.submitted] if self.reduction.open else []
@@ -223,7 +232,7 @@ class Rounds(RoundAnswers):
             self._settle_after_backward(torch._C._current_graph_task_id())
             return
         reduction = self.reduction
-        if slot.fused.pending:
+        if self._awaited_of[slot].pending:
             raise InvalidUse(
                 f"{slot.name} was used in a way the runtime cannot see before its last update was applied;"
                 f" call synchronize() before using it"
@@ -358,20 +367,53 @@ class Rounds(RoundAnswers):
         self.access.with_graph = False
         self._thread = threading.get_ident()
         self.reduction.end()
-        for group in self.groups:
-            group.pending = pending
-        self._num_pending = len(self.groups) if pending else 0
+        for each in self._awaited:
+            each.pending = pending
+        self._num_pending = len(self._awaited) if pending else 0
         self._attend()
 
-    def wait_for_all(self) -> None:
-        """Wait until every group of a sealed round is reduced."""
+    def reduce(self) -> None:
+        """Seal the round and wait for all of it, as user code and ranks without a backward pass left it."""
+        self.seal(read=False)
         self.await_answer()
         self.reduction.resolve_all()
+        self.adopt_replaced()
+        self.reduction.take_over()
 
     def adopt_replaced(self) -> None:
         """Use the gradients with which user code replaced reduced ones."""
         self.await_answer()
         self.reduction.adopt_replaced()
+
+    def settle_aside(self) -> None:
+        """While iterations are recorded, wait for what the update needs as soon as the round is sealed."""
+        self.reduction.resolve_all()
+
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """Clip all gradients of a round by their norm, and return it; clear them if it is not finite."""
+        if not self.reduction.sealed:
+            self.seal(read=True)
+        read = [(slot, self.access.read(slot)) for slot in self.slots]
+        gradients = [gradient for _, gradient in read if gradient is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            norms = [torch.linalg.vector_norm(each, norm_type, dtype=torch.float64) for each in gradients]
+            norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type).cpu()
+            if not math.isfinite(norm):
+                for slot, gradient in read:
+                    if gradient is not None:
+                        self.access.clear(slot)
+                return norm
+            coefficient = float(coefficient_for(max_norm, norm))
+            if coefficient < 1.0:
+                torch._foreach_mul_(gradients, coefficient)
+        return norm
+
+    def clip_at_step(self, max_norm: float) -> torch.Tensor:
+        """Clip a round that is sealed, as a part of ``step()`` on every rank; see ``clip``."""
+        self.reduction.take_over()
+        return self.clip(max_norm, 2.0)
 
     def synchronize(self) -> None:
         """Wait until gradients are reduced and updates applied; nothing is then in flight."""
@@ -380,7 +422,8 @@ class Rounds(RoundAnswers):
         if self.reduction.live():
             self.seal(read=True)
         if self.reduction.sealed:
-            self.wait_for_all()
+            self.await_answer()
+            self.reduction.resolve_all()
 
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients, except those in flight for the update of the last step."""
@@ -391,8 +434,225 @@ class Rounds(RoundAnswers):
                 change(slot)
         self.reduction.live()
 
-    @contextlib.contextmanager
-    def gradients_in_place(self) -> Iterator[None]:
-        """Inside, torch's own gradients are the reduced gradients, without gates, for an optimizer."""
-        with gradients_in_place(self.slots):
-            yield
+    # Answers to a rank that waits for a round while this rank waits in a collective of user code.
+
+    def answer(self, turn: int) -> bool:
+        """Seal the round for another rank that waits for it, if this rank waits in a collective of user code.
+
+        The rank that asks reads gradients that the other ranks do not read, and comes to that collective
+        later. So every rank that waits there has computed all gradients of the round. Another thread calls
+        this repeatedly. It acts when nothing has changed between two calls.
+
+        Returns
+        -------
+        bool
+            Whether the round was sealed.
+        """
+        before, self._asked = self._asked, (turn, self._num_arrived, in_collective(self._thread))
+        if before != (now := self._asked) or not now[-1] or self.reduction.turn >= turn or self._busy():
+            return False
+        if not self._lock.acquire(timeout=0.1):
+            return False
+        try:
+            self._answering = True
+            # From here on the training thread waits before it uses any gradient.
+            unchanged = (turn, self._num_arrived, in_collective(self._thread)) == now
+            if not unchanged or self.reduction.sealed or self._busy():
+                return False
+            device = self._transport.device
+            with contextlib.nullcontext() if device is None else device.in_noted_queue():
+                self.seal(read=False)
+                self.reduction.unread = True
+                # Another turn may follow, in which the asking rank needs this rank too.
+                with contextlib.suppress(PaceError):  # the training thread will raise it
+                    self.reduction.resolve_all()
+        finally:
+            self._answering = False
+            self._lock.release()
+        return True
+
+    def await_answer(self) -> None:
+        """Wait until an answer that another thread gives for this rank is finished."""
+        if self._answering:
+            with self._lock:
+                pass
+
+    def _busy(self) -> bool:
+        return self.accumulating or self.closed or self._profiling.aside is not None
+
+    # Pending updates: each is applied just before its parameters are used.
+
+    @property
+    def _learning(self) -> bool:
+        return self._update is not None and not self._usage.watched
+
+    def _attend(self) -> None:
+        self._attention.needed = self._learning or self._num_pending > 0
+        if not self._attention.needed:
+            forget_guards(self._guards)
+
+    def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
+        return [each for each in self._awaited if any(slot.name in names for slot in each.slots)]
+
+    def finish(self, group: Awaited) -> None:
+        """Wait for a group's all-reduce and apply its update, if one is pending."""
+        if group.pending:
+            with self._lock:
+                self._apply(group)
+
+    def _apply(self, group: Awaited) -> None:
+        if not group.pending:  # another thread was faster
+            return
+        assert isinstance(group, FusedGroup)
+        assert isinstance(self._update, GroupUpdate)
+        device = group.buffer.device.type
+        with without_guards(), plain_mode(device):
+            self.reduction.resolve(group)
+            self.reduction.take_over()
+            if device != "cpu":
+                self._unguard(group.slots)  # torch's optimizers choose kernels by the class of parameters
+            try:
+                if self._poison is not None:
+                    self._poison.give_back(group.slots)
+                    self._poison.check("a sum of gradients", [s.view for s in group.slots if s.present])
+                self._update.apply(group.number)
+            finally:
+                self._end_pending(group, group.slots)
+        for slot in group.slots:
+            slot.cleared = slot.zeroed_later = False
+
+    def _end_pending(self, group: Awaited, slots: Sequence[Slot]) -> None:
+        group.pending = False
+        self._num_pending -= 1
+        self._attend()
+        self._unguard(slots if not self._learning else [slot for slot in slots if slot.claimed])
+
+    # Guards: no code uses a parameter whose update is pending.
+
+    def _guard(self) -> None:
+        guard_all(self._guarded, self._guards)
+
+    @staticmethod
+    def _unguard(slots: Iterable[Slot]) -> None:
+        unguard_all([slot.parameter for slot in slots])
+
+    def make_current(self, slot: Slot) -> None:
+        """Apply a parameter's pending update; the parameter is about to be used."""
+        slot.claimed = True
+        self.finish(self._awaited_of[slot])
+        unguard_all([slot.parameter])
+
+    def finish_all(self) -> None:
+        """Apply all pending updates."""
+        if self._num_pending:
+            for each in self._awaited:
+                self.finish(each)
+
+    def _use(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.finish(self._awaited_of[slot])
+
+    def _enter(self) -> None:
+        refuse_reducing(self._model_wrapper)
+        self._entered = True
+        if self._num_pending:
+            for group in self._at_entry:
+                self.finish(group)
+
+    # Updates applied in ``step()``, or before code whose use of parameters cannot be noticed.
+
+    def _finish_unguarded(self) -> None:
+        """Apply the updates of parameters and state that user code could use or change unnoticed."""
+        for group in self._at_step:
+            self.finish(group)
+        shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
+        shared.update(self._held_state(self._guarded))
+        if shared:
+            found = [slot for slot in self.slots if slot.parameter in shared]
+            self._usage.tell_of_sharing([slot.name for slot in found])
+            for slot in found:
+                self.finish(self._awaited_of[slot])
+
+    def _poison_pending(self) -> None:
+        """Poison the parameters whose updates are still pending at the end of ``step()``."""
+        if self._poison is not None and self._update is not None:
+            pending = [slot for slot in self.slots if self._awaited_of[slot].pending]
+            self._poison.place(pending, self._update.states())
+
+    def finish_in_step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """From now on apply the updates of these parameters in ``step()``."""
+        wanted = set(parameters)
+        names = frozenset(slot.name for slot in self.slots if slot.parameter in wanted)
+        if not names <= self._usage.at_step:
+            self._usage.at_step |= names
+            self._at_step = self._groups_with(self._usage.at_step)
+            for group in self._at_step:
+                self.finish(group)
+
+    def finish_before(self, parameters: Iterable[nn.Parameter] | None) -> None:
+        """Apply the updates of some parameters (None: of all) before code that would use them unnoticed."""
+        if self._attention.needed:
+            wanted = None if parameters is None else set(parameters)
+            for slot in self.slots:
+                if wanted is None or slot.parameter in wanted:
+                    self.make_current(slot)
+
+    # The optimizer's state. Every rank has all of it, unless updates are sharded.
+
+    def hand_back(self, *, last: bool = False) -> None:
+        """Give the user's optimizer the state that is kept elsewhere.
+
+        Parameters
+        ----------
+        last
+            Whether this is the last call in which this rank takes part.
+        """
+
+    def lend_state(self) -> None:
+        """Give the user's optimizer its whole state, and take over changes that user code makes to it."""
+
+    def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
+        """Answer another rank that asks for state; return whether the answer was complete."""
+        return False
+
+    def take_state(self) -> None:
+        """Move the user's optimizer's state to where it is kept during training."""
+
+    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
+        """Inside, the user's optimizer has its whole state; yields whether it was gathered only for this."""
+        return contextlib.nullcontext(enter_result=False)
+
+
+class UpdateGuard:
+    """The guard of one parameter; it does nothing once its rounds are gone."""
+
+    __slots__ = ("_rounds", "_slot")
+
+    def __init__(self, rounds: Rounds, slot: Slot) -> None:
+        self._rounds = weakref.ref(rounds)
+        self._slot = slot
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        """Apply the parameter's pending update; called before any use of it."""
+        rounds = self._rounds()
+        if rounds is None:
+            unguard_all([tensor])
+        else:
+            rounds.make_current(self._slot)
+
+
+class ForkedGate:
+    """The gate of a gradient that was being summed when this process was forked; every access raises."""
+
+    def read(self) -> torch.Tensor | None:
+        """See ``GradientGate``."""
+        raise InvalidUse(FORKED)
+
+    def write(self, _value: torch.Tensor | None) -> None:
+        """See ``GradientGate``."""
+        raise InvalidUse(FORKED)
+
+
+def refuse_forked(_tensor: torch.Tensor) -> None:
+    """Raise: this is the guard of a parameter whose update was pending when this process was forked."""
+    raise InvalidUse(FORKED)

@@ -29,6 +29,7 @@ from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
 from pace.runtime.optimizer.gradients.averaging import Averaging, mean_loss
+from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -184,7 +185,7 @@ class WrappedOptimizer(WrapperLifetime):
         self.synchronize()
         before = self._rounds
         before.hand_back()
-        before.restore_held()
+        before.reduction.restore_held()
         before.close()
         reason = self._why_whole() if plan.shards and not self._plan.shards else None
         if reason is None:
@@ -286,7 +287,7 @@ class WrappedOptimizer(WrapperLifetime):
 
             return self._own_step(reduced)
         self._reduce()
-        with self._rounds.gradients_in_place():
+        with gradients_in_place(self._rounds.slots):
             return self._own_step()
 
     def _own_step(self, *closure: Callable[[], Any]) -> Any:
@@ -294,13 +295,9 @@ class WrappedOptimizer(WrapperLifetime):
         return self.optimizer.step(*closure)
 
     def _reduce(self) -> None:
-        rounds = self._rounds
-        rounds.seal(read=False)
-        rounds.wait_for_all()
-        rounds.adopt_replaced()
-        rounds.take_over()
+        self._rounds.reduce()
         self._clip_at_step()
-        rounds.end()
+        self._rounds.end()
 
     def _refuse_closed(self) -> None:
         if self._forked:

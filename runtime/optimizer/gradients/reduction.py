@@ -346,7 +346,10 @@ class Reduction(Contribution):
                 slot.complete = False
                 slot.passes = 0
 
-    # The rest.
+    # What differs if this rank has only its rows.
+
+    def restore_held(self) -> None:
+        """Gather the uncleared gradients of the last step on all ranks; every rank calls it."""
 
     def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:  # noqa: ARG002
         """Return whether a GradScaler may check only a part of a gradient, and this part."""

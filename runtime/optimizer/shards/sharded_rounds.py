@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pace.errors import CommunicationFailed, InvalidUse
+from pace.errors import CommunicationFailed
 from pace.runtime.engine.buffers import Awaited, Slot
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.guarded_tensors import without_guards
@@ -76,9 +76,9 @@ class ShardedRounds(Rounds):
             for number, group in enumerate(plan.groups)
             if group.exchange == "all-gather"
         ]
-        self._gather_of = {slot: gather for gather in self._gathers for slot in gather.slots}
         first = {segment.group: place for place, segment in reversed(list(enumerate(plan.segments)))}
         self._gathers.sort(key=lambda gather: first[gather.number])
+        self._awaited = self._gathers
         return ShardReduction(
             plan,
             self._calls,
@@ -91,15 +91,12 @@ class ShardedRounds(Rounds):
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
         self._shard_update = ShardUpdate(
-            optimizer, list(self._gather_of), self._calls, self._memory, self._usage
+            optimizer, list(self._awaited_of), self._calls, self._memory, self._usage
         )
         return self._shard_update
 
     def _tensors(self) -> Sequence[SegmentMemory]:
         return half_tensors(self._plan, self._calls, self._memory)
-
-    def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
-        return [each for each in self._gathers if any(slot.name in names for slot in each.slots)]
 
     def close(self) -> None:
         """Remove hooks and gates; give parameters their own memory. See ``Rounds``."""
@@ -109,17 +106,8 @@ class ShardedRounds(Rounds):
 
     # From the backward pass to the update.
 
-    def arrived(self, slot: Slot) -> None:
-        """Process a gradient to which autograd has just added."""
-        if self._gather_of[slot].pending and not self.accumulating:
-            raise InvalidUse(
-                f"{slot.name} was used in a way the runtime cannot see before its last update was gathered;"
-                f" call synchronize() before using it"
-            )
-        super().arrived(slot)
-
     def settle_aside(self) -> None:
-        """Wait for this rank's rows; see ``WholeUpdates``."""
+        """Wait for this rank's rows; see ``Rounds``."""
         for call in self._calls:
             self.engine.wait(call.number)
 
@@ -175,11 +163,7 @@ class ShardedRounds(Rounds):
             self._shard_update.decide(self.reduction.finite, self._transport.device)
         for slot in self.slots:
             slot.cleared = slot.zeroed_later = False
-        self._end(pending=False)
-        for gather in self._gathers:
-            gather.pending = True
-        self._num_pending = len(self._gathers)
-        self._attend()
+        self._end(pending=True)
         self._guard()
         with self._aside():
             if recorded:
@@ -208,16 +192,6 @@ class ShardedRounds(Rounds):
                 self.engine.wait(gather.number)
             super()._poison_pending()
 
-    def finish_all(self) -> None:
-        """Wait for every gather."""
-        if self._num_pending:
-            for gather in self._gathers:
-                self.finish(gather)
-
-    def awaited(self, slot: Slot) -> Awaited:
-        """Return the gather of a parameter."""
-        return self._gather_of[slot]
-
     # The optimizer's state.
 
     def hand_back(self, *, last: bool = False) -> None:
@@ -243,10 +217,6 @@ class ShardedRounds(Rounds):
             return not self.closed and self._shard_update.give(self._transport, self.number, asked)
         except CommunicationFailed:  # the rank that asked gets this error too
             return False
-
-    def restore_held(self) -> None:
-        """Gather the uncleared gradients of the last step on every rank; see ``Rounds``."""
-        self.reduction.restore_held()
 
     def take_state(self) -> None:
         """Keep only this rank's pieces of the user's optimizer's state."""
