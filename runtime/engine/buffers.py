@@ -2,7 +2,7 @@
 
 A group's buffer holds its gradients and, after them, one *mark* for each: the number of ranks that have
 computed it. Marks are summed with the gradients, so every rank learns at no cost which gradients exist. The
-group that becomes ready last also carries one number from each rank (see ``round_codes``).
+group that becomes ready last also carries one number from each rank (see ``RoundCode``).
 """
 
 import sys
@@ -34,10 +34,6 @@ class Slot:
         How often autograd has added to the gradient since it was last reduced or cleared.
     expected
         How often autograd adds to it before it is complete, according to earlier rounds.
-    short, peak
-        The number of rounds in a row with fewer passes than expected, and the most passes in them.
-    complete
-        Whether autograd has added to it as often as expected.
     base
         Whether the buffer holds a reduced gradient that user code has not cleared. Then ``parameter.grad`` is
         this gradient, and later contributions are added to it.
@@ -57,8 +53,10 @@ class Slot:
         How often user code has cleared the gradient since the last step.
     keeps
         Whether to keep a copy of contributions.
-    cleared, zeroed_later
-        What ``zero_grad`` asked for between ``step()`` and the update.
+    cleared
+        Whether user code has cleared the gradient between ``step()`` and the update.
+    zeroed_later
+        Whether it was cleared by ``zero_grad(set_to_none=False)``: it is then zero if the update has it.
     zeroed
         Whether the gradient exists and is zero, after ``zero_grad(set_to_none=False)``.
     late
@@ -74,7 +72,6 @@ class Slot:
         "claimed",
         "cleared",
         "clears",
-        "complete",
         "dropped",
         "expected",
         "fused",
@@ -85,10 +82,8 @@ class Slot:
         "name",
         "parameter",
         "passes",
-        "peak",
         "present",
         "sent",
-        "short",
         "shown",
         "view",
         "zeroed",
@@ -104,9 +99,6 @@ class Slot:
         self.fused = fused
         self.passes = 0
         self.expected = 1
-        self.short = 0
-        self.peak = 0
-        self.complete = False
         self.base = False
         self.present = False
         self.here = False
@@ -159,6 +151,14 @@ class Slot:
         self.assigned = tensor
         self.fused.owned = True
 
+    def follow_assigned(self) -> None:
+        """Continue to use the tensor that user code assigned to ``parameter.grad``, if it keeps it."""
+        tensor, self.assigned = self.assigned, None
+        assert tensor is not None
+        own = 2 + REFERENCES_FROM_TORCH  # and the caller's variable
+        if tensor.layout is torch.strided and kept_elsewhere(tensor, own):
+            self.show_apart(tensor)
+
     def take_back(self) -> None:
         """Copy a gradient from user code's own memory to the buffer."""
         shown = local_part(self.shown)
@@ -199,8 +199,8 @@ class FusedGroup:
         One element for each gradient: the number of ranks that have it.
     codes
         One element for each rank in the closing group; empty in other groups.
-    missing
-        Number of gradients that are not complete.
+    arrived
+        The gradients to which autograd has added as often as expected.
     submitted
         Whether it was submitted to the engine in this round.
     pending
@@ -215,11 +215,11 @@ class FusedGroup:
 
     __slots__ = (
         "_baseline",
+        "arrived",
         "buffer",
         "codes",
         "gradients",
         "marks",
-        "missing",
         "num_codes",
         "number",
         "owned",
@@ -248,7 +248,7 @@ class FusedGroup:
         self.planned = planned
         self.num_codes = num_codes
         self.slots = [Slot(name, parameters[name], self) for name in planned.gradients]
-        self.missing = len(self.slots)
+        self.arrived: set[Slot] = set()
         self.submitted = False
         self.pending = False
         self.resolved = True
@@ -303,6 +303,31 @@ class FusedGroup:
         if any(slot.base and (slot.apart or slot.is_kept) for slot in self.slots):
             return True
         return self._num_references() > self._baseline
+
+    def take_back(self) -> None:
+        """Use the current values of gradients whose memory belongs to user code.
+
+        It has assigned its own tensor, or moved the gradient: ``parameter.grad.data = ...``.
+        """
+        if self.resolved and (self.owned or self.seen):
+            with torch.no_grad():
+                for slot in self.slots:
+                    if slot.base:
+                        slot.take_back()
+
+    def give_out_kept(self) -> None:
+        """At the end of a step, copy results to tensors that user code keeps, and forget those it dropped."""
+        if not self.owned:
+            return
+        for slot in self.slots:
+            if not (slot.apart and slot.base and self.resolved):
+                continue
+            if kept_elsewhere(slot.shown, 1):
+                with torch.no_grad():
+                    slot.give_out()  # step() may have clipped it
+            else:
+                slot.show()
+        self.owned = any(slot.apart or slot.assigned is not None for slot in self.slots)
 
     def _num_references(self) -> int:
         return int(num_uses(self.buffer.untyped_storage()._cdata))

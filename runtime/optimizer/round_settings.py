@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
-from pace.runtime.optimizer.gradients.averaging import Averaging
+from pace.runtime.optimizer.gradients.reduction import Averaging
 from pace.runtime.optimizer.poison import Poison
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 

@@ -360,10 +360,7 @@ class Rounds:
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()
-        for slot in self.slots:
-            if slot.passes != slot.expected:
-                self._usage.adapt(slot)
-        self._usage.end_round()
+        self._usage.end_round(self.slots)
         self.access.with_graph = False
         self._thread = threading.get_ident()
         self.reduction.end()

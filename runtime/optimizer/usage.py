@@ -30,6 +30,8 @@ class Usage:
     def __init__(self, backward_passes_per_step: int) -> None:
         self._least = backward_passes_per_step
         self._expected: dict[str, int] = {}
+        # The number of rounds in a row with fewer passes than expected, and the most passes in them.
+        self._short: dict[str, tuple[int, int]] = {}
         self._hold = 0
         self._wasted = False
         self._times_wasted = 0
@@ -42,6 +44,7 @@ class Usage:
 
     def lay_out(self, slots: Sequence[Slot]) -> None:
         """Set what is known of the gradients of new slots."""
+        self._short.clear()
         for slot in slots:
             slot.expected = self._expected.get(slot.name, self._least)
 
@@ -67,16 +70,16 @@ class Usage:
         if slot.passes > slot.expected:
             self._expect(slot, slot.passes)
         elif 0 < slot.passes < slot.expected and slot.expected > self._least:
-            slot.short += 1
-            slot.peak = max(slot.peak, slot.passes)
-            if slot.short == _PATIENCE:
-                self._expect(slot, max(slot.peak, self._least))
-            return
-        slot.short = slot.peak = 0
+            short, peak = self._short.get(slot.name, (0, 0))
+            short, peak = short + 1, max(peak, slot.passes)
+            if short < _PATIENCE:
+                self._short[slot.name] = short, peak
+                return
+            self._expect(slot, max(peak, self._least))
+        self._short.pop(slot.name, None)
 
     def _expect(self, slot: Slot, passes: int) -> None:
         slot.expected = self._expected[slot.name] = passes
-        slot.short = slot.peak = 0
 
     def tell_of_sharing(self, names: Sequence[str]) -> None:
         """Log, once, that the training loop refers to memory of parameters or of their state."""
@@ -94,8 +97,14 @@ class Usage:
         """Record that a gradient was cleared after it had been sent."""
         self._wasted = True
 
-    def end_round(self) -> None:
-        """Decide whether the next round sends early; after a gradient was sent in vain, it does not."""
+    def end_round(self, slots: Sequence[Slot]) -> None:
+        """Learn from a round, and decide whether the next one sends early.
+
+        After a gradient was sent in vain, it does not.
+        """
+        for slot in slots:
+            if slot.passes != slot.expected:
+                self.adapt(slot)
         if self._wasted:
             self._wasted = False
             self._hold = min(2**self._times_wasted, _LONGEST_HOLD)

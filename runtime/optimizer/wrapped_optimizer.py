@@ -7,6 +7,7 @@ plan and mode in ``mode_choice``.
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pace.runtime.event_log import log
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
-from pace.runtime.optimizer.gradients.averaging import Averaging, mean_loss
+from pace.runtime.optimizer.gradients.reduction import Averaging
 from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
@@ -283,7 +284,7 @@ class WrappedOptimizer(WrapperLifetime):
                 with torch.enable_grad():
                     loss = closure()
                 self._reduce()
-                return mean_loss(loss, self._transport)
+                return _mean_loss(loss, self._transport)
 
             return self._own_step(reduced)
         self._reduce()
@@ -387,3 +388,12 @@ class WrappedOptimizer(WrapperLifetime):
         window = lay_out_round(self.report(), self._plan, name=name)
         trace = window_trace(window, pid=1, plan_sha256=self._plan.sha256)
         Path(path).write_text(json.dumps(trace), encoding="utf-8")
+
+
+def _mean_loss(loss: Any, transport: Transport) -> Any:
+    """Return the mean of a closure's loss over all ranks, so that all optimizers decide the same."""
+    if not isinstance(loss, torch.Tensor | float):
+        return loss
+    losses = [float(each) for each in transport.gather(repr(float(loss)).encode())]
+    mean = math.fsum(losses) / len(losses)
+    return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean

@@ -7,32 +7,19 @@ this rank's contribution. An assignment after it replaces the reduced gradient.
 
 import time
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.engine.buffers import Slot
 from pace.runtime.gates.call_stacks import reader
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.gradients.reduction import Reduction
 from pace.runtime.optimizer.usage import Usage
 
-
-class Progress(Protocol):
-    """The rounds that gradients belong to."""
-
-    accumulating: bool
-    closed: bool
-
-    def seal(self, *, read: bool) -> None:
-        """Make this rank's contribution final."""
-
-    def finish(self, group: FusedGroup) -> None:
-        """Apply a group's update, if one is pending."""
-
-    def await_answer(self) -> None:
-        """Wait until an answer that another thread gives for this rank is finished."""
+if TYPE_CHECKING:
+    from pace.runtime.optimizer.rounds import Rounds
 
 
 class GradientAccess:
@@ -46,8 +33,8 @@ class GradientAccess:
         Whether this round's latest backward pass made a graph of the gradients, which their sums lack.
     """
 
-    def __init__(self, progress: Progress, reduction: Reduction, usage: Usage) -> None:
-        self._progress = progress
+    def __init__(self, rounds: "Rounds", reduction: Reduction, usage: Usage) -> None:
+        self._rounds = rounds
         self._reduction = reduction
         self._usage = usage
         self.waited_s = 0.0
@@ -66,10 +53,10 @@ class GradientAccess:
                 self.waited_s += time.perf_counter() - begin
 
     def _read(self, slot: Slot) -> torch.Tensor | None:
-        self._progress.await_answer()
-        if self._progress.closed:
+        self._rounds.await_answer()
+        if self._rounds.closed:
             return local_gradient(slot.parameter)
-        if self._progress.accumulating:
+        if self._rounds.accumulating:
             return self._read_accumulating(slot)
         if torch._C._current_graph_task_id() != -1:
             return self._read_in_backward(slot)
@@ -85,9 +72,9 @@ class GradientAccess:
                 self.zero(slot)
                 return torch.zeros_like(slot.shown)
             self._refuse_graph(slot)
-            self._progress.finish(slot.fused)
+            self._rounds.finish(slot.fused)
             if unsealed and reduction.live():
-                self._progress.seal(read=True)
+                self._rounds.seal(read=True)
             if who == "unscaling" and reduction.sealed and reduction.by_rows:
                 found, piece = reduction.for_scaler(slot)
                 if found:
@@ -148,15 +135,15 @@ class GradientAccess:
 
     def write(self, slot: Slot, value: torch.Tensor | None) -> None:
         """Process an assignment to ``parameter.grad``."""
-        self._progress.await_answer()
-        if self._progress.closed or (self._progress.accumulating and value is not None):
+        self._rounds.await_answer()
+        if self._rounds.closed or (self._rounds.accumulating and value is not None):
             if value is not None:
                 slot.assign(value)
             set_local_gradient(slot.parameter, value)
         elif value is None:
             self.clear(slot)
         elif not (value is slot.shown and slot.base):
-            self._progress.finish(slot.fused)
+            self._rounds.finish(slot.fused)
             if self._reduction.sealed and self._reduction.cleared():
                 self._reduction.reopen()
             if not self._reduction.sealed:
@@ -185,7 +172,7 @@ class GradientAccess:
 
     def clear(self, slot: Slot) -> None:
         """Clear a gradient: set it to None."""
-        self._progress.await_answer()
+        self._rounds.await_answer()
         self.clear_now(slot)
 
     def clear_now(self, slot: Slot) -> None:
@@ -202,7 +189,7 @@ class GradientAccess:
         # discards what other ranks have computed. The second one in a step may be either.
         slot.keeps = slot.keeps or slot.clears > 1
         if slot.fused.pending and self._reduction.computed:
-            self._progress.finish(slot.fused)  # the cleared gradient belongs to the next step
+            self._rounds.finish(slot.fused)  # the cleared gradient belongs to the next step
         return slot.fused.pending
 
     def _clear_pending(self, slot: Slot) -> None:
@@ -219,7 +206,7 @@ class GradientAccess:
 
     def zero(self, slot: Slot) -> None:
         """Set a gradient to zero, unless it is None."""
-        self._progress.await_answer()
+        self._rounds.await_answer()
         self.zero_now(slot)
 
     def zero_now(self, slot: Slot) -> None:

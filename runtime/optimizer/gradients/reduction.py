@@ -1,4 +1,4 @@
-"""From one rank's contributions to reduced gradients.
+"""The sums of gradients: this rank's contributions, and what becomes of the contributions of all ranks.
 
 Torch's own gradients hold what this rank has computed until all gradients of a group have arrived. Then they
 are copied into the group's buffer, and the group is sent. The *closing* group, which becomes ready last, is
@@ -9,31 +9,42 @@ after their group had been sent (due to another, unexpected backward pass). All 
 
 In each turn every rank submits every group once, with zeros for gradients that it did not compute. So
 collectives are in the same order on all ranks, whatever each of them computes.
+
+User code may keep gradients in tensors: tensors of its own, or tensors that it has read before. A change of
+such a tensor counts as a change of ``parameter.grad``. So its values are copied into the group's buffer
+before this is sent, and copied back when it is summed.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import torch
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import FusedGroup, Slot
+from pace.runtime.control.sparse_gradients import buffer_runs
+from pace.runtime.engine.buffers import (
+    REFERENCES_FROM_TORCH,
+    FusedGroup,
+    Slot,
+    kept_elsewhere,
+    segment_tensors,
+)
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
-from pace.runtime.optimizer.gradients.averaging import Averaging
-from pace.runtime.optimizer.gradients.contribution import Contribution
-from pace.runtime.optimizer.gradients.kept_gradients import end_owned, fold, follow_assigned, holds, take_back
-from pace.runtime.optimizer.gradients.round_codes import (
+from pace.runtime.optimizer.gradients.round_marks import (
     RoundCode,
+    RoundMarks,
     disagreement,
+    find_void,
     may_keep,
     substitute_for_idle,
 )
-from pace.runtime.optimizer.gradients.round_marks import find_void
+from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import Transport
 
 # How long, in seconds, a rank waits for others before it asks them: it may be the only one to read gradients.
@@ -41,11 +52,70 @@ _PATIENCE_S = 0.2
 _ONCE_ASKED_S = 0.01
 
 
-class Reduction(Contribution):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """How sums become the gradients of the update.
+
+    Attributes
+    ----------
+    divisor
+        Gradients are divided by this before they are summed.
+    scale
+        The transport multiplies sums by this.
+    mean
+        Whether the result is the mean over all ranks. Otherwise it is the sum.
+    rank
+        The rank of this process.
+    """
+
+    divisor: float
+    scale: float
+    mean: bool
+    rank: int
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether this rank contributes the earlier result again: for a mean all ranks do, for a sum one."""
+        return self.mean or self.rank == 0
+
+    def join(self, slot: Slot) -> bool:
+        """Add late gradients to the earlier result, for another turn; return whether there is either."""
+        if not (slot.present and self.keeps_base):
+            slot.view.zero_()
+        if slot.late is not None:
+            slot.view.add_(slot.late.to_dense() if slot.late.is_sparse else slot.late)
+        if self.divisor != 1:
+            slot.view.div_(self.divisor)
+        here = slot.present or slot.late is not None
+        slot.late = None
+        return here
+
+    def hand_on(self, slot: Slot, *, mine: bool) -> bool:
+        """Prepare a sum that gives all ranks one rank's gradient; return whether this rank contributes it."""
+        if not (mine and slot.present):
+            slot.view.zero_()
+        elif self.scale != 1:
+            slot.view.div_(self.scale)
+        return mine and slot.present
+
+
+class Reduction:
     """The turns in which the contributions of all ranks are summed.
 
     Attributes
     ----------
+    closing
+        The group that becomes ready last; None in a plan that sends nothing.
+    open
+        Whether this rank has contributed since the last round.
+    computed
+        Whether this rank has run a backward pass in this turn.
+    sealed
+        Whether this rank's contribution is final: all groups are submitted.
+    folded
+        Whether kept gradients include values that this rank has computed and not sent; see ``fold``.
+    scattered
+        Whether torch's own gradients may hold values for groups that are submitted already.
     unread
         Whether sums were made for other ranks or for gradients that user code keeps, and none was read here.
     step
@@ -58,13 +128,26 @@ class Reduction(Contribution):
         Gradients of the last step that user code has not cleared, and of which this rank has only its rows.
     """
 
+    engine: Engine  # from ``attach`` on
     by_rows = False
     held: AbstractSet[Slot] = frozenset()
 
     def __init__(
         self, plan: SendPlan, groups: list[FusedGroup], transport: Transport, averaging: Averaging
     ) -> None:
-        super().__init__(plan, groups, transport, averaging)
+        self._plan = plan
+        self._groups = groups
+        self._slots = [slot for group in groups for slot in group.slots]
+        self._transport = transport
+        self._averaging = averaging
+        self.closing = next((group for group in groups if group.num_codes), None)
+        self._marks = self._marks_of(groups)
+        self._keeping = False
+        self.folded = False
+        self.open = False
+        self.computed = False
+        self.sealed = False
+        self.scattered = False
         self._void: list[int] = []
         self._settled = self._kept_elsewhere = False
         self._kept_in = 0
@@ -77,6 +160,9 @@ class Reduction(Contribution):
         self.unread = False
         self.step = 0
 
+    def _marks_of(self, groups: list[FusedGroup]) -> RoundMarks:
+        return RoundMarks(self._transport, len(groups), scale=self._averaging.scale)
+
     def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
         """Set the engine that sends the groups.
 
@@ -85,9 +171,126 @@ class Reduction(Contribution):
         ask
             Asks other ranks to make their contributions to a turn final.
         """
-        self._engine = engine
+        self.engine = engine
         self._ask = ask
         for group in self._groups:
+            group.settle_references()
+
+    # This rank's contribution.
+
+    def arrive(self, slot: Slot) -> None:
+        """Mark a gradient as complete; send its group if it was the last one."""
+        group = slot.fused
+        group.arrived.add(slot)
+        if len(group.arrived) == len(group.slots) and group is not self.closing:
+            self._submit(group)
+
+    def _submit(self, group: FusedGroup, code: RoundCode | None = None) -> None:
+        """Copy this rank's gradients into the group's buffer and submit it to the engine."""
+        with torch.no_grad():
+            if group.seen:
+                self._leave_to_user(group)
+            group.take_back()
+            here = []
+            views, gradients = [], []
+            partly: dict[Slot, torch.Tensor | None] = {}
+            for slot in group.slots:
+                gradient = local_gradient(slot.parameter)
+                slot.gave = gradient is not None
+                slot.here = slot.gave or self._absent(slot)
+                here.append(slot.here)
+                adds = slot.base and self._averaging.keeps_base
+                if gradient is None:
+                    if not adds:
+                        partly[slot] = None
+                    continue
+                if gradient is slot.assigned:
+                    slot.follow_assigned()
+                gradient = local_part(gradient)
+                if slot.keeps and not slot.base:
+                    slot.sent = gradient.clone() if slot.apart else gradient
+                    self._keeping = True
+                set_local_gradient(slot.parameter, None)
+                if gradient.is_sparse and not adds:
+                    gradient = gradient.coalesce()
+                    if slot.view.is_contiguous():
+                        partly[slot] = gradient
+                    slot.view.zero_().add_(gradient)
+                    continue
+                if gradient.is_sparse:
+                    gradient = gradient.to_dense()
+                if adds:
+                    slot.view.add_(gradient)
+                else:
+                    views.append(slot.view)
+                    gradients.append(gradient)
+            if views:
+                torch._foreach_copy_(views, gradients)
+            if self._averaging.divisor != 1:
+                group.gradients.div_(self._averaging.divisor)
+            runs = buffer_runs(group, partly) if partly and self._transport.takes_runs else None
+            self._send(group, here, code, runs)
+
+    def _absent(self, slot: Slot) -> bool:
+        """Contribute to a gradient that was not computed; return whether the contribution counts as one."""
+        if not (slot.base and self._averaging.keeps_base):
+            slot.view.zero_()
+        return slot.base or slot.zeroed
+
+    def _send(
+        self, group: FusedGroup, here: list[bool], code: RoundCode | None, runs: Runs | None = None
+    ) -> None:
+        self._marks.write(group, here, code)
+        group.submitted = True
+        group.resolved = False
+        self.engine.submit(group.number, runs=runs)
+
+    def live(self) -> bool:
+        """Return whether this rank has contributed anything that was not cleared again."""
+        if (
+            self.open
+            and not (self.sealed or self.folded)
+            and not any(slot.passes or local_gradient(slot.parameter) is not None for slot in self._slots)
+        ):
+            self.open = False
+        return self.open
+
+    def _collect_late(self) -> bool:
+        """Keep gradients that came after their group was submitted or dropped; return whether any did."""
+        self.scattered = False
+        late = False
+        for slot in self._slots:
+            after = slot.fused.submitted or slot.dropped
+            gradient = local_gradient(slot.parameter) if after else None
+            if gradient is not None:
+                if gradient is slot.assigned:
+                    slot.follow_assigned()
+                part = local_part(gradient)
+                slot.late = part.clone() if slot.apart else part
+                set_local_gradient(slot.parameter, None)
+                late = True
+        return late
+
+    def drop(self, slot: Slot) -> None:
+        """Withdraw this rank's contribution to a gradient, and the result if there is one."""
+        set_local_gradient(slot.parameter, None)
+        slot.forget()
+        if self.sealed:
+            if slot.fused.resolved:
+                slot.present = False
+            else:
+                slot.dropped = True
+            return
+        slot.passes = 0
+        # Other ranks may have sent what they drop here. So all ranks send what comes next in another turn.
+        slot.dropped = slot.dropped or self.computed or slot.fused.submitted
+        slot.fused.arrived.discard(slot)
+
+    def _leave_to_user(self, group: FusedGroup) -> None:
+        """Move gradients that user code refers to out of the buffer, which will be overwritten."""
+        if group.release_kept():
+            group.allocate()
+            self.engine.rebind(group.number, segment_tensors(self._plan, self._groups, group.number))
             group.settle_references()
 
     def seal(self, *, read: bool) -> None:
@@ -129,7 +332,7 @@ class Reduction(Contribution):
     @property
     def kept(self) -> list[FusedGroup]:
         """Return the groups with gradients that user code keeps, and so can read and change at any time."""
-        return [group for group in self._groups if group.is_kept or holds(group)]
+        return [group for group in self._groups if group.is_kept or _holds(group)]
 
     def settle(self) -> list[FusedGroup]:
         """Record that gradients are complete when a backward pass ends; return the groups kept here."""
@@ -138,8 +341,8 @@ class Reduction(Contribution):
         return kept
 
     def fold(self, group: FusedGroup) -> None:
-        """Add values that are not sent yet to kept gradients; see ``kept_gradients.fold``."""
-        self.folded |= fold(group, mean=self._averaging.mean)
+        """Add what this rank has computed and not sent yet to the gradients that user code keeps."""
+        self.folded |= _fold(group, mean=self._averaging.mean)
 
     # The result of all ranks.
 
@@ -162,7 +365,7 @@ class Reduction(Contribution):
         for slot, mark in zip(group.slots, self._marks.read(group), strict=True):
             slot.present = mark and not slot.dropped
             slot.dropped = False
-            slot.base = slot.present and not (slot.cleared or slot.zeroed_later)
+            slot.base = slot.present and not slot.cleared
             slot.zeroed = slot.present and slot.zeroed_later
             if slot.apart and slot.base:
                 with torch.no_grad():
@@ -280,7 +483,7 @@ class Reduction(Contribution):
             A gradient to skip, because autograd has just added to it.
         """
         for group in self._groups:
-            take_back(group)
+            group.take_back()
         if not self.scattered:
             return
         self.scattered = False
@@ -290,7 +493,7 @@ class Reduction(Contribution):
                 self.resolve(slot.fused)
                 slot.release_kept()
                 if gradient is slot.assigned:
-                    follow_assigned(slot)
+                    slot.follow_assigned()
                 gradient = local_part(gradient)
                 with torch.no_grad():
                     slot.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -332,18 +535,16 @@ class Reduction(Contribution):
             slot.clears = 0
             slot.keeps = False
         for group in self._groups:
-            if group.owned:
-                end_owned(group)
+            group.give_out_kept()
         self.sealed = self.open = self.folded = self._read = self._settled = False
         self.step += 1
 
     def _begin(self) -> None:
         self.computed = self.unread = False
         for group in self._groups:
-            group.missing = len(group.slots)
+            group.arrived.clear()
             group.submitted = False
             for slot in group.slots:
-                slot.complete = False
                 slot.passes = 0
 
     # What differs if this rank has only its rows.
@@ -354,3 +555,47 @@ class Reduction(Contribution):
     def for_scaler(self, slot: Slot) -> tuple[bool, torch.Tensor | None]:  # noqa: ARG002
         """Return whether a GradScaler may check only a part of a gradient, and this part."""
         return False, None
+
+
+def _holds(group: FusedGroup) -> bool:
+    """Return whether user code keeps a tensor that it assigned to ``parameter.grad``, sent or not."""
+    return group.owned and any(slot.apart or _is_held(slot) for slot in group.slots)
+
+
+def _is_held(slot: Slot) -> bool:
+    """Return whether user code keeps a tensor that it assigned to ``parameter.grad`` and that is not sent."""
+    tensor = slot.assigned
+    if tensor is None or tensor.layout is not torch.strided or local_gradient(slot.parameter) is not tensor:
+        return False
+    return kept_elsewhere(tensor, 2 + REFERENCES_FROM_TORCH)
+
+
+def _fold(group: FusedGroup, *, mean: bool) -> bool:
+    """Add what this rank has computed and not sent yet to the gradients that user code keeps.
+
+    Returns
+    -------
+    bool
+        Whether there was any.
+
+    Raises
+    ------
+    InvalidUse
+        If gradients are summed and not averaged: only one rank may contribute an earlier result again.
+    """
+    folded = False
+    for slot in group.slots:
+        gradient = local_gradient(slot.parameter)
+        if gradient is None or gradient is slot.assigned or not slot.base:
+            continue
+        if not mean:
+            raise InvalidUse(
+                f"your code keeps the gradient of {slot.name} while gradients accumulate, and op is 'sum':"
+                " call zero_grad() after each step, or read parameter.grad again in every step"
+            )
+        with torch.no_grad():
+            part = local_part(gradient)
+            local_part(slot.shown).add_(part.to_dense() if part.is_sparse else part)
+        set_local_gradient(slot.parameter, None)
+        folded = True
+    return folded

@@ -17,8 +17,7 @@ from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import SendPlan
-from pace.runtime.optimizer.gradients.averaging import Averaging
-from pace.runtime.optimizer.gradients.reduction import Reduction
+from pace.runtime.optimizer.gradients.reduction import Averaging, Reduction
 from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want
 from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
 from pace.runtime.transports.transport import Transport

@@ -15,8 +15,8 @@ from pace.runtime.capture.update_rule import note_norm_of_all
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.gates.gradient_gates import local_gradient
-from pace.runtime.optimizer.gradients.averaging import Averaging
-from pace.runtime.optimizer.gradients.round_codes import RoundCode
+from pace.runtime.optimizer.gradients.reduction import Averaging
+from pace.runtime.optimizer.gradients.round_marks import RoundCode
 from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.shards.exchanges import ShardMessage, Want, total_norm
 from pace.runtime.optimizer.shards.row_messages import RowMessages, RowTurn

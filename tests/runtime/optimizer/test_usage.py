@@ -71,9 +71,9 @@ def test_sending_in_vain_is_punished_ever_longer() -> None:
     held = []
     for _ in range(3):
         usage.wasted()
-        usage.end_round()
+        usage.end_round([])
         held.append(0)
         while not usage.eager:
             held[-1] += 1
-            usage.end_round()
+            usage.end_round([])
     assert held == [1, 2, 4]
