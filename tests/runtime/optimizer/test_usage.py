@@ -16,7 +16,7 @@ def _slot() -> Slot:
 
 def _round(usage: Usage, slot: Slot, passes: int) -> None:
     slot.passes = passes
-    usage.adapt(slot)
+    usage.end_round([slot])
 
 
 def test_more_passes_are_expected_at_once() -> None:
