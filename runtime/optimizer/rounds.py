@@ -36,11 +36,10 @@ from pace.runtime.gates.model_wrapper import refuse_local_step, refuse_reducing
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.gates.patches.backward_end import after_backward, watch_backward
 from pace.runtime.optimizer.gradients.gradient_access import Gate, GradientAccess
-from pace.runtime.optimizer.gradients.reduction import Reduction
+from pace.runtime.optimizer.gradients.reduction import Reduction, coefficient_for
 from pace.runtime.optimizer.group_update import GroupUpdate, TwinOptimizer, plain_mode, take_existing
 from pace.runtime.optimizer.live_wrappers import FORKED, weakly
 from pace.runtime.optimizer.round_settings import RoundSettings
-from pace.runtime.optimizer.shards.clipping import coefficient_for
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport
 
@@ -156,14 +155,14 @@ class Rounds:
     def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
         """Allocate `groups`, the buffers in which gradients are summed."""
         self._awaited = self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
-        return Reduction(self._plan, self.groups, self._transport, settings.averaging)
+        return Reduction(self.groups, self._transport, settings.averaging, tensors_of=self._tensors)
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
         return GroupUpdate(optimizer, self.groups)
 
-    def _tensors(self) -> Sequence[SegmentMemory]:
-        """Return the memory that each segment sends."""
-        return segment_tensors(self._plan, self.groups)
+    def _tensors(self, only: int | None = None) -> Sequence[SegmentMemory]:
+        """Return the memory that each segment sends, or that each segment of one group does."""
+        return segment_tensors(self._plan, self.groups, only)
 
     def close(self) -> None:
         """Remove hooks and gates and stop the engine, which must have no work left."""

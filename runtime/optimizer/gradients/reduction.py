@@ -30,11 +30,10 @@ from pace.runtime.engine.buffers import (
     FusedGroup,
     Slot,
     kept_elsewhere,
-    segment_tensors,
 )
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.local_parts import local_part
-from pace.runtime.engine.plan import SendPlan
+from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.gradients.round_marks import (
     RoundCode,
@@ -50,6 +49,9 @@ from pace.runtime.transports.transport import Transport
 # How long, in seconds, a rank waits for others before it asks them: it may be the only one to read gradients.
 _PATIENCE_S = 0.2
 _ONCE_ASKED_S = 0.01
+
+# torch adds this to the norm before it divides by the norm.
+_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,11 @@ class Averaging:
 class Reduction:
     """The turns in which the contributions of all ranks are summed.
 
+    Parameters
+    ----------
+    tensors_of
+        Returns the memory that the segments of a group send, in planned order.
+
     Attributes
     ----------
     closing
@@ -133,10 +140,15 @@ class Reduction:
     held: AbstractSet[Slot] = frozenset()
 
     def __init__(
-        self, plan: SendPlan, groups: list[FusedGroup], transport: Transport, averaging: Averaging
+        self,
+        groups: list[FusedGroup],
+        transport: Transport,
+        averaging: Averaging,
+        *,
+        tensors_of: Callable[[int], Sequence[SegmentMemory]],
     ) -> None:
-        self._plan = plan
         self._groups = groups
+        self._tensors_of = tensors_of
         self._slots = [slot for group in groups for slot in group.slots]
         self._transport = transport
         self._averaging = averaging
@@ -290,7 +302,7 @@ class Reduction:
         """Move gradients that user code refers to out of the buffer, which will be overwritten."""
         if group.release_kept():
             group.allocate()
-            self.engine.rebind(group.number, segment_tensors(self._plan, self._groups, group.number))
+            self.engine.rebind(group.number, self._tensors_of(group.number))
             group.settle_references()
 
     def seal(self, *, read: bool) -> None:
@@ -599,3 +611,9 @@ def _fold(group: FusedGroup, *, mean: bool) -> bool:
         set_local_gradient(slot.parameter, None)
         folded = True
     return folded
+
+
+def coefficient_for(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
+    """Return the factor by which torch multiplies gradients with this norm; at most 1."""
+    factor: torch.Tensor = max_norm / (norm + _EPSILON)
+    return factor.clamp(max=1.0)

@@ -1,18 +1,7 @@
-"""Clips gradients by their norm, as ``torch.nn.utils.clip_grad_norm_`` does."""
-
-import torch
+"""Checks the arguments of ``clip_grad_norm_``."""
 
 from pace.errors import InvalidUse
 from pace.runtime.argument_checks import is_number, refusal
-
-# torch adds this to the norm before it divides by the norm.
-_EPSILON = 1e-6
-
-
-def coefficient_for(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
-    """Return the factor by which torch multiplies gradients with this norm; at most 1."""
-    factor: torch.Tensor = max_norm / (norm + _EPSILON)
-    return factor.clamp(max=1.0)
 
 
 def check_norms(max_norm: float, norm_type: float) -> None:

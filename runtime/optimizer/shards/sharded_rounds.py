@@ -80,13 +80,12 @@ class ShardedRounds(Rounds):
         self._gathers.sort(key=lambda gather: first[gather.number])
         self._awaited = self._gathers
         return ShardReduction(
-            plan,
             self._calls,
             [gather.number for gather in self._gathers],
             transport,
             settings.averaging,
+            tensors_of=self._tensors,
             early=not settings.clips,
-            tensors_of=lambda number: half_tensors(plan, self._calls, self._memory, number),
         )
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
@@ -95,8 +94,8 @@ class ShardedRounds(Rounds):
         )
         return self._shard_update
 
-    def _tensors(self) -> Sequence[SegmentMemory]:
-        return half_tensors(self._plan, self._calls, self._memory)
+    def _tensors(self, only: int | None = None) -> Sequence[SegmentMemory]:
+        return half_tensors(self._plan, self._calls, self._memory, only)
 
     def close(self) -> None:
         """Remove hooks and gates; give parameters their own memory. See ``Rounds``."""
