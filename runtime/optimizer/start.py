@@ -4,7 +4,7 @@ An error on one rank is raised on every rank, before the first step.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
+from pace.runtime.gates.gated_state import held_by_others
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.optimizer.group_update import why_not_per_group
-from pace.runtime.optimizer.shards.eligibility import why_not_sharded
+from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
+from pace.runtime.optimizer.shards.shard_update import why_not_elementwise
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.options import AllReduce, ShardingChoice
 from pace.runtime.transports.transport import Transport
@@ -105,7 +107,7 @@ def start_together(
                 " all-reduces: use AllReduce(compression=...)"
             )
         if options.communication.sharding != "off":
-            mine.whole_reason = why_not_sharded(optimizer, model, parameters, options, transport)
+            mine.whole_reason = _why_not_sharded(optimizer, model, parameters, options, transport)
         mine.options = options.compared | {"optimizer": type(optimizer).__name__}
         mine.terms = source.terms
         given = source.load(sizes)
@@ -142,6 +144,25 @@ def start_together(
         barrier_reason=barrier_reason,
         sharding=sharding,
     )
+
+
+def _why_not_sharded(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    options: WrapperOptions,
+    transport: Transport,
+) -> str | None:
+    """Return why updates cannot be sharded on this rank, or None if they can."""
+    if not transport.has_halves and transport.device is not None:
+        return "the model is on a GPU and gradients do not go over NCCL"
+    if not transport.has_halves:
+        return "gradients go over parameter servers"
+    if options.communication.compression != "none":
+        return f"compression is {options.communication.compression!r}"
+    if held_by_others(optimizer):
+        return "the training loop keeps the dictionary of optimizer.state, and no rank would have all of it"
+    return why_not_elementwise(optimizer) or why_not_in_shards(parameters, model)
 
 
 def _sharding(asked: ShardingChoice, reason: str | None, *, rank: int) -> ShardingChoice:

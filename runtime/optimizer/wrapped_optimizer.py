@@ -2,21 +2,23 @@
 
 In overlap mode ``step()`` only records the hyper-parameters. Each group's update is applied when its
 parameters are about to be used. The way of gradients from hooks to updates is in ``rounds``, the choice of
-plan and mode in ``mode_choice``.
+plan and mode in ``mode_choice``. When the wrapper ends, other ranks are told of it, and end with this one.
 """
 
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from pace.errors import CommunicationFailed, InvalidUse
+from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
@@ -26,6 +28,8 @@ from pace.runtime.engine.plan import SendPlan, divide
 from pace.runtime.engine.report import Report, lay_out_round
 from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.event_log import log
+from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others, ungate_state
+from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
@@ -35,16 +39,22 @@ from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse
 from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.shards.checkpoint import ShardedState
+from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds
+from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
-from pace.runtime.optimizer.wrapper_lifetime import WrapperLifetime
 from pace.runtime.options import Tune
 from pace.runtime.transports.compression import compressed
 from pace.runtime.transports.transport import Transport
 
+# How long, in seconds, a process that ends without close() waits for its last sums, which other ranks need
+# too.
+_EXIT_S = 5.0
 
-class WrappedOptimizer(WrapperLifetime):
+
+class WrappedOptimizer(StandIn):
     """The wrapper for all transports; create it by ``pace.runtime.torch`` or ``pace.runtime.horovod``.
 
     Parameters
@@ -69,6 +79,9 @@ class WrappedOptimizer(WrapperLifetime):
         prepare: Prepare,
     ) -> None:
         self._closed = True  # until it is complete
+        self._forked = False  # whether this process was forked from the one that trains
+        self._told_of_norm = self._state_is_held = False
+        self._last_norm: torch.Tensor | None = None
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
             refuse_wrapped(optimizer)
@@ -338,6 +351,167 @@ class WrappedOptimizer(WrapperLifetime):
         finally:
             self._rounds.accumulate(accumulating=before)
 
+    # The norm of gradients.
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip all gradients together by their norm, between the backward pass and ``step()``.
+
+        The result is that of ``torch.nn.utils.clip_grad_norm_`` for the optimizer's parameters. With sharded
+        updates ranks exchange only one number for it, and gradients are not gathered. Every rank must call
+        it. If the norm is not finite, all ranks drop the gradients, and ``step()`` changes nothing. On a
+        GPU, sharded updates decide this there, and the host waits neither here nor in ``step()``.
+
+        Parameters
+        ----------
+        max_norm
+            The largest norm after clipping.
+        norm_type
+            Order of the norm; infinity for the largest absolute value.
+        error_if_nonfinite
+            Whether to raise RuntimeError, as torch does, if the norm is not finite.
+
+        Returns
+        -------
+        torch.Tensor
+            The norm before clipping, the same on all ranks.
+
+        Raises
+        ------
+        CommunicationFailed
+            If an exchange failed or a peer is gone.
+        InvalidUse
+            If an argument is not a positive number, or inside ``no_sync()``.
+        """
+        self._refuse_closed()
+        _check_norms(max_norm, norm_type)
+        if self._rounds.accumulating:
+            raise InvalidUse("clip_grad_norm_ was called inside no_sync(): call it outside, before step()")
+        norm = self._rounds.clip(float(max_norm), float(norm_type))
+        self._tell_of_norm(norm)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"the total norm of order {norm_type} of the gradients is {float(norm)}, not finite"
+            )
+        wide = max(
+            (slot.parameter.dtype for slot in self._rounds.slots), key=lambda d: d.itemsize, default=None
+        )
+        return norm.to(next((slot.view.device for slot in self._rounds.slots), "cpu"), wide, copy=True)
+
+    def _clip_at_step(self) -> None:
+        if self._max_grad_norm is not None:
+            self._tell_of_norm(self._rounds.clip_at_step(self._max_grad_norm))
+
+    def _tell_of_norm(self, norm: torch.Tensor) -> None:
+        if not norm.is_cpu:  # told in the next step, before which the host waits for it
+            last, self._last_norm = self._last_norm, norm.to("cpu", non_blocking=True)
+            if last is None:
+                return
+            norm = last
+        if not norm.isfinite() and not self._told_of_norm and self.rank == 0:
+            self._told_of_norm = True
+            log.warning(
+                "pace.step_skipped", norm=float(norm), consequence="parameters stay as they are; logged once"
+            )
+
+    # The optimizer's state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's whole state, after every pending update, like a plain optimizer.
+
+        With sharded updates this rank collects the state from the other ranks, whatever they are doing.
+        """
+        self.finish_updates()
+        with self._rounds.whole_state() as gathered:
+            if not gathered:
+                return self.optimizer.state_dict()
+            with without_gates():
+                return self.optimizer.state_dict()
+
+    def _before_loading(self, _optimizer: torch.optim.Optimizer, _state_dict: dict[str, Any]) -> None:
+        self.finish_updates()
+
+    def _after_loading(self, _optimizer: torch.optim.Optimizer) -> None:
+        gate_state(self.optimizer, weakly(self._make_state_current))
+        self._rounds.take_state()
+
+    def _gate_state(self, *, replaced: bool = True) -> None:
+        """Make reads of the optimizer's state wait for pending updates, also after it was replaced."""
+        optimizer = self.optimizer
+        if isinstance(vars(optimizer)["state"], GatedState):
+            return
+        if held_by_others(optimizer):
+            if not self._state_is_held and self.rank == 0:
+                log.warning(
+                    "pace.state_held",
+                    consequence="the training loop keeps the dictionary of optimizer.state, so updates are"
+                    " applied in step(): use optimizer.state itself to have them overlap",
+                )
+            self._state_is_held = True
+            if isinstance(self._rounds, ShardedRounds):
+                raise InvalidUse(
+                    "the training loop keeps the dictionary of optimizer.state, but with sharded updates no"
+                    " rank has the whole state: read optimizer.state itself each time, or use"
+                    " AllReduce(sharding='off')"
+                )
+            return
+        self._state_is_held = False
+        gate_state(optimizer, weakly(self._make_state_current))
+        if replaced:
+            self._rounds.take_state()
+
+    def _make_state_current(self) -> None:
+        self.finish_updates()
+        self._rounds.lend_state()
+
+    def _find_held_state(self, parameters: Sequence[torch.Tensor]) -> Collection[torch.Tensor]:
+        """Return those of the given parameters whose optimizer state is referenced by user code."""
+        state = vars(self.optimizer)["state"]
+        return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
+
+    def _why_whole(self) -> str | None:
+        """Return why updates must not be sharded from now on, or None; the same on all ranks."""
+        mine = why_not_in_shards(self.parameters_by_name, self.model)
+        if mine is None and step_was_replaced(self.optimizer):
+            mine = "the optimizer's step was replaced after it was wrapped"
+        if mine is None and self._find_held_state(list(self.parameters_by_name.values())):
+            mine = "the training loop keeps parts of optimizer.state, and no rank would have the whole state"
+        said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
+        return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)
+
+    def sharded_state(self) -> ShardedState:
+        """Return a copy of this rank's part of the optimizer's state, for torch.distributed.checkpoint.
+
+        Pass it to ``dcp.save`` or ``dcp.load`` on every rank. ``dcp.load`` loads state and hyper-parameters
+        into this optimizer; the number of ranks may differ from that of the checkpoint.
+
+        Raises
+        ------
+        InvalidUse
+            If updates are not sharded.
+        """
+        self.finish_updates()
+        if not isinstance(self._rounds, ShardedRounds):
+            raise InvalidUse("updates are not sharded, so every rank has the whole state: use state_dict()")
+        return self._rounds.sharded_state()
+
+    @property
+    def state(self) -> Any:
+        """The state of the user's optimizer; a read of it waits for pending updates.
+
+        With sharded updates, a read collects the whole state on this rank, where it stays until the next
+        ``step()``. Changes of it take effect.
+        """
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.finish_updates()
+        self.optimizer.state = state  # gated by the next step()
+
+    # What it tells.
+
     @property
     def rank(self) -> int:
         """The rank of this process among those that train together."""
@@ -389,6 +563,125 @@ class WrappedOptimizer(WrapperLifetime):
         trace = window_trace(window, pid=1, plan_sha256=self._plan.sha256)
         Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
+    # Its end: by ``close``, a fork, the end of the process, or because nothing refers to it.
+
+    def close(self) -> None:
+        """Finish what is in flight, then remove all hooks from the model and the optimizer.
+
+        After a failure it does not wait for what is in flight. Idempotent.
+        """
+        self._close(linger=True)
+
+    def _close(self, *, linger: bool, reason: str | None = None, drain: bool = True) -> None:
+        if self._closed:
+            return
+        failed = self._rounds.engine.failure is not None
+        try:
+            if drain and not failed:
+                self.synchronize()
+                if self._poison is not None:
+                    self._poison.conclude()
+                # With an exception only this rank leaves the loop, so the others would not come to meet it.
+                if sys.exc_info()[0] is None and reason is None:
+                    self._rounds.hand_back(last=True)
+        finally:
+            self._closed = True
+            failed = self._rounds.engine.failure is not None
+            # Each is released, from the last to the first, even if another one fails.
+            with contextlib.ExitStack() as releases:
+                releases.callback(live.discard, self)
+                if self._peers is not None and failed and linger:
+                    releases.callback(self._peers.linger)
+                releases.callback(self._transport.close, failed=failed)
+                releases.callback(self._rounds.close)
+                if self._poison is not None:
+                    releases.callback(self._poison.close)
+                if self._peers is not None:
+                    releases.callback(self._peers.close, reason, failed=failed)
+                releases.callback(ungate_state, self.optimizer)
+                releases.callback(self._compiled.close)
+                for hook in self._gating:
+                    releases.callback(hook.remove)
+                releases.callback(self._choice.close)
+
+    def before_fork(self) -> None:
+        """Apply pending updates: a forked process has no thread that would apply them."""
+        if not self._closed and self._rounds.engine.failure is None:
+            self.finish_updates()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked process: change nothing; every call that needs other ranks raises from now on."""
+        self._forked = self._closed = True
+        self._rounds.disown()
+        ungate_state(self.optimizer)
+
+    def end_with_process(self, uncaught: type[BaseException] | None) -> None:
+        """Finish or abandon what is in flight when the process ends without ``close``."""
+        engine = self._rounds.engine
+        raised = uncaught is not None and issubclass(uncaught, Exception)
+        if self._peers is not None and engine.failure is None:
+            self._peers.close(uncaught.__name__ if uncaught else None)
+        if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
+            engine.abandon()
+        # Ranks that wait for this one notice that its connections break, and read the reason in the store of
+        # the first rank.
+        self._close(linger=raised, drain=False)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._made.end(self._end_dropped)
+
+    def _end_dropped(self) -> None:
+        # Without close(): no code can call step() any more, so only wait for updates that are due.
+        try:
+            if self._rounds.engine.failure is None:
+                self._rounds.finish_all()
+                if self._peers is not None:
+                    self._peers.close()  # before anything is abandoned, so that no other rank is blamed
+        finally:
+            self._rounds.engine.abandon()
+            self._close(linger=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        self._close(linger=True, reason=None if kind is None else kind.__name__)
+
+    # What other ranks ask and are told, through the peer store.
+
+    def _ask(self, turn: int) -> None:
+        if self._peers is not None:
+            self._peers.ask(turn)
+
+    def _answer(self, turn: int) -> bool:
+        return self._rounds.answer(turn)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "round": self._rounds.number,
+            "open": self._rounds.reduction.open,
+            "missing": self._rounds.missing()[:20],
+            "failed": self._rounds.engine.failure is not None,
+        }
+
+    def _report_stall(self, group: int) -> None:
+        told = self._peers.explain_stall() if self._peers else "unknown: there is no peer store"
+        log.warning("pace.stall", waiting_for=self._rounds.engine.describe(group), peers=told)
+
+    def _fail_with_others(self, told: str) -> None:
+        """Abandon what this rank waits for: another rank has failed, for the reason `told`."""
+        engine = self._rounds.engine
+        if engine.failure is None:
+            ranks = f"rank {self._transport.rank} of {self._transport.size}"
+            engine.abandon(CommunicationFailed(f"{ranks}: training has ended on another rank: {told}"))
+
+    def _explain_failure(self) -> str:
+        return self._peers.explain_failure() if self._peers else ""
+
+    def _give_state(self, asked: list[int]) -> bool:
+        return self._rounds.give_state(asked)
+
 
 def _mean_loss(loss: Any, transport: Transport) -> Any:
     """Return the mean of a closure's loss over all ranks, so that all optimizers decide the same."""
@@ -397,3 +690,17 @@ def _mean_loss(loss: Any, transport: Transport) -> Any:
     losses = [float(each) for each in transport.gather(repr(float(loss)).encode())]
     mean = math.fsum(losses) / len(losses)
     return torch.full_like(loss, mean) if isinstance(loss, torch.Tensor) else mean
+
+
+def _check_norms(max_norm: float, norm_type: float) -> None:
+    """Check the arguments of ``clip_grad_norm_``.
+
+    Raises
+    ------
+    InvalidUse
+        If one is not a positive number; the message names it.
+    """
+    if not is_number(max_norm) or not max_norm > 0:
+        raise InvalidUse(str(refusal("max_norm", max_norm, "a positive number")))
+    if not is_number(norm_type) or not norm_type > 0:
+        raise InvalidUse(str(refusal("norm_type", norm_type, "a positive number, or infinity,")))
