@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-import pace.runtime.servers.transport.linked_transport as linked_transport
+import pace.runtime.servers.transport.push_pull as push_pull
 from pace.runtime.servers.link import ServerLink
-from pace.runtime.servers.transport.linked_transport import LinkedTransport
+from pace.runtime.servers.transport.push_pull import PushPullTransport
 from pace.runtime.torch import ParameterServers, asynchronous
 from pace.wire.frames import Frame, FrameKind
 from tests.runtime.launch import run_ranks
@@ -194,7 +194,7 @@ def _without_waiting(
     link_type: type[ServerLink] = ServerLink,
 ) -> tuple[Weights, int, list[str]]:
     """Lose a server in the middle, or when others have `finished`, and go on with the other one."""
-    LinkedTransport.link_type = link_type
+    PushPullTransport.link_type = link_type
     before = {thread.ident for thread in threading.enumerate()}
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)
@@ -238,17 +238,17 @@ def _live(rank: int, _size: int, servers: list[str], pids: list[int], folder: st
     victims, survivor = list(zip(servers, pids, strict=True)), servers[-1]
     for deed in DEEDS:
         server, pid = victims[0] if "cut" in deed else victims.pop(0)
-        linked_transport._RETURN_S = CUT_RETURN_S if "cut" in deed else RETURN_S
+        push_pull._RETURN_S = CUT_RETURN_S if "cut" in deed else RETURN_S
         found[deed] = _synchronous(rank, [server, survivor], pid, folder, deed)
     (server, pid), (other, other_pid), (late, late_pid), (told, told_pid), (last, last_pid), _ = victims
-    linked_transport._RETURN_S = RETURN_S
+    push_pull._RETURN_S = RETURN_S
     found["bulk"] = _without_waiting(rank, [server, survivor], pid, 0)
     found["async"] = _without_waiting(rank, [other, survivor], other_pid, None)
     found["finished"] = _without_waiting(rank, [late, survivor], late_pid, None, Path(folder, "finished"))
     found["told by others"] = _without_waiting(
         rank, [told, survivor], told_pid, None, Path(folder, "told"), _LastToKnow if rank == 1 else ServerLink
     )
-    LinkedTransport.link_type = ServerLink
+    PushPullTransport.link_type = ServerLink
     found["without any"] = _without_any(rank, last, last_pid, folder)
     return found
 
