@@ -13,9 +13,16 @@ from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.guarded_tensors import guard
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
-from pace.runtime.optimizer.shards.checkpoint import ParameterPiece, ShardedState
+from pace.runtime.optimizer.shards.checkpoint import (
+    ParameterPiece,
+    PieceState,
+    ShardedState,
+    SlotState,
+    joined,
+    loaded,
+    saved,
+)
 from pace.runtime.optimizer.shards.shard_memory import ParameterMemory, ShardedGroup
-from pace.runtime.optimizer.shards.shard_state import PieceState, SlotState, joined, loaded, saved
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.transport import Transport
