@@ -199,8 +199,8 @@ class FusedGroup:
         One element for each gradient: the number of ranks that have it.
     codes
         One element for each rank in the closing group; empty in other groups.
-    arrived
-        The gradients to which autograd has added as often as expected.
+    missing
+        The gradients to which autograd has not added as often as expected.
     submitted
         Whether it was submitted to the engine in this round.
     pending
@@ -215,11 +215,11 @@ class FusedGroup:
 
     __slots__ = (
         "_baseline",
-        "arrived",
         "buffer",
         "codes",
         "gradients",
         "marks",
+        "missing",
         "num_codes",
         "number",
         "owned",
@@ -248,7 +248,7 @@ class FusedGroup:
         self.planned = planned
         self.num_codes = num_codes
         self.slots = [Slot(name, parameters[name], self) for name in planned.gradients]
-        self.arrived: set[Slot] = set()
+        self.missing = set(self.slots)
         self.submitted = False
         self.pending = False
         self.resolved = True

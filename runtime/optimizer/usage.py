@@ -102,8 +102,9 @@ class Usage:
 
         After a gradient was sent in vain, it does not.
         """
+        short = self._short
         for slot in slots:
-            if slot.passes != slot.expected or slot.name in self._short:
+            if slot.passes != slot.expected or (short and slot.name in short):
                 self.adapt(slot)
         if self._wasted:
             self._wasted = False

@@ -193,8 +193,8 @@ class Reduction:
     def arrive(self, slot: Slot) -> None:
         """Mark a gradient as complete; send its group if it was the last one."""
         group = slot.fused
-        group.arrived.add(slot)
-        if len(group.arrived) == len(group.slots) and group is not self.closing:
+        group.missing.discard(slot)
+        if not group.missing and group is not self.closing:
             self._submit(group)
 
     def _submit(self, group: FusedGroup, code: RoundCode | None = None) -> None:
@@ -296,7 +296,7 @@ class Reduction:
         slot.passes = 0
         # Other ranks may have sent what they drop here. So all ranks send what comes next in another turn.
         slot.dropped = slot.dropped or self.computed or slot.fused.submitted
-        slot.fused.arrived.discard(slot)
+        slot.fused.missing.add(slot)
 
     def _leave_to_user(self, group: FusedGroup) -> None:
         """Move gradients that user code refers to out of the buffer, which will be overwritten."""
@@ -554,7 +554,7 @@ class Reduction:
     def _begin(self) -> None:
         self.computed = self.unread = False
         for group in self._groups:
-            group.arrived.clear()
+            group.missing.update(group.slots)
             group.submitted = False
             for slot in group.slots:
                 slot.passes = 0
