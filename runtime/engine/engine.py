@@ -431,7 +431,8 @@ class Engine:
         self._fail("was abandoned", None, None)
 
     def _fail(self, what: str, send: GroupSend | None, error: BaseException | None) -> None:
-        kind = "all-reduce" if send is None else _word_for(self._groups[send.number].exchange)
+        exchange = None if send is None else self._groups[send.number].exchange
+        kind = exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"
         subject = f"an {kind}" if send is None else f"the {kind} of {self.describe(send.number)}"
         cause = "" if error is None else f": {reason_of(error)}"
         with self._lock:
@@ -467,8 +468,3 @@ def _call_for(transport: Transport, exchange: GroupExchange | None) -> Callable[
     if exchange == "reduce-scatter":
         return transport.reduce_scatter
     return transport.all_gather if exchange == "all-gather" else transport.allreduce
-
-
-def _word_for(exchange: GroupExchange | None) -> str:
-    """Return an exchange's name for messages."""
-    return exchange if exchange in ("reduce-scatter", "all-gather") else "all-reduce"

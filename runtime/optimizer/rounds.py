@@ -81,7 +81,7 @@ class Rounds:
         before: "Rounds | None",
     ) -> None:
         self._plan, self._transport = plan, transport
-        self.reduction = self._lay_out(parameters, settings)
+        self.groups, self._awaited, self.reduction = self._lay_out(parameters, settings)
         self.slots = [slot for group in self.groups for slot in group.slots]
         self._usage = usage
         self._profiling = profiling
@@ -146,16 +146,16 @@ class Rounds:
         if self._learning:
             self._guard()
 
-    groups: list[FusedGroup]
-    # What the uses of parameters may have to wait for.
-    _awaited: Sequence[Awaited]
     # Whether the runtime holds the memory of parameters.
     _moves_parameters = False
 
-    def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> Reduction:
-        """Allocate `groups`, the buffers in which gradients are summed."""
-        self._awaited = self.groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
-        return Reduction(self.groups, self._transport, settings.averaging, tensors_of=self._tensors)
+    def _lay_out(
+        self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings
+    ) -> tuple[list[FusedGroup], Sequence[Awaited], Reduction]:
+        """Allocate buffers; return them, what uses of parameters may have to wait for, and the reduction."""
+        groups = build_groups(self._plan, parameters, num_ranks=self._transport.size)
+        reduction = Reduction(groups, self._transport, settings.averaging, tensors_of=self._tensors)
+        return groups, groups, reduction
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
         return GroupUpdate(optimizer, self.groups)

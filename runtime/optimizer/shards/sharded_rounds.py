@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pace.errors import CommunicationFailed
-from pace.runtime.engine.buffers import Awaited, Slot
+from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.guarded_tensors import without_guards
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
@@ -64,12 +64,13 @@ class ShardedRounds(Rounds):
     _moves_parameters = True
     _lent = False
 
-    def _lay_out(self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings) -> ShardReduction:
+    def _lay_out(
+        self, parameters: Mapping[str, nn.Parameter], settings: RoundSettings
+    ) -> tuple[list[FusedGroup], Sequence[Awaited], ShardReduction]:
         plan, transport = self._plan, self._transport
         places = places_of(plan, parameters, transport.rank)
         self._calls: list[ShardedGroup] = sharded_groups(plan, parameters, places, transport.size)
-        self.groups = list(self._calls)
-        slots = {slot.name: slot for group in self.groups for slot in group.slots}
+        slots = {slot.name: slot for call in self._calls for slot in call.slots}
         self._memory = ParameterMemory(plan, list(slots.values()), places, transport.size)
         self._gathers = [
             GatherCall(number=number, slots=[slots[name] for name in group.gradients])
@@ -78,8 +79,7 @@ class ShardedRounds(Rounds):
         ]
         first = {segment.group: place for place, segment in reversed(list(enumerate(plan.segments)))}
         self._gathers.sort(key=lambda gather: first[gather.number])
-        self._awaited = self._gathers
-        return ShardReduction(
+        reduction = ShardReduction(
             self._calls,
             [gather.number for gather in self._gathers],
             transport,
@@ -87,6 +87,7 @@ class ShardedRounds(Rounds):
             tensors_of=self._tensors,
             early=not settings.clips,
         )
+        return list(self._calls), self._gathers, reduction
 
     def _update_of(self, optimizer: torch.optim.Optimizer) -> TwinOptimizer:
         self._shard_update = ShardUpdate(
