@@ -101,6 +101,7 @@ class Rounds:
         self._thread = threading.get_ident()
         self._asked = (0, 0, False)
         self._answering = self._entered = False
+        self._early = False  # whether groups of this turn are sent as soon as their gradients have arrived
         self._backward = -1
         usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
@@ -247,12 +248,14 @@ class Rounds:
             self._settle_after_backward(backward)
         if reduction.sealed:
             self._reopen(slot)
+        if not reduction.computed:  # neither changes before the turn ends
+            self._early = self._usage.eager and self._profiling.aside is None
         reduction.open = reduction.computed = True
         slot.passes += 1
         if slot.fused.submitted or slot.dropped:
             reduction.scattered = True
             return
-        if slot.passes == slot.expected and self._usage.eager and self._profiling.aside is None:
+        if slot.passes == slot.expected and self._early:
             with self._lock:
                 reduction.arrive(slot)
 
