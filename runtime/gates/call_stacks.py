@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from pace.runtime.gates import function_watch
 from pace.runtime.gates.gradient_gates import READING
 
 _CLEARING = frozenset(
@@ -21,6 +22,8 @@ _TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._in
 _COLLECTIVES = ("torch.distributed", "horovod")
 # ``fully_shard`` gathers and scatters in every pass, so a rank that waits there may have more to compute.
 _SHARDING = "torch.distributed.fsdp"
+# What calls a collective again while functions are watched.
+_BETWEEN = (function_watch.__name__, "torch.overrides")
 
 Reader = Literal["user", "clearing", "zeroing", "unscaling", "tracing"]
 
@@ -56,10 +59,11 @@ def in_collective(thread: int) -> bool:
     found = False
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
-        if name.startswith(("pace.runtime", _SHARDING)):
-            return False
-        if not name.startswith(_COLLECTIVES):
-            return found
-        found = True
+        if name not in _BETWEEN:
+            if name.startswith(("pace.runtime", _SHARDING)):
+                return False
+            if not name.startswith(_COLLECTIVES):
+                return found
+            found = True
         frame = frame.f_back
     return False

@@ -9,13 +9,12 @@ before, and uses of the tensor cost nothing.
 A subclass of tensors, such as DTensor, may keep its values in other tensors, which are attributes or come
 from methods that torch does not announce. So each attribute that the subclass defines asks, too.
 
-Two kinds of use are not noticed: through other tensors that share the memory (``memory_watch`` looks for
-those), and by C++ code that gets the tensor without a function of torch (gates on modules notice most of
-these).
+Three kinds of use are not noticed: through other tensors that share the memory (``memory_watch`` looks for
+those), by functions of torch that ignore ``__torch_function__`` (see ``function_watch``), and by C++ code
+that gets the tensor without a function of torch (gates on modules notice most of these).
 """
 
 import inspect
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from pace.runtime.gates.patches.unasking_functions import have_them_ask
 
 Guard = Callable[[torch.Tensor], None]
 """Makes a tensor current and removes its guard, or raises."""
@@ -138,9 +135,10 @@ def unguard_all(tensors: Iterable[torch.Tensor]) -> None:
             tensor.__class__ = kind
 
 
-def forget_guards(guards: Mapping[int, Guard]) -> None:
-    """Remove these guards from all their tensors."""
+def forget_guards(guards: Mapping[int, Guard]) -> bool:
+    """Remove these guards from all their tensors; return whether no tensor has a guard any more."""
     _guards.pop(id(guards), None)
+    return not _guards
 
 
 def _switch(tensors: Iterable[torch.Tensor]) -> None:
@@ -170,9 +168,7 @@ _kinds: dict[type, type] = {}  # the original class of each guarded class
 def _guarded_class(tensor: torch.Tensor) -> type:
     """Make the guarded class of a tensor's class."""
     kind: Any = type(tensor)
-    if not _kinds:
-        have_them_ask(ask_arguments)
-    names = ("__deepcopy__", "__reduce_ex__", "__reduce__")
+    names = ("__deepcopy__", "__reduce_ex__", "__reduce__", "as_subclass")
     methods: dict[str, Any] = {name: _AskingAttribute(kind, name) for name in _own_attributes(tensor)}
     methods |= {name: _asking_first(name) for name in names if hasattr(kind, name)}
     made: type = type(kind)(
@@ -268,8 +264,6 @@ def _call(
 ) -> Any:
     """Call a function of torch with guarded tensors: ask their guards first."""
     named = named or {}
-    if function is _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
-        return _detached_parameter(arguments[0])
     if function in _DESCRIPTIONS:
         with without_guards():
             return function(*arguments, **named)
@@ -279,22 +273,33 @@ def _call(
     return function(*arguments, **named)
 
 
-_DETACH: Any = torch.Tensor.detach
-_NEW_PARAMETER: Any = nn.Parameter.__new__.__code__
-
-
-def _detached_parameter(tensor: torch.Tensor) -> torch.Tensor:
-    """Do for ``nn.Parameter(tensor)``, which looked at the guarded class, what it does for a Parameter."""
-    _ask(tensor)
-    made: torch.Tensor = torch.Tensor._make_subclass(type(tensor), tensor.detach())
-    return made
-
-
 def ask_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Call the guards of all tensors among a function's arguments."""
     if _guards:
         _ask_within(arguments)
         _ask_within(named.values())
+
+
+def ask_unannounced(function: Any, types: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Call the guards of tensors of which torch does not tell their class that a function uses them."""
+    if not _guards or function in _DESCRIPTIONS or any(kind in _kinds for kind in types):
+        return
+    ask_arguments(arguments, named)
+    if in_transform():  # whose tensors have others inside
+        for tensor in torch.utils._pytree.tree_leaves((arguments, named)):
+            while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = _functorch.get_unwrapped(tensor)
+            ask_arguments((tensor,), {})
+
+
+def in_transform() -> bool:
+    """Return whether a transform of ``torch.func`` runs."""
+    # Asking for their stack would create one, which each backward node then copies.
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_IN_TRANSFORM))
+
+
+_functorch: Any = torch._C._functorch
+_IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
 def _ask(tensor: torch.Tensor) -> None:

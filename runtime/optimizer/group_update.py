@@ -13,6 +13,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import REFERENCES_FROM_TORCH, FusedGroup, Slot, dense, kept_elsewhere
 from pace.runtime.engine.local_parts import as_part_of, local_part
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
+from pace.runtime.gates.guarded_tensors import in_transform
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
 from pace.runtime.gates.patches.compiled_code import set_frame_evaluation
 
@@ -213,7 +214,7 @@ def plain_mode(device: str) -> Iterator[None]:
             raise InvalidUse(
                 "a CUDA graph is being captured while updates are pending: call synchronize() before it"
             )
-        if torch._C._dispatch_tls_is_dispatch_key_included(_IN_TRANSFORM):
+        if in_transform():
             undone.enter_context(temporarily_clear_interpreter_stack())
         if torch._C._len_torch_dispatch_stack():
             undone.enter_context(_disable_current_modes())
@@ -223,10 +224,6 @@ def plain_mode(device: str) -> Iterator[None]:
             undone.enter_context(torch.autocast(device, enabled=False))
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             yield
-
-
-# True inside transforms. Asking for their stack would create one, which each backward node then copies.
-_IN_TRANSFORM: Any = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
 @contextlib.contextmanager

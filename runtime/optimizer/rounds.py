@@ -22,6 +22,7 @@ from pace.runtime.engine.plan import SendPlan
 from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective
+from pace.runtime.gates.function_watch import ignore_functions, watch_functions
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
@@ -169,7 +170,8 @@ class Rounds:
         """Remove hooks and gates and stop the engine, which must have no work left."""
         self.closed = True
         self._unguard(self.slots)
-        forget_guards(self._guards)
+        if forget_guards(self._guards):
+            ignore_functions()
         self._watch.close()
         for handle in self._handles:
             handle.remove()
@@ -358,7 +360,7 @@ class Rounds:
         for group in kept:
             self.finish(group)
         self._finish_unguarded()
-        self._poison_pending()
+        self._watch_pending()
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()
@@ -487,8 +489,8 @@ class Rounds:
 
     def _attend(self) -> None:
         self._attention.needed = self._learning or self._num_pending > 0
-        if not self._attention.needed:
-            forget_guards(self._guards)
+        if not self._attention.needed and forget_guards(self._guards):
+            ignore_functions()
 
     def _groups_with(self, names: frozenset[str]) -> Sequence[Awaited]:
         return [each for each in self._awaited if any(slot.name in names for slot in each.slots)]
@@ -554,6 +556,7 @@ class Rounds:
     def _enter(self) -> None:
         refuse_reducing(self._model_wrapper)
         self._entered = True
+        ignore_functions()
         if self._num_pending:
             for group in self._at_entry:
                 self.finish(group)
@@ -572,9 +575,12 @@ class Rounds:
             for slot in found:
                 self.finish(self._awaited_of[slot])
 
-    def _poison_pending(self) -> None:
-        """Poison the parameters whose updates are still pending at the end of ``step()``."""
-        if self._poison is not None and self._update is not None:
+    def _watch_pending(self) -> None:
+        """Watch for uses of parameters whose updates are still pending after ``step()``, or poison them."""
+        if self._poison is None:
+            if self._num_pending:
+                watch_functions()
+        elif self._update is not None:
             pending = [slot for slot in self.slots if self._awaited_of[slot].pending]
             self._poison.place(pending, self._update.states())
 

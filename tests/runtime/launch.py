@@ -278,15 +278,8 @@ def _main(path: str, name: str, rank: int, size: int, backend: str, folder: str)
 
 
 def load() -> None:
-    """Load what ranks need, for the server that forks them, and replace what the runtime replaces in torch.
-
-    The first wrapper of a process does it, and goes through all objects of the process for that: half a
-    second of each rank, if not done here. (Tests of the documentation leave it to the wrapper.)
-    """
+    """Load what ranks need, for the server that forks them."""
     load_modules()
-    guards = importlib.import_module("pace.runtime.gates.guarded_tensors")
-    torch = importlib.import_module("torch")
-    guards.guard(torch.nn.Parameter(torch.ones(1)), guards.unguard)
     _hurry()
 
 

@@ -4,21 +4,10 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-import torch
 
 from benchmarks.harness.network.hosts import Host, Link, hosts, why_unavailable
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Gradient, Op, Profile
-from pace.runtime.gates.guarded_tensors import guard, unguard
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _replaced_once() -> None:
-    """Replace what the runtime replaces in torch, before ranks are forked from this process.
-
-    The first wrapper of a process does it, and goes through all of its objects for that.
-    """
-    guard(torch.nn.Parameter(torch.ones(1)), unguard)
 
 
 @pytest.fixture(scope="session")

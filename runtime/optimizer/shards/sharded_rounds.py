@@ -169,7 +169,7 @@ class ShardedRounds(Rounds):
             if recorded:
                 self.finish_all()
             self._finish_unguarded()
-        self._poison_pending()
+        self._watch_pending()
 
     def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
         with plain_mode(device):
@@ -186,11 +186,11 @@ class ShardedRounds(Rounds):
             self._poison.give_back(group.slots)
         self._end_pending(group, group.slots)
 
-    def _poison_pending(self) -> None:
+    def _watch_pending(self) -> None:
         if self._poison is not None:  # gathers write to parameters, so poison would not last
             for gather in self._gathers:
                 self.engine.wait(gather.number)
-            super()._poison_pending()
+        super()._watch_pending()
 
     # The optimizer's state.
 

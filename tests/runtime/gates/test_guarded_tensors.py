@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,19 +13,19 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from pace.runtime.gates.function_watch import ignore_functions, watch_functions
 from pace.runtime.gates.guarded_tensors import guard, guarded, unguard, without_guards
-from pace.runtime.gates.patches.backward_end import watch_backward
 from pace.runtime.optimizer.group_update import plain_mode
 
 
 class _Bench:
-    """A guarded parameter of ones, or another tensor, which its guard doubles."""
+    """A guarded parameter of ones, or another tensor, which its guard doubles, after a step."""
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.parameter: Any = nn.Parameter(torch.ones(3, 3)) if tensor is None else tensor
         self.asked = 0
-        watch_backward()  # as each wrapper does
         guard(self.parameter, self)
+        watch_functions()
 
     def __call__(self, tensor: torch.Tensor) -> None:
         self.asked += 1
@@ -41,6 +40,7 @@ def bench() -> Iterator[_Bench]:
     made = _Bench()
     yield made
     unguard(made.parameter)
+    ignore_functions()
 
 
 class _Doubled(torch.autograd.Function):
@@ -53,25 +53,9 @@ class _Doubled(torch.autograd.Function):
         return gradient * 2
 
 
-def _to_dlpack(tensor: torch.Tensor) -> Any:
-    return vars(torch.utils.dlpack)["to_dlpack"](tensor)
-
-
 def _gradient_by(weights: torch.Tensor) -> torch.Tensor:
     x = torch.ones(3, 3, requires_grad=True)
     return torch.autograd.grad(x * 1, x, grad_outputs=weights)[0]
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor + 0
-
-
-def _scripted(tensor: torch.Tensor) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        compiled: Any = torch.jit.script(_unchanged)
-    found: torch.Tensor = compiled(tensor)
-    return found
 
 
 def _saved(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,9 +102,8 @@ _TWOS: dict[str, Callable[[nn.Parameter], Any]] = {
     "sparse": lambda p: torch.sparse_coo_tensor(
         torch.tensor([[0, 1, 2]]), p, check_invariants=True
     ).to_dense(),
-    "parameter": nn.Parameter,
-    "scripted": _scripted,
-    "exchanged": lambda p: torch.utils.dlpack.from_dlpack(_to_dlpack(p)),
+    "exchanged": lambda p: torch.utils.dlpack.from_dlpack(p.requires_grad_(False)),
+    "another class": lambda p: p.as_subclass(torch.Tensor),
 }
 
 

@@ -175,6 +175,23 @@ def autograd_function(run: Run) -> None:
     train(run, loss=loss)
 
 
+def constructed(run: Run) -> None:
+    """Kept parameters are given to functions of torch that ignore ``__torch_function__``."""
+    make = torch.tensor
+
+    def after(step: int, kept: Sequence[torch.Tensor]) -> Any:
+        ways: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+            make,
+            torch.zeros(1).new_tensor,
+            torch.func.grad(lambda p: (p * p).sum()),
+            lambda p: torch.asarray(p, copy=True, requires_grad=False),
+            lambda p: p.as_subclass(torch.Tensor).clone(),
+        )
+        return [ways[step % len(ways)](parameter) for parameter in kept]
+
+    train(run, after=after)
+
+
 def copied(run: Run) -> None:
     """Kept parameters are copied, pickled and saved after the step."""
 
@@ -286,6 +303,7 @@ LOOPS = (
     late_aliases,
     read_in_thread,
     autograd_function,
+    constructed,
     copied,
     function_transforms,
     tied_after_wrapping,

@@ -15,6 +15,7 @@ from tests.runtime.loops.loop_trainer import run_program
 from tests.runtime.rank_pool import Failed, RankPool
 
 BOTH: Operation = ("compute", "once", ((0, 1), (2, 0)))
+ONE: Operation = ("compute", "once", ((0, 1), ()))
 ALONE: tuple[Operation, ...] = (("log", 2), ("loss",))
 
 LOOPS: dict[str, tuple[Operation, ...]] = {
@@ -22,6 +23,7 @@ LOOPS: dict[str, tuple[Operation, ...]] = {
     "make zeros": (BOTH, *ALONE, ("zero", "model", False), BOTH, ("step",)),
     "compute more": (BOTH, *ALONE, BOTH, ("step",)),
     "step": (BOTH, *ALONE, ("step",), ("zero", "optimizer", True)),
+    "step, then compute on one rank": (BOTH, ("step",), ONE, *ALONE, ("step",)),
     "assign": (BOTH, *ALONE, ("zero", "optimizer", True), ("assign", 1), BOTH, ("step",)),
     "clear in a closure": (BOTH, *ALONE, ("closure", (("zero", "optimizer", True), BOTH))),
 }

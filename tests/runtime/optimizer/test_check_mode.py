@@ -142,6 +142,16 @@ def of_another_class(kept: Kept) -> None:
     torch.Tensor._make_subclass(nn.Parameter, kept.weight).detach().clone()
 
 
+def constructed(kept: Kept) -> None:
+    """Given to a function that ignores the class of tensors; only without check mode it waits."""
+    torch.asarray(kept.weight, copy=True, requires_grad=False)
+
+
+def transformed(kept: Kept) -> None:
+    """As above."""
+    torch.func.grad(lambda weight: (weight * weight).sum())(kept.weight)
+
+
 USES: dict[Callable[[Kept], None], str] = {
     into_the_loss: "what backward() starts from has values that were read from 0.weight",
     into_a_gradient: "the gradient of 2.bias has values that were read from 0.weight",
@@ -154,6 +164,8 @@ USES: dict[Callable[[Kept], None], str] = {
     summed_by_a_group: "c10d.allreduce_.default uses 0.weight past PACE's guards",
     without_subclasses: "aten.mul.Tensor uses 0.weight past PACE's guards",
     without_functions: "uses 0.weight past PACE's guards",
+    constructed: "aten.clone.default uses 0.weight past PACE's guards",
+    transformed: "aten.mul.Tensor uses 0.weight past PACE's guards",
     of_another_class: "aten.clone.default uses 0.weight past PACE's guards",
 }
 
