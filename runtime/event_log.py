@@ -123,11 +123,6 @@ TRAINING_EVENTS = {
     "pace.waits_for_gradients": LogEvent(
         "warning", "reason", "Gradients are read before `step()`, so updates wait for all of them"
     ),
-    "pace.compiled_in_place": LogEvent(
-        "warning",
-        "module consequence",
-        "Training after `model.compile()` is correct but slow; wrap what `torch.compile(model)` returns",
-    ),
     "pace.not_sharded": LogEvent("info", "reason", "Updates are not sharded in this job"),
     "pace.whole_updates": LogEvent("info", "reason", "Updates are no longer sharded"),
     "pace.step_skipped": LogEvent(

@@ -3,7 +3,7 @@
 A gate around a module's dict of parameters notices when a parameter is read from the module, before any
 computation: by the module itself, or by another one (tied weights, or attention that reads the weight of its
 output projection without calling it). All other uses of a parameter are noticed by its guard
-(``guarded_tensors``), except by compiled code, which neither notices.
+(``guarded_tensors``), except by compiled code, which neither notices: a model that has some needs a barrier.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from pace.runtime.engine.buffers import Slot
-from pace.runtime.event_log import log
 from pace.runtime.gates.model_wrapper import ModelWrapper
 
 Use = Callable[[Iterable[Slot]], None]
@@ -81,10 +80,10 @@ class ForwardWatch:
 
     Attributes
     ----------
-    unseen
-        Slots whose use is not noticed, because only compiled code uses them.
-    unreadable
-        Parameters that other code also reads without a gate.
+    announced
+        Whether `model_wrapper` announces every use in the model's forward pass, also by compiled code.
+    hidden
+        What may use parameters without any gate or guard noticing; None without any such thing.
     """
 
     def __init__(
@@ -102,32 +101,17 @@ class ForwardWatch:
         self._model_wrapper = model_wrapper
         self._gated: list[tuple[nn.Module, GatedParameters]] = []
         self._handles: list[Any] = []
-        self.unseen: list[Slot] = []
-        self.unreadable: list[Slot] = []
         if not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
             self._handles.append(model.register_forward_pre_hook(_EnterHook(enter)))
-        seen = model_wrapper is not None and model_wrapper.watch(slots, self._announce)
-        for module in model.modules():
-            if seen:
-                break
-            if isinstance(module, torch._dynamo.OptimizedModule if _dynamo_loaded() else ()):
-                self.unseen += [slots[p] for p in module.parameters() if p in slots]
-            elif getattr(module, "_compiled_call_impl", None) is not None:
-                log.warning(
-                    "pace.compiled_in_place",
-                    module=type(module).__name__,
-                    consequence="right but slow: it is compiled again as updates come and go; give what"
-                    " torch.compile(model) returns as the model instead of calling model.compile()",
-                )
+        self.announced = model_wrapper is not None and model_wrapper.watch(slots, self._announce)
+        self.hidden = _hidden_in(model, compiled=not self.announced)
         for module in model.modules():
             own = {
                 name: slots[parameter]
                 for name, parameter in module._parameters.items()
                 if parameter is not None and parameter in slots
             }
-            if isinstance(module, torch.jit.ScriptModule):
-                self.unreadable += own.values()
-            elif own and type(module._parameters) is dict:
+            if own and type(module._parameters) is dict:
                 # Compiled modules get gates too, for code outside of them that reads their parameters.
                 gated = GatedParameters(module._parameters, own, attention, use)
                 module._parameters = gated
@@ -183,8 +167,14 @@ def _do_nothing(_module: nn.Module, _inputs: Any) -> None:
     return None
 
 
-def _dynamo_loaded() -> bool:
-    # Looking at torch._dynamo imports it, which takes seconds; unless it is loaded nothing is compiled.
-    import sys
-
-    return "torch._dynamo" in sys.modules
+def _hidden_in(model: nn.Module, *, compiled: bool) -> str | None:
+    """Return which compiler's code in a model may use parameters; None if there is no such code."""
+    modules = list(model.modules())
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        return "torch.jit"
+    if compiled and any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in modules
+    ):
+        return "torch.compile"
+    return None

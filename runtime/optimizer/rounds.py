@@ -145,8 +145,12 @@ class Rounds:
             open_gate(slot.parameter, gate)
         own = tuple if self._model_wrapper is None else self._model_wrapper.sharing
         self._memory_watch = MemoryWatch(guarded, own=own, moved=self._moves_parameters)
-        if self._learning:
+        if self._watch.hidden is not None:
+            self.keep_barrier(self._watch.hidden, model)
+        elif self._learning:
             self._guard()
+        if settings.per_group:
+            usage.tell_of_barrier()
 
     # Whether the runtime holds the memory of parameters.
     _moves_parameters = False
@@ -335,11 +339,8 @@ class Rounds:
         if self._update is None or self._usage.watched:
             return
         unseen = {slot.name for slot in self.slots if slot.passes and not slot.claimed}
-        unseen |= {slot.name for slot in self._watch.unseen}
-        unreadable = {slot.name for slot in self._watch.unreadable}
-        if not self._entered:
-            unseen, unreadable = set(), unreadable | unseen
-        self._usage.learn_uses(at_entry=frozenset(unseen), at_step=frozenset(unreadable))
+        at_entry, at_step = (unseen, set()) if self._entered else (set(), unseen)
+        self._usage.learn_uses(at_entry=frozenset(at_entry), at_step=frozenset(at_step))
         self._unguard(self.slots)
         self._at_entry = self._groups_with(self._usage.at_entry)
         self._at_step = self._groups_with(self._usage.at_step)
@@ -584,25 +585,24 @@ class Rounds:
             pending = [slot for slot in self.slots if self._awaited_of[slot].pending]
             self._poison.place(pending, self._update.states())
 
-    def finish_in_step(self, parameters: Iterable[nn.Parameter]) -> None:
-        """From now on apply the updates of these parameters in ``step()``."""
-        wanted = set(parameters)
-        names = frozenset(slot.name for slot in self.slots if slot.parameter in wanted)
-        if not names <= self._usage.at_step:
-            self._usage.at_step |= names
+    def keep_barrier(self, compiler: str, module: nn.Module | None = None) -> None:
+        """Apply all updates in ``step()`` from now on, as compiled code uses parameters unnoticed.
+
+        Parameters
+        ----------
+        module
+            The module whose code it is; None if it may be any code.
+        """
+        parameters = None if module is None else set(module.parameters())
+        if parameters is None and self._watch.announced:
+            return  # it uses what was gathered of them
+        if parameters is None or not parameters.isdisjoint(slot.parameter for slot in self.slots):
+            self._usage.need_barrier(compiler, [slot.name for slot in self.slots])
             self._at_step = self._groups_with(self._usage.at_step)
-            for group in self._at_step:
-                self.finish(group)
-
-    def finish_before(self, parameters: Iterable[nn.Parameter] | None) -> None:
-        """Apply the updates of some parameters (None: of all) before code that would use them unnoticed."""
-        if self._attention.needed:
-            wanted = None if parameters is None else set(parameters)
             for slot in self.slots:
-                if wanted is None or slot.parameter in wanted:
-                    self.make_current(slot)
-
-    # The optimizer's state. Every rank has all of it, unless updates are sharded.
+                self.make_current(slot)
+            if self._update is not None:
+                self._usage.tell_of_barrier()
 
     def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer the state that is kept elsewhere.

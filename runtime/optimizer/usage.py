@@ -35,7 +35,8 @@ class Usage:
         self._hold = 0
         self._wasted = False
         self._times_wasted = 0
-        self._told_of_sharing = False
+        self._told_of_sharing = self._told_of_barrier = False
+        self._compiler: str | None = None
         self.num_gathered = 0
         self.learned = False
         self.watched = False
@@ -64,6 +65,21 @@ class Usage:
         self.watched = True
         self.at_entry = at_entry
         self.at_step |= at_step
+
+    def need_barrier(self, compiler: str, names: Sequence[str]) -> None:
+        """Record that a compiler's code may use any parameter: apply all updates in ``step()``."""
+        self.watched = True
+        self.at_step = frozenset(names)
+        self._compiler = compiler
+
+    def tell_of_barrier(self) -> None:
+        """Log, once, that updates which could be pending are not, if there is a compiler's code."""
+        if self._compiler is not None and not self._told_of_barrier:
+            self._told_of_barrier = True
+            log.warning(
+                "pace.barrier_mode",
+                reason=f"{self._compiler} compiles code that may use parameters without PACE noticing",
+            )
 
     def adapt(self, slot: Slot) -> None:
         """Learn from a round in which a gradient did not arrive as often as expected."""

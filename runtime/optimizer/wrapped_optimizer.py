@@ -139,7 +139,7 @@ class WrappedOptimizer(StandIn):
             optimizer.register_load_state_dict_post_hook(weakly(self._after_loading)),
         ]
         self._gate_state(replaced=False)
-        self._compiled = CompiledWatch(weakly(self._finish_scripted), weakly(self._enter_compiled))
+        self._compiled = CompiledWatch(weakly(self._keep_barrier))
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
@@ -211,13 +211,9 @@ class WrappedOptimizer(StandIn):
         """Apply the updates of the latest ``step()``; gradients computed since then are left as they are."""
         self._rounds.finish_all()
 
-    def _finish_scripted(self, module: nn.Module) -> None:
-        """From now on apply the updates of a scripted module's parameters in ``step()``."""
-        self._rounds.finish_in_step(module.parameters())
-
-    def _enter_compiled(self, module: nn.Module | None) -> None:
-        """Apply the pending updates of parameters that compiled code is about to use."""
-        self._rounds.finish_before(None if module is None else module.parameters())
+    def _keep_barrier(self, compiler: str, module: nn.Module | None) -> None:
+        """Apply all updates in ``step()`` from now on; see ``CompiledWatch``."""
+        self._rounds.keep_barrier(compiler, module)
 
     @uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -237,6 +233,7 @@ class WrappedOptimizer(StandIn):
         self._refuse_closed()
         self._planned.refuse_others()
         self._gate_state()
+        self._compiled.follow()
         at_once = self._barrier or self._step_is_replaced()
         loss = self._step_at_once(closure) if at_once else self._step_later(closure)
         self._end_step()

@@ -1,14 +1,13 @@
 """Notices code that torch compiles, which reads parameters without any guard or gate.
 
-Modules that ``torch.jit`` traces or scripts share the model's parameters from then on. Functions of
-``torch.compile`` check the classes of their inputs, so parameters must be current before they begin.
+Modules that ``torch.jit`` traces or scripts share the model's parameters from then on. What ``torch.compile``
+compiles may use any parameter. Before Dynamo compiles code for a guarded parameter, it compares its class, so
+code from before a wrapper does not use one unnoticed.
 """
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,25 +26,34 @@ class CompiledWatch:
 
     Parameters
     ----------
-    scripted
-        Called with each module that ``torch.jit`` traces or scripts.
-    entered
-        Called before each compiled function begins, with the module whose forward it is; None for a function.
+    found
+        Called with what compiles code, before it does, and the module; None if it may be any code.
     """
 
-    def __init__(
-        self, scripted: Callable[[nn.Module], None], entered: Callable[[nn.Module | None], None]
-    ) -> None:
-        self.scripted = scripted
-        self.entered = entered
+    def __init__(self, found: Callable[[str, nn.Module | None], None]) -> None:
+        self._found = found
         _watches[id(self)] = self
         patch("torch.jit._recursive:create_script_module", _telling_of_scripts)
-        # Torch's optimizers load it when the first is built.
-        patch("torch._dynamo.eval_frame:install_generation_tagging_init", _telling_of_calls)
+        self.follow()
+
+    def follow(self) -> None:
+        """Have Dynamo report to this; it forgets that with ``torch.compiler.reset()``."""
+        handler: Any = torch._dynamo.callback.callback_handler
+        if _tell_of_compilation not in handler.start_callbacks:
+            handler.register_start_callback(_tell_of_compilation)
 
     def close(self) -> None:
         """Stop reporting."""
         _watches.pop(id(self), None)
+
+
+def _tell(compiler: str, module: nn.Module | None) -> None:
+    for watch in list(_watches.values()):
+        watch._found(compiler, module)
+
+
+def _tell_of_compilation(*_arguments: Any) -> None:
+    _tell("torch.compile", None)
 
 
 def _telling_of_scripts(own: Any) -> Any:
@@ -53,42 +61,11 @@ def _telling_of_scripts(own: Any) -> Any:
     @functools.wraps(own)
     def create_script_module(module: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(module, nn.Module):
-            for watch in list(_watches.values()):
-                watch.scripted(module)
+            _tell("torch.jit", module)
             take_off_hooks(module)
         return own(module, *arguments, **named)
 
     return create_script_module
-
-
-def _telling_of_calls(own: Any) -> Any:
-    # Called before each call of a compiled function, before Dynamo checks anything.
-    @functools.wraps(own)
-    def install_generation_tagging_init() -> None:
-        if _watches:
-            module = _compiled_module()
-            for watch in list(_watches.values()):
-                watch.entered(module)
-        own()
-
-    return install_generation_tagging_init
-
-
-# From the call of a compiled function down to the function that is called first.
-_DEEPEST = 8
-
-
-def _compiled_module() -> nn.Module | None:
-    """Return the module whose compiled forward is about to run; None for another function."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return None
-        if frame.f_code.co_name == "compile_wrapper":
-            owner = getattr(frame.f_locals.get("fn"), "__self__", None)
-            return owner if isinstance(owner, nn.Module) else None
-        frame = frame.f_back
-    return None
 
 
 # torch.compile's callback; with None, Python runs code without compiling it.

@@ -11,7 +11,6 @@ from typing import Any
 PLACES: dict[str, str] = {
     "torch.autograd:_engine_run_backward": "tells when the outermost backward pass ends",
     "torch.jit._recursive:create_script_module": "tells which parameters compiled modules share",
-    "torch._dynamo.eval_frame:install_generation_tagging_init": "tells when a compiled function begins",
     "torch.serialization:_save": "looks for values of pending parameters, in mode='check'",
     "torch.serialization:_legacy_save": "looks for them, too",
 }
