@@ -111,8 +111,7 @@ class Poison:
 
         self._stop = before_backward(check_loss)
         _watching.add(self)
-        for place in ("torch.serialization:_save", "torch.serialization:_legacy_save"):
-            patch(place, _checking_saves)
+        patch("torch.serialization:_save", _checking_saves)
 
     def place(self, slots: Iterable[Slot], states: Sequence[Mapping[str, Any]]) -> None:
         """Poison parameters whose updates are pending, and look for marks in the optimizer's state."""

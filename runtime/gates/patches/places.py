@@ -12,7 +12,6 @@ PLACES: dict[str, str] = {
     "torch.autograd:_engine_run_backward": "tells when the outermost backward pass ends",
     "torch.jit._recursive:create_script_module": "tells which parameters compiled modules share",
     "torch.serialization:_save": "looks for values of pending parameters, in mode='check'",
-    "torch.serialization:_legacy_save": "looks for them, too",
 }
 """Where (``module:name``), and what for."""
 
