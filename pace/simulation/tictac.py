@@ -141,17 +141,27 @@ def tio(dag: TransferDag) -> FloatArray:
 
 
 def tao(dag: TransferDag) -> FloatArray:
-    """Return places in the timing-aware order (Algorithm 2): take the one that precedes all others, repeat.
+    """Return places in the timing-aware order (Algorithm 2): take one that no other precedes, repeat.
 
-    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 5); if both are equal, if its M+ is smaller; then by
-    index. The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers
-    of equal length the one that unlocks less compute would go first. So this uses the equation.
+    A precedes B if min(P_B, M_A) < min(P_A, M_B) (eq. 5). Of the transfers that no other precedes, the one
+    with the smallest M+ is taken, as in the paper. The paper leaves other ties open. Here the shorter
+    transfer is taken, then the one that unlocks more, then the one for which more compute waits, then one by
+    its place in the graph, so that the order does not depend on how transfers are numbered.
+
+    With its ties, the paper's comparator is not transitive: of transfers with (P, M, M+) = (1, 1, 5),
+    (2, 1, 6) and (1, 2, 4), each precedes the next, and the last precedes the first. So "the one that
+    precedes all others" may not exist. Equation 5 alone has no such cycles.
+
+    The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers of equal
+    length the one that unlocks less compute would go first. So this uses the equation.
     """
     from pace.simulation.kernels import worker as kernel
 
     # Ops that wait for the same transfers are merged into one op with their total duration.
     waits, same = np.unique(dag.waits, axis=0, return_inverse=True)
     rows, columns = np.nonzero(waits)
+    rank = np.empty(len(dag.transfer_s), dtype=np.int64)
+    rank[np.lexsort((_labels(dag), -(dag.op_s @ dag.waits)))] = np.arange(len(rank))
     place = np.empty(len(dag.transfer_s), dtype=np.int64)
     kernel.precede(
         dag.transfer_s,
@@ -159,13 +169,45 @@ def tao(dag: TransferDag) -> FloatArray:
         columns.astype(np.int64),
         np.searchsorted(rows, np.arange(len(waits) + 1)).astype(np.int64),
         dag.channel_numbers,
+        rank,
         place,
     )
     return place.astype(np.float64)
 
 
-def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> float:
-    """Return TicTac's E = (U - makespan) / (U - L) (equations 1-3); 1 where no order matters.
+def _labels(dag: TransferDag) -> IntArray:
+    """Return a number for each transfer that depends on its place in the graph, not on its own number.
+
+    Two transfers have the same label if their durations, their ops and channels, the other transfers of
+    these, and so on, have the same durations (color refinement, with hashes of multisets for colors).
+    """
+    one = np.eye(int(dag.channel_numbers.max(initial=-1)) + 1, dtype=bool)
+    groups = np.vstack([dag.waits, one[:, dag.channel_numbers]])
+    weight = np.concatenate([dag.op_s, np.full(len(one), -1.0)])
+    group_label, label = _mixed(_bits(weight)), _mixed(_bits(dag.transfer_s))
+    told_apart, before = len(np.unique(label)), 0
+    while told_apart > before:
+        group_label = _mixed(group_label + np.matmul(groups, label, dtype=np.uint64))
+        label = _mixed(label + np.matmul(groups.T, group_label, dtype=np.uint64))
+        told_apart, before = len(np.unique(label)), told_apart
+    return label.view(np.int64)
+
+
+def _bits(seconds: FloatArray) -> npt.NDArray[np.uint64]:
+    bits: npt.NDArray[np.uint64] = np.array(seconds, dtype=np.float64).view(np.uint64)
+    return bits
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Spread the bits of numbers, so that sums of results identify multisets (splitmix64)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values
+
+
+def makespan_limits(busy_s: npt.ArrayLike) -> tuple[float, float]:
+    """Return TicTac's theoretical worst and best makespan, U and L (equations 1 and 2).
 
     U is the time of all ops and transfers one after another, L that of the busiest resource.
 
@@ -175,5 +217,19 @@ def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> float:
         Seconds of work of each resource: compute and channels.
     """
     busy = np.asarray(busy_s, dtype=np.float64)
-    worst, best = float(busy.sum()), float(busy.max(initial=0.0))
+    return float(busy.sum()), float(busy.max(initial=0.0))
+
+
+def ordering_efficiency(busy_s: npt.ArrayLike, makespan_s: float) -> float:
+    """Return TicTac's E = (U - makespan) / (U - L) (equation 3); 1 where no order matters."""
+    worst, best = makespan_limits(busy_s)
     return (worst - makespan_s) / (worst - best) if worst > best else 1.0
+
+
+def ordering_speedup(busy_s: npt.ArrayLike) -> float:
+    """Return TicTac's S = (U - L) / L (equation 4): how much faster the best makespan is than the worst.
+
+    At most the number of resources less one; 0 where nothing overlaps.
+    """
+    worst, best = makespan_limits(busy_s)
+    return (worst - best) / best if best else 0.0

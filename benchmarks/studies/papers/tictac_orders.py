@@ -1,4 +1,4 @@
-"""TicTac's ranking: TIO, TAO and random order on a parameter server's workers; prints Markdown.
+"""TicTac's ranking: TIO, TAO and random order on workers of servers and on toy models; prints Markdown.
 
     python -m benchmarks papers.tictac_orders [--runs 1000]
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.harness.conditions import study_parser
 from pace.models import build
-from pace.simulation.tictac import tao, tio
+from pace.simulation.tictac import makespan_limits, ordering_speedup, tao, tio
 from pace.simulation.worker import WorkerDag, parameter_server_worker, run_worker
 from pace.solver.cost import CostCurve
 
@@ -46,8 +46,40 @@ def steps(dag: WorkerDag, order: str, runs: int, workers: int) -> tuple[np.ndarr
     return times, efficiencies
 
 
+def toy_worker(count: int, *, chain: bool) -> WorkerDag:
+    """Return TicTac's Seq-n (a chain) or Par-n: ops of 1 s, each waiting for a transfer of 1 s of its own."""
+    waits = [(at, count + at - 1) if chain and at else (at,) for at in range(count)]
+    return WorkerDag(
+        names=(*(f"recv/{at}" for at in range(count)), *(f"op/{at}" for at in range(count))),
+        duration_s=np.ones(2 * count),
+        resources=np.repeat([1, 0], count),
+        predecessors=(*[()] * count, *waits),
+        recvs=tuple(range(count)),
+    )
+
+
+def print_toys(runs: int) -> None:
+    """Print the toy models of 32 ops: makespans of random orders, TIO and TAO between the limits; E and S."""
+    print("| model | S | worst, s | random: mean, least, most | TIO | TAO | best, s | E: random | TAO |")
+    print("| --- |" + " ---: |" * 8)
+    random = np.random.default_rng(7)
+    for name, chain in (("Seq-32", True), ("Par-32", False)):
+        dag = toy_worker(32, chain=chain)
+        busy = np.bincount(dag.resources, weights=dag.duration_s)
+        worst, best = makespan_limits(busy)
+        drawn = [run_worker(dag, random.permutation(32).astype(np.float64)) for _ in range(runs)]
+        spans = [run.makespan_s for run in drawn]
+        ranked = [run_worker(dag, order(dag.transfers)) for order in (tio, tao)]
+        mean_efficiency = np.mean([run.efficiency for run in drawn])
+        print(
+            f"| {name} | {ordering_speedup(busy):.2f} | {worst:g} | {np.mean(spans):.1f}, {min(spans):g}, "
+            f"{max(spans):g} | {ranked[0].makespan_s:g} | {ranked[1].makespan_s:g} | {best:g} "
+            f"| {mean_efficiency:.2f} | {ranked[1].efficiency:.2f} |"
+        )
+
+
 def main() -> None:
-    """Print one table."""
+    """Print two tables."""
     parser = study_parser(__doc__)
     parser.add_number("--runs", 1000, "number of simulated runs")
     runs = parser.parse_args().runs
@@ -69,3 +101,5 @@ def main() -> None:
                     f"| {(np.percentile(step, 95) / np.median(step) - 1) * 100:.2f} % "
                     f"| {waiting.mean() * 100:.2f} % | {efficiencies[:, :workers].mean():.3f} |"
                 )
+    print()
+    print_toys(runs)

@@ -23,7 +23,7 @@ from pace.documents.push_pull import PushPull
 from pace.simulation.servers.policies import TicTacOnServers
 from pace.simulation.servers.run import ServersSimulation, run_server_policy
 from pace.simulation.servers.traffic import ServersTraffic
-from pace.simulation.tictac import fastest, ordering_efficiency
+from pace.simulation.tictac import fastest, makespan_limits, ordering_efficiency, ordering_speedup
 
 MODELS = {"alexnet": 512, "vgg16": 32, "inception-v3": 32, "resnet50": 32}
 ORDERS = ("random", "tio", "tao")
@@ -75,37 +75,18 @@ def steps(
     return run_server_policy(made.profile, made.cluster, ranked, iterations=windows, jitter=NOISE)
 
 
-def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
-    """Return ordering efficiency E of every window: 1 is the busiest resource alone, 0 one after another."""
+def busy_s(made: Setting) -> list[float]:
+    """Return how long compute, pulls and pushes take alone."""
     exchange = made.cluster.exchange
     total = sum(gradient.size_bytes for gradient in made.profile.gradients)
     pulls = total * made.profile.workers / exchange.worker_bytes_per_s
     pushes = 0.0 if made.cluster.ratios else pulls
-    busy = [made.profile.timing.compute_s, pulls, pushes]
-    return np.array([ordering_efficiency(busy, float(time)) for time in windows_s])
+    return [made.profile.timing.compute_s, pulls, pushes]
 
 
-def toy(count: int, *, chain: bool) -> Profile:
-    """Return Seq-n or Par-n as a profile: forward ops that each wait for a transfer of their own."""
-    forward = [
-        Op(
-            name=f"fwd/{at}",
-            duration_s=1.0,
-            deps=(f"fwd/{at - 1}",) if chain and at else ("bwd/all",),
-            stream="compute" if chain else None,
-            waits_for=(f"g{at}",),
-        )
-        for at in range(count)
-    ]
-    return Profile(
-        name=f"{'seq' if chain else 'par'}-{count}",
-        workers=1,
-        ops=(Op(name="bwd/all", duration_s=1.0), *forward),
-        gradients=tuple(
-            Gradient(name=f"g{at}", size_bytes=1_000_000, producer="bwd/all") for at in range(count)
-        ),
-        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9),
-    )
+def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
+    """Return ordering efficiency E of every window: 1 is the busiest resource alone, 0 one after another."""
+    return np.array([ordering_efficiency(busy_s(made), float(time)) for time in windows_s])
 
 
 def print_gains(windows: int) -> None:
@@ -129,18 +110,26 @@ def print_gains(windows: int) -> None:
 
 
 def print_spread(windows: int) -> None:
-    """Print Figs. 9 and 10: E against window time, and how steady windows are."""
-    print("| model | R2 of E and window time | normalized time, 95th percentile: no order | TIO | TAO |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    profiles = [window_of(model) for model in MODELS]
-    for profile in (*profiles, toy(32, chain=True), toy(32, chain=False)):
+    """Print E against window time, how steady windows are, and S with the theoretical worst and best."""
+    print(
+        "| model | S | worst ms | random ms | TIO | TAO | best ms | E: random | TAO | R2 of E and time "
+        "| normalized time, 95th percentile: random | TIO | TAO |"
+    )
+    print("| --- |" + " ---: |" * 12)
+    for profile in map(window_of, MODELS):
         made = setting(profile, MOST_WORKERS, KINDS["inference"], training=False)
         times = {order: steps(made, order, windows).iterations_s for order in ORDERS}
+        worst, best = makespan_limits(busy_s(made))
         both = np.concatenate([times["random"], times["tao"]])
         points = np.corrcoef(efficiency(made, both), both)[0, 1] ** 2
-        best = min(float(each.min()) for each in times.values())
-        spread = [f"{best / np.percentile(times[order], 95):.3f}" for order in ORDERS]
-        print(f"| {profile.name} | {points:.3f} | {' | '.join(spread)} |")
+        fastest_window = min(float(each.min()) for each in times.values())
+        cells = [f"{ordering_speedup(busy_s(made)):.2f}", f"{worst * 1e3:.1f}"]
+        cells += [f"{times[order].mean() * 1e3:.1f}" for order in ORDERS]
+        cells += [f"{best * 1e3:.1f}"]
+        cells += [f"{efficiency(made, times[order]).mean():.2f}" for order in ("random", "tao")]
+        cells += [f"{points:.3f}"]
+        cells += [f"{fastest_window / np.percentile(times[order], 95):.3f}" for order in ORDERS]
+        print(f"| {profile.name} | {' | '.join(cells)} |", flush=True)
 
 
 def print_barrier(windows: int) -> None:
@@ -192,15 +181,23 @@ def print_oracle(windows: int, runs: int = 5) -> None:
 
 
 def branches(count: int) -> Profile:
-    """Return Par-n with forward ops of unequal length: the longer ones should not wait."""
-    random = np.random.default_rng(0)
-    profile = toy(count, chain=False)
-    longer = [op.duration_s * float(random.lognormal(0, 1)) for op in profile.ops[1:]]
-    ops = [
-        op.model_copy(update={"duration_s": duration})
-        for op, duration in zip(profile.ops[1:], longer, strict=True)
-    ]
-    return profile.replace(name=f"par-{count}, unequal", ops=(profile.ops[0], *ops))
+    """Return forward ops of unequal length, each with a transfer of its own: long ones should not wait."""
+    lengths = np.random.default_rng(0).lognormal(0, 1, count)
+    return Profile(
+        name=f"par-{count}, unequal",
+        workers=1,
+        ops=(
+            Op(name="bwd/all", duration_s=1.0),
+            *(
+                Op(name=f"fwd/{at}", duration_s=float(length), deps=("bwd/all",), waits_for=(f"g{at}",))
+                for at, length in enumerate(lengths)
+            ),
+        ),
+        gradients=tuple(
+            Gradient(name=f"g{at}", size_bytes=1_000_000, producer="bwd/all") for at in range(count)
+        ),
+        allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=1e-9),
+    )
 
 
 def noisy(profile: Profile, noise: float, seed: int) -> Profile:

@@ -74,12 +74,17 @@ def precede(
     waits: IntArray,
     first_wait: IntArray,
     channels: IntArray,
+    rank: IntArray,
     place_of: IntArray,
 ) -> None:
     """Write the place of each transfer in TicTac's timing-aware order (Algorithm 2) to `place_of`.
 
     Op i waits for ``waits[first_wait[i]:first_wait[i + 1]]``. Its communication time is that of its busiest
-    channel. Takes O(transfers * (transfers + waits + ops * channels)).
+    channel. Of transfers that equation 5, M+, M and P do not tell apart, the one of least `rank` is first.
+    Takes O(transfers * (transfers + waits + ops * channels)).
+
+    By equation 5, A precedes B if P_B < P_A and P_B < M_B, or if M_A < P_A and M_A < M_B. So the greatest P,
+    and the least M of the transfers with M < P, say which transfers no other precedes.
     """
     n, num_ops = len(transfer), len(op)
     outstanding = np.ones(n, dtype=np.bool_)
@@ -103,16 +108,20 @@ def precede(
                 for at in range(first_wait[number], first_wait[number + 1]):
                     if outstanding[waits[at]] and total < impending[waits[at]]:
                         impending[waits[at]] = total
-        best = -1
-        for candidate in range(n):
-            if not outstanding[candidate]:
+        most_unlocked, shortest = 0.0, np.inf
+        for each in range(n):
+            if outstanding[each]:
+                most_unlocked = max(most_unlocked, unlocked[each])
+                if transfer[each] < unlocked[each]:
+                    shortest = min(shortest, transfer[each])
+        best, best_key = -1, (0.0, 0.0, 0.0, 0)
+        for each in range(n):
+            if not outstanding[each] or transfer[each] > shortest:
                 continue
-            if best < 0:
-                best = candidate
+            if unlocked[each] < transfer[each] and unlocked[each] < most_unlocked:
                 continue
-            first = min(unlocked[best], transfer[candidate])
-            second = min(unlocked[candidate], transfer[best])
-            if first < second or (first == second and impending[candidate] < impending[best]):
-                best = candidate
+            key = (impending[each], transfer[each], -unlocked[each], rank[each])
+            if best < 0 or key < best_key:
+                best, best_key = each, key
         outstanding[best] = False
         place_of[best] = place

@@ -1,7 +1,6 @@
 """TicTac's orders and metrics: worked by hand, against transcriptions, on the paper's toy models."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -10,9 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.studies.papers.tictac_orders import toy_worker
 from pace import InvalidProfile
 from pace.models import build
-from pace.simulation.tictac import TransferDag, fastest, ordering_efficiency, properties, tao, tio
+from pace.simulation.tictac import (
+    TransferDag,
+    fastest,
+    makespan_limits,
+    ordering_efficiency,
+    ordering_speedup,
+    properties,
+    tao,
+    tio,
+)
 from pace.simulation.worker import (
     WorkerDag,
     parameter_server_worker,
@@ -91,23 +100,25 @@ def test_of_several_channels_the_busiest_counts() -> None:
     assert tio(apart).tolist() == [2.0, 2.0, 2.0]
     tied = dag_of([1.0, 2.0, 3.0, 3.0], [(1.0, {0, 1}), (1.0, {2, 3})])
     assert tao(tied).tolist()[:2] == [0.0, 1.0]
-    assert tao(replace(tied, channels=np.array([0, 0, 1, 2]))).tolist() == tao_as_published(
-        replace(tied, channels=np.array([0, 0, 1, 2]))
-    )
+    # Each of 2 and 3 now has a channel of its own, so that M+ is 3 for all, and the shortest goes first.
+    assert tao(replace(tied, channels=np.array([0, 0, 1, 2]))).tolist()[:2] == [0.0, 1.0]
 
 
-def tao_as_published(dag: TransferDag) -> list[float]:
-    """Transcribe Algorithms 1 and 3 line by line, with Python sets."""
-    count = len(dag.transfer_s)
+def is_published(dag: TransferDag, order: list[int]) -> bool:
+    """Say whether each step of Algorithms 1 and 2, transcribed with Python sets, allows this order.
+
+    A step takes a transfer that the comparator puts before all others. Where the comparator goes round in a
+    circle there is none, and the step takes one that equation 5 puts behind no other, with the smallest M+.
+    """
     time = dag.transfer_s.tolist()
     deps = [set(np.flatnonzero(row).tolist()) for row in dag.waits]
-    left, place = set(range(count)), [0.0] * count
-    while left:
+    channels = dag.channel_numbers.tolist()
+    left = set(range(len(time)))
+    for taken in order:
         p = dict.fromkeys(left, 0.0)
         m_plus = dict.fromkeys(left, INF)
         for op, dep in enumerate(deps):
             d = dep & left
-            channels = dag.channel_numbers.tolist()
             m = max((sum(time[r] for r in d if channels[r] == c) for c in set(channels)), default=0.0)
             if len(d) == 1:
                 for r in d:
@@ -116,17 +127,22 @@ def tao_as_published(dag: TransferDag) -> list[float]:
                 for r in d:
                     m_plus[r] = min(m_plus[r], m)
 
-        def comes_first(a: int, b: int, p: dict[int, float] = p, m_plus: dict[int, float] = m_plus) -> bool:
-            a_value, b_value = min(p[b], time[a]), min(p[a], time[b])
-            return a_value < b_value if a_value != b_value else m_plus[a] < m_plus[b]
+        def by_equation_5(a: int, b: int, p: dict[int, float] = p) -> float:
+            return float(min(p[b], time[a]) - min(p[a], time[b]))
 
-        least = min(left)
-        for r in sorted(left):
-            if r != least and comes_first(r, least):
-                least = r
-        left.remove(least)
-        place[least] = float(count - len(left) - 1)
-    return place
+        def precedes(a: int, b: int, m_plus: dict[int, float] = m_plus) -> bool:
+            difference = by_equation_5(a, b)
+            return difference < 0 or (difference == 0 and m_plus[a] < m_plus[b])
+
+        firsts = {a for a in left if not any(precedes(b, a) for b in left)}
+        if not firsts:
+            open_ones = {a for a in left if not any(by_equation_5(b, a) < 0 for b in left)}
+            least = min(m_plus[a] for a in open_ones)
+            firsts = {a for a in open_ones if m_plus[a] == least}
+        if taken not in firsts:
+            return False
+        left.remove(taken)
+    return True
 
 
 @st.composite
@@ -142,8 +158,8 @@ def dags(draw: st.DrawFn) -> TransferDag:
 @examples(300)
 @given(dag=dags())
 def test_orders_are_the_published_ones(dag: TransferDag) -> None:
-    """TIO is Algorithm 2 and TAO Algorithms 1 and 3, transcribed."""
-    assert tao(dag).tolist() == tao_as_published(dag)
+    """TIO is Algorithm 3 and TAO Algorithms 1 and 2, transcribed."""
+    assert is_published(dag, np.argsort(tao(dag)).tolist())
     deps = [set(np.flatnonzero(row).tolist()) for row in dag.waits]
     channels = dag.channel_numbers
 
@@ -155,6 +171,76 @@ def test_orders_are_the_published_ones(dag: TransferDag) -> None:
         for transfer in range(len(dag.transfer_s))
     ]
     assert tio(dag).tolist() == expected
+
+
+def renumbered(dag: TransferDag, order: list[int]) -> TransferDag:
+    """Return the same DAG whose transfer `number` was `order[number]`."""
+    channels = None if dag.channels is None else dag.channels[order]
+    return replace(dag, transfer_s=dag.transfer_s[order], waits=dag.waits[:, order], channels=channels)
+
+
+def one_device(dag: TransferDag) -> WorkerDag:
+    """Return a worker with one device for the ops of a DAG, which wait for its transfers alone."""
+    transfers, ops = len(dag.transfer_s), len(dag.op_s)
+    return WorkerDag(
+        names=tuple(map(str, range(transfers + ops))),
+        duration_s=np.concatenate([dag.transfer_s, dag.op_s]),
+        resources=np.array([1] * transfers + [0] * ops, dtype=np.int64),
+        predecessors=(*[()] * transfers, *(tuple(np.flatnonzero(row).tolist()) for row in dag.waits)),
+        recvs=tuple(range(transfers)),
+    )
+
+
+def test_ties_do_not_depend_on_the_numbering() -> None:
+    """Transfers of 2, 1 and 2 s, ops of 1 s on {0, 1} and of 4 s on {1, 2}: 8 s, not 9 in one numbering."""
+    dag = dag_of([2.0, 1.0, 2.0], [(1.0, {0, 1}), (4.0, {1, 2})])
+    for order in permutations(range(3)):
+        numbered = renumbered(dag, list(order))
+        assert run_worker(one_device(numbered), tao(numbered)).makespan_s == 8.0
+    worker = one_device(dag)
+    assert run_worker(worker, np.array([0.0, 1.0, 2.0])).makespan_s == 9.0
+
+
+def test_ties_that_only_the_graph_decides() -> None:
+    """Four equal transfers, two for an op of 1 s and two for one of 3 s: those of the longer op go first.
+
+    Where 3 s wait for each of the four, half a second of it for 0 and 1 alone, but 2.5 s for 2 and 3 alone,
+    makespans of 8.5 and 8 s are possible: which one does not depend on the numbering.
+    """
+    pairs = dag_of([1.0] * 4, [(1.0, {0, 1}), (3.0, {2, 3})])
+    split = dag_of([1.0] * 5, [(0.5, {0, 1}), (2.5, {0, 1, 4}), (2.5, {2, 3}), (0.5, {2, 3, 4})])
+    for dag, makespans in ((pairs, {6.0}), (split, None)):
+        runs = set()
+        for order in permutations(range(len(dag.transfer_s))):
+            numbered = renumbered(dag, list(order))
+            runs.add(run_worker(one_device(numbered), tao(numbered)).makespan_s)
+        assert len(runs) == 1
+        assert makespans in (None, runs)
+
+
+@examples(300)
+@given(dag=dags(), seed=st.integers(0, 1000))
+def test_the_order_does_not_depend_on_the_numbering(dag: TransferDag, seed: int) -> None:
+    """Renumbered transfers go in the same order, up to exchanges that the graph allows: equal makespans."""
+    order = np.random.default_rng(seed).permutation(len(dag.transfer_s)).tolist()
+    other = renumbered(dag, order)
+    first, second = tao(dag), tao(other)
+    assert dag.transfer_s[np.argsort(first)].tolist() == other.transfer_s[np.argsort(second)].tolist()
+    alone, again = one_device(dag), one_device(other)
+    assert run_worker(alone, first).makespan_s == run_worker(again, second).makespan_s
+
+
+def test_the_printed_comparator_goes_round_in_a_circle() -> None:
+    """(P, M, M+) = (1, 1, 5), (2, 1, 6), (1, 2, 4): each before the next, and the last before the first."""
+
+    def precedes(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:
+        first, second = min(b[0], a[1]), min(a[0], b[1])
+        return first < second or (first == second and a[2] < b[2])
+
+    a, b, c = (1, 1, 5), (2, 1, 6), (1, 2, 4)
+    assert precedes(a, b)
+    assert precedes(b, c)
+    assert precedes(c, a)
 
 
 @st.composite
@@ -224,35 +310,22 @@ def test_efficiency_worked_by_hand() -> None:
     assert ordering_efficiency([6.0], 6.0) == 1.0
 
 
-def parallel_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
-    """Return Par-n: every op waits for a transfer of its own and for nothing else; all orders are equal."""
-    return _toy(transfers, transfer_s, op_s, [[number] for number in range(transfers)])
-
-
-def sequential_model(transfers: int, *, transfer_s: float = 1.0, op_s: float = 1.0) -> WorkerDag:
-    """Return Seq-n: a chain of ops, each waiting for a transfer too; one order of n! is best."""
-    chain = [[number, *([transfers + number - 1] if number else [])] for number in range(transfers)]
-    return _toy(transfers, transfer_s, op_s, chain)
-
-
-def _toy(transfers: int, transfer_s: float, op_s: float, waits: Sequence[Sequence[int]]) -> WorkerDag:
-    return WorkerDag(
-        names=(*(f"recv/{n}" for n in range(transfers)), *(f"op/{n}" for n in range(transfers))),
-        duration_s=np.array([transfer_s] * transfers + [op_s] * transfers),
-        resources=np.array([1] * transfers + [0] * transfers, dtype=np.int64),
-        predecessors=(*(() for _ in range(transfers)), *(tuple(before) for before in waits)),
-        recvs=tuple(range(transfers)),
-    )
+def test_the_speedup_that_an_order_can_give() -> None:
+    """Equation 4 of compute of 6 s and channels of 3 and 2 s: U = 11 and L = 6, so that S = 5/6."""
+    assert makespan_limits([6.0, 3.0, 2.0]) == (11.0, 6.0)
+    assert ordering_speedup([6.0, 3.0, 2.0]) == pytest.approx(5 / 6)
+    assert ordering_speedup([4.0, 4.0]) == 1.0
+    assert ordering_speedup([4.0]) == ordering_speedup([]) == 0.0
 
 
 def test_every_order_of_the_parallel_model_is_equal() -> None:
     """Par-32: whichever transfer comes first unlocks as much; 2,000 random orders have one makespan, 33 s."""
-    dag = parallel_model(32)
+    dag = toy_worker(32, chain=False)
     random = np.random.default_rng(1)
     runs = [run_worker(dag, random.permutation(32).astype(float)) for _ in range(2000)]
     assert {run.makespan_s for run in runs} == {33.0}
     assert {run.efficiency for run in runs} == {(64 - 33) / 32}
-    six = parallel_model(6)
+    six = toy_worker(6, chain=False)
     assert {run_worker(six, np.array(o, dtype=float)).makespan_s for o in permutations(range(6))} == {7.0}
 
 
@@ -261,10 +334,13 @@ def test_one_order_of_the_sequential_model_is_best() -> None:
 
     For 32 the best makespan is 33 s, and exchanging any two transfers already makes it longer.
     """
-    six = [run_worker(sequential_model(6), np.array(order, dtype=float)) for order in permutations(range(6))]
+    six = [
+        run_worker(toy_worker(6, chain=True), np.array(order, dtype=float))
+        for order in permutations(range(6))
+    ]
     makespans = sorted(run.makespan_s for run in six)
     assert makespans[0] == 7.0 < makespans[1]
-    dag = sequential_model(32)
+    dag = toy_worker(32, chain=True)
     best = run_worker(dag, np.arange(32.0))
     assert best.makespan_s == 33.0
     assert best.efficiency == (64 - 33) / 32
@@ -280,7 +356,7 @@ def test_one_order_of_the_sequential_model_is_best() -> None:
 @pytest.mark.parametrize("order", [tio, tao])
 def test_both_orders_find_the_best_of_the_sequential_model(order: object) -> None:
     """The one best of 32!."""
-    dag = sequential_model(32)
+    dag = toy_worker(32, chain=True)
     assert callable(order)
     assert run_worker(dag, order(dag.transfers)).makespan_s == 33.0
 
