@@ -15,7 +15,7 @@ from pace.cli.graphs.fsdp2 import report_fsdp2
 from pace.cli.graphs.memory import MemoryOption, budget_bytes
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.graph.collective_graph import is_graph, load_graph
-from pace.documents.options import Options, Risk
+from pace.documents.options import Options, Risk, SearchR
 from pace.documents.profile import Profile, load_profile
 from pace.documents.schedule import Exchange, Framework, Fusion, Oracle, Schedule, load_schedule
 from pace.errors import InvalidOptions
@@ -63,6 +63,13 @@ def optimize(
             "or none (one group per gradient)."
         ),
     ] = "optimal",
+    search_r: Annotated[
+        SearchR,
+        typer.Option(
+            help="With --fusion paper: which numbers of groups are tried: all, or those that a search by "
+            "momentum visits."
+        ),
+    ] = "all",
     oracle: Annotated[
         Oracle,
         typer.Option(
@@ -80,7 +87,8 @@ def optimize(
     slot_s: Annotated[
         float | None,
         typer.Option(
-            help="Length of a time slot in seconds: transfers start at slot boundaries.",
+            help="Length of a time slot in seconds: groups are ordered in whole slots, but a transfer that "
+            "ends within its slot lets the next one start then.",
             show_default="continuous time",
         ),
     ] = None,
@@ -164,6 +172,7 @@ def optimize(
             oracle=oracle,
             lp_solver=lp_solver,
             fusion=fusion,
+            search_r=search_r,
             exchange=exchange,
             slot_s=slot_s,
             max_group_bytes=max_group_bytes,

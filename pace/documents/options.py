@@ -1,8 +1,8 @@
 """What a caller may ask of the optimizer; shared by the Python API, the command line and the service."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pace.documents.base import Document
 from pace.documents.cluster import Cluster
@@ -10,6 +10,7 @@ from pace.documents.schedule import Exchange, Framework, Fusion, LpSolver, Oracl
 from pace.errors import InvalidOptions
 
 Risk = Literal["mean", "p95"]
+SearchR = Literal["all", "momentum"]
 
 
 class Options(Document):
@@ -25,6 +26,9 @@ class Options(Document):
         PuLP knows by this name, if it is installed).
     fusion
         "optimal", "paper" (Algorithm 1 of the PACE paper) or "none".
+    search_r
+        With fusion "paper": which numbers of groups are tried. "all", or those that a search by "momentum"
+        visits (at most a quarter of all), which needs fewer calls of the oracle and may miss the best.
     exchange
         How gradients become updates: "allreduce" (whole all-reduces), "sharded" (reduce-scatters, updates of
         shards, all-gathers) or "servers" (pushes to parameter servers, pulls from them). None: "servers" if
@@ -62,6 +66,7 @@ class Options(Document):
     oracle: Oracle = "jackson"
     lp_solver: Annotated[LpSolver, Field(exclude_if=lambda solver: solver == "scipy")] = "scipy"
     fusion: Fusion = "optimal"
+    search_r: Annotated[SearchR, Field(exclude_if=lambda search: search == "all")] = "all"
     exchange: Exchange | None = None
     framework: Framework | None = None
     slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
@@ -73,6 +78,14 @@ class Options(Document):
     partition_bytes: Annotated[int, Field(gt=0)] | None = None
     memory_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
     discipline: SendDiscipline = "overtake"
+
+    @model_validator(mode="after")
+    def _search_r_is_for_the_paper(self) -> Self:
+        if self.search_r == "momentum" and self.fusion != "paper":
+            raise ValueError(f'search_r "momentum" is for fusion "paper", not "{self.fusion}": leave it out')
+        if self.search_r == "momentum" and self.max_group_bytes is not None:
+            raise ValueError('search_r "momentum" cannot keep max_group_bytes: leave one of them out')
+        return self
 
     def refuse_for_graph(self) -> None:
         """Refuse options that a graph does not have; raises InvalidOptions."""

@@ -20,9 +20,8 @@ from benchmarks.harness.conditions import study_parser, write_json
 from pace import optimize
 from pace.models import build, with_ratio
 from pace.planning.fusion.problem import FusionProblem
+from pace.planning.fusion.search import by_momentum
 from pace.solver import one_machine
-from pace.solver.arrays import FloatArray
-from pace.solver.knob_search import Measured, log_value, places, run
 from pace.solver.linear_program import lp, lp_pulp
 from pace.solver.one_machine import Instance, Solution
 from pace.solver.partition import max_min_partitions
@@ -111,14 +110,7 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
     best = min(windows)
     priced, excess = [], []
     for seed in range(seeds):
-        tried: dict[int, float] = {}
-
-        def measure(place: FloatArray, tried: dict[int, float] = tried) -> Measured:
-            num_groups = round(log_value(float(np.clip(place[0], 0, 1)), 1, len(windows)))
-            tried[num_groups] = windows[num_groups - 1]
-            return Measured(tried[num_groups])
-
-        run(places("momentum", 1, max(len(windows) // 4, 4), seed=seed), measure)
+        tried = by_momentum(len(windows), lambda num_groups: windows[num_groups - 1], seed)
         priced.append(len(tried))
         excess.append(min(tried.values()) / best - 1)
     return float(np.mean(priced)), float(np.mean(np.array(excess) == 0)), max(excess)

@@ -1,6 +1,6 @@
 """Fusion search: which gradients share a buffer (docs/solver.md). The algorithms are in ``pace.solver``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,8 +11,10 @@ from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition
-from pace.solver.arrays import IntArray
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
+from pace.solver.knob_search import Measured, log_value, places
+from pace.solver.knob_search import run as run_search
 from pace.solver.one_machine import Instance, solve
 from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, max_min_partitions, runs
 
@@ -116,7 +118,8 @@ def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: PricingOrac
     """Run Algorithm 1 of the PACE paper: evaluate the MaxMinSize partition of every R; the best R wins.
 
     With several classes of gradients, each gets its own R, one class after another. R stops growing when the
-    latency of R calls alone makes the window longer than the best one.
+    latency of R calls alone makes the window longer than the best one. With ``search_r="momentum"`` only some
+    R are evaluated (see ``by_momentum``).
     """
     classes = [problem.chain_of(members) for members in problem.classes()]
     cuts: list[list[int]] = [[0] for _ in classes]
@@ -124,26 +127,56 @@ def _fuse_as_paper(problem: FusionProblem, options: Options, oracle: PricingOrac
     def instance(number: int, trial: list[int]) -> Instance:
         return _instance(problem, classes, [*cuts[:number], trial, *cuts[number + 1 :]])
 
-    for number in sorted(range(len(classes)), key=lambda k: -int(classes[k].sizes.sum())):
-        best = np.inf
+    def price(number: int, trial: list[int]) -> float:
+        try:
+            return _price(problem, instance(number, trial), oracle, options.slot_s)
+        except InvalidOptions:
+            trials = max_min_partitions(classes[number].sizes)
+            oracle.refuse_too_large(instance(number, each) for each in trials)
+            raise
+
+    def best_of_all(number: int) -> list[int]:
+        best, found = np.inf, [0]
         for trial in max_min_partitions(classes[number].sizes):
             if _latency_floor(classes[number], len(trial), problem.cost) >= best:
                 break
             if not _fits(classes[number], trial, options.max_group_bytes):
                 continue
-            try:
-                value = _price(problem, instance(number, trial), oracle, options.slot_s)
-            except InvalidOptions:
-                trials = max_min_partitions(classes[number].sizes)
-                oracle.refuse_too_large(instance(number, each) for each in trials)
-                raise
+            value = price(number, trial)
             if value < best:
-                best, cuts[number] = value, trial
-    method = "MaxMinSize for every number of groups (Algorithm 1), heuristic"
+                best, found = value, trial
+        return found
+
+    def best_by_momentum(number: int) -> list[int]:
+        trials = list(max_min_partitions(classes[number].sizes))
+        priced = by_momentum(len(trials), lambda num_groups: price(number, trials[num_groups - 1]))
+        return trials[min(priced, key=lambda num_groups: (priced[num_groups], num_groups)) - 1]
+
+    for number in sorted(range(len(classes)), key=lambda k: -int(classes[k].sizes.sum())):
+        cuts[number] = best_of_all(number) if options.search_r == "all" else best_by_momentum(number)
+    tried = "every number of groups" if options.search_r == "all" else "numbers of groups found by momentum"
+    method = f"MaxMinSize for {tried} (Algorithm 1), heuristic"
     if len(classes) > 1:
         method += ", one dtype after another"
     parts = (_cut(members, part) for members, part in zip(problem.classes(), cuts, strict=True))
     return FusionResult(partitions=(tuple(chain(*parts)) + problem.unsent(),), method=method)
+
+
+def by_momentum(most: int, price: Callable[[int], float], seed: int = SEED) -> dict[int, float]:
+    """Search the number of groups, from 1 to `most`, by momentum over its logarithm; return what was priced.
+
+    At most a quarter of all numbers are priced, or four.
+    """
+    priced: dict[int, float] = {}
+
+    def measure(place: FloatArray) -> Measured:
+        num_groups = round(log_value(float(np.clip(place[0], 0, 1)), 1, most))
+        if num_groups not in priced:
+            priced[num_groups] = price(num_groups)
+        return Measured(priced[num_groups])
+
+    run_search(places("momentum", 1, max(most // 4, 4), seed=seed), measure)
+    return priced
 
 
 def _fits(chain_: Chain, cuts: list[int], max_group_bytes: int | None) -> bool:

@@ -25,6 +25,7 @@ from pace.planning.fusion.search import fuse
 from pace.solver import one_machine
 from tests.strategies import affine, eighths, layered_profiles, options, profiles, properties
 
+FOUR_LAYERS = Path(__file__).parents[4] / "examples/concepts/four-layers.json"
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.json"))
 
 AFFINE = st.builds(affine, eighths(1), st.sampled_from([0.0, 0.0625, 0.25]))
@@ -76,6 +77,14 @@ def test_scaling_all_times_by_a_power_of_two_scales_every_time_exactly(
     assert [
         (s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s * factor) for s in one.transfers
     ] == [(s.group, s.offset_bytes, s.size_bytes, s.priority, s.start_s) for s in other.transfers]
+
+
+def test_a_transfer_need_not_wait_for_a_slot() -> None:
+    """Slots order transfers: of four layers, slot 9 starts at 83 ms, when the transfer of slot 8 ends."""
+    options = Options(fusion="none", oracle="lp", slot_s=0.01)
+    sent = {t.start_slot: t for t in optimize(load_profile(FOUR_LAYERS), options).transfers}
+    assert (sent[8].start_s, sent[8].end_s, sent[9].start_s) == (0.08, 0.083, 0.083)
+    assert all(transfer.start_s <= (slot or 0) * 0.01 + 1e-12 for slot, transfer in sent.items())
 
 
 @given(profiles(cost=AFFINE), st.sampled_from([0.25, 1024.0]))

@@ -3,9 +3,12 @@
 import random
 
 import numpy as np
+import pytest
 
-from pace import Gradient, Op, Options, Profile, optimize
+from pace import Gradient, InvalidOptions, Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
+from pace.models import build
+from pace.planning.fusion.search import by_momentum
 from pace.solver.partition import max_min_partitions
 
 CHAINS = 1_000
@@ -128,3 +131,40 @@ def test_the_linear_program_prices_the_same_partitions() -> None:
         case = (sizes, draw.randint(0, 4), ready, [draw.randint(0, 9) for _ in range(length)])
         options = Options(fusion="paper", oracle="lp", slot_s=1.0)
         assert groups_of(profile_of(*case), options) == algorithm_1(*case), case
+
+
+def test_momentum_prices_a_quarter_of_all_numbers_of_groups() -> None:
+    """Its schedule has the MaxMinSize partition of one R, and is never shorter than the best of all R."""
+    profile = build("resnet50", device_tflops=8.0, batch=32, workers=8)
+    every = optimize(profile, Options(fusion="paper"))
+    some = optimize(profile, Options(fusion="paper", search_r="momentum"))
+    window = every.predicted.ideal_iteration_s
+    assert window <= some.predicted.ideal_iteration_s <= 1.01 * window
+    priced: list[int] = []
+
+    def price(num_groups: int) -> float:
+        priced.append(num_groups)
+        return float(abs(num_groups - 40))
+
+    by_momentum(157, price)
+    assert len(priced) == len(set(priced)) <= 157 // 4
+    assert "by momentum" in (some.solver.method or "")
+
+
+def test_momentum_solves_fewer_programs() -> None:
+    """With the linear program as the oracle, each R that is tried costs one program."""
+    draw = random.Random(4)
+    sizes, tail = [draw.randint(1, 9) for _ in range(32)], sorted(draw.randint(0, 15) for _ in range(32))
+    profile = profile_of(sizes, 0, list(range(1, 33)), tail)
+    options = Options(fusion="paper", oracle="lp", slot_s=1.0)
+    every = optimize(profile, options)
+    some = optimize(profile, options.model_copy(update={"search_r": "momentum"}))
+    assert (every.solver.num_programs or 0) >= 32 > 10 > (some.solver.num_programs or 0) > 0
+
+
+def test_momentum_is_refused_where_it_does_not_apply() -> None:
+    """In one line."""
+    with pytest.raises(InvalidOptions, match='search_r "momentum" is for fusion "paper", not "optimal"'):
+        Options(search_r="momentum")
+    with pytest.raises(InvalidOptions, match="cannot keep max_group_bytes: leave one of them out"):
+        Options(search_r="momentum", fusion="paper", max_group_bytes=9)
