@@ -110,6 +110,7 @@ def train_tensorflow(
     undisturbed: bool = True,
     environment: dict[str, str] | None = None,
     order: str = "none",
+    hold: str = "received",
 ) -> list[dict[str, Any]]:
     """Train on these hosts and return what each worker wrote; see the program.
 
@@ -120,8 +121,8 @@ def train_tensorflow(
         process's priority from the first counted step on.
     environment
         Set for TensorFlow's processes besides this one's.
-    order
-        In which servers hand parameters over; see the program.
+    order, hold
+        In which servers hand parameters over, and how long they hold one back; see the program.
 
     Raises
     ------
@@ -135,7 +136,16 @@ def train_tensorflow(
             *("--ps", *(f"{host.address}:{_PORT}" for host in servers)),
             *("--workers", *(f"{host.address}:{_PORT + 1}" for host in workers)),
             *("--model", str(path), "--steps", str(steps), "--warm-up", str(warm_up)),
-            *("--slack-s", str(slack_s), "--order", order, *["--sync"] * sync, *["--trace"] * trace),
+            *(
+                "--slack-s",
+                str(slack_s),
+                "--order",
+                order,
+                "--hold",
+                hold,
+                *["--sync"] * sync,
+                *["--trace"] * trace,
+            ),
         ]
 
         def start(host: Host, job: str, task: int) -> "subprocess.Popen[bytes]":

@@ -43,7 +43,7 @@ class TensorFlowWorker:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._stream = Stream(arguments.slack_s)
         self._chief = arguments.task == 0
-        self._order = arguments.order
+        self._order, self._hold = arguments.order, arguments.hold
         self._device = f"/job:worker/task:{arguments.task}"
         model = json.loads(arguments.model.read_text())
         setter = tf1.train.replica_device_setter(
@@ -83,8 +83,10 @@ class TensorFlowWorker:
     def _pulled(self, variables: list[Any]) -> dict[str, Any]:
         """Return by name what is pulled of each variable: itself, or a copy that waits for its turn.
 
-        A copy is made on the variable's server when this worker has received the one before it from there, as
-        TicTac's counters hold transfers back. Without that, the order in which requests arrive decides.
+        A copy is made on the variable's server. It waits until the server has the one before it ready to be
+        sent (``sent``), or until this worker has it (``received``). The latter needs a stateful op that takes
+        the copy itself: TensorFlow's optimizer moves an edge from a `no_op` to the server, and a control edge
+        waits for an empty tensor beside the copy.
         """
         if self._order == "none":
             return {variable.name: variable for variable in variables}
@@ -94,13 +96,14 @@ class TensorFlowWorker:
         elif self._order == "random":
             random.Random(1).shuffle(ordered)
         pulled: dict[str, Any] = {}
-        received: dict[str, Any] = {}
+        before: dict[str, Any] = {}
         for variable in ordered:
-            waits = [received[variable.device]] if variable.device in received else []
+            waits = [before[variable.device]] if variable.device in before else []
             with tf1.device(variable.device), tf1.control_dependencies(waits):
-                copy = pulled[variable.name] = tf.identity(variable)
-            with tf1.device(self._device), tf1.control_dependencies([copy]):
-                received[variable.device] = tf.no_op()
+                copy = before[variable.device] = pulled[variable.name] = tf.identity(variable)
+            if self._hold == "received":
+                with tf1.device(self._device):
+                    before[variable.device] = tf1.py_func(_nothing, [copy], tf.float32, name="received")
         return pulled
 
     def _compute(self, model: dict[str, Any]) -> tuple[list[tuple[Any, Any]], Any]:
@@ -143,6 +146,10 @@ class TensorFlowWorker:
             if self._chief:
                 self._queue_runner.create_threads(session, daemon=True, start=True)
                 session.run(self._tokens)
+
+
+def _nothing(_: Any) -> Any:
+    return np.float32(0)
 
 
 def slim(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +246,12 @@ def main() -> None:
         default="none",
         help="order of parameters at servers: TensorFlow's own, by layer, its opposite, or random (default: "
         "%(default)s)",
+    )
+    parser.add_argument(
+        "--hold",
+        choices=("sent", "received"),
+        default="received",
+        help="hold a parameter until the one before it is ready or received (default: %(default)s)",
     )
     parser.add_argument("--trace", action="store_true", help="record every step of the first worker")
     parser.add_argument("--output", type=Path, help="file for the result (JSON; default: none)")

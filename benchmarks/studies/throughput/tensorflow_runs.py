@@ -33,6 +33,7 @@ def run_tensorflow(
     trace: bool = False,
     window_off: bool = True,
     order: str = "none",
+    hold: str = "received",
 ) -> list[dict[str, Any]]:
     """Train asynchronously on new hosts; return what each worker wrote."""
     document = {
@@ -58,6 +59,7 @@ def run_tensorflow(
             undisturbed=False,
             environment={"TF_GRPC_DEFAULT_OPTIONS": WINDOW_OFF} if window_off else {},
             order=order,
+            hold=hold,
         )
 
 
