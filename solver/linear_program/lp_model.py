@@ -1,6 +1,6 @@
 """The PACE paper's linear program written out with named variables, for audit.
 
-It has equations (3), (6), (7) and the lambda-representation (12)-(14): the convex price of each x[i, t] is
+It has equations (3), (6), (7) and the paper's lambda-representation: the convex price of each x[i, t] is
 expressed over its two breakpoints 0 and 1, with x = 0 * lambda_0 + 1 * lambda_1 and lambda_0 + lambda_1 = 1.
 Prices are those of ``pace.solver.linear_program.lp``. It is much slower than that sparse model. It is meant
 for reading, and for other solvers that read .lp or .mps files.
@@ -22,8 +22,9 @@ def build(instance: Instance) -> pulp.LpProblem:
     """Return the program of a slotted instance.
 
     Variables are ``x_i_t`` (slot t serves job i) and ``lambda_i_t_0``, ``lambda_i_t_1``. Constraints are
-    ``serve_i`` (3), ``slot_t`` (6), ``value_i_t`` (13) and ``weight_i_t`` (14). Slots before a job's release
-    have no variables, which is (7).
+    ``serve_i`` (3), ``slot_t`` (6), and of the lambda-representation ``value_i_t`` (x is its breakpoints'
+    mean) and ``weight_i_t`` (the weights sum to 1). Slots before a job's release have no variables, which is
+    (7).
 
     Raises
     ------
