@@ -95,6 +95,7 @@ function Headline({ resource, result, clipped, values, chart }) {
       ${(ddp || (!result && !pushed)) && html`<div><dt>PyTorch DDP, simulated</dt><dd>${ddp ? seconds(ddp.iteration_s) : "…"}</dd></div>`}
       <div class="chief"><dt>PACE, predicted</dt><dd>${seconds(predicted.iteration_s)}
         ${ddp && html`<span class=${ddp.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / ddp.iteration_s - 1, true)}</span>`}</dd></div>
+      ${result?.batch && predicted.iteration_s > 0 && html`<div><dt>Speed, predicted</dt><dd>${count(Math.round(result.batch / predicted.iteration_s))} ${result.batch_unit}/s</dd></div>`}
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
       <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
@@ -140,6 +141,7 @@ function Windows({ resource, result, values, policies, busy, chart }) {
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration, simulated", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
+      ...(result.batch ? [{ name: "speed", title: `${result.batch_unit} per second`, value: ({ iteration }) => result.batch / iteration, show: ({ iteration }) => (iteration ? count(Math.round(result.batch / iteration)) : "–"), numeric: true }] : []),
       { name: "against", title: "Against DDP", value: ({ iteration }) => iteration, show: ({ name, iteration }) => (name === "ddp" || !ddp ? "–" : percent(iteration / ddp - 1, true)), numeric: true },
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(Math.max(exposed, 0)), numeric: true },
     ]} />

@@ -13,6 +13,7 @@ const EXAMPLES = [
   { file: "resnet50.json", name: "ResNet-50", about: "157 gradients on 8 workers" },
   { file: "vgg16.json", name: "VGG-16", about: "32 gradients, most bytes in two of them" },
   { file: "transformer.json", name: "Transformer", about: "164 gradients, 1,018 operators" },
+  { file: "seq2seq.json", name: "Seq2Seq", about: "32 gradients, 296 operators" },
   { file: GRAPH, name: "Sharded Transformer", about: "8 blocks under FSDP, 48 collectives" },
 ];
 const FORMATS = [

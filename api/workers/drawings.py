@@ -60,6 +60,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     """Return the JSON of a WindowResult."""
     from pace.view.op_times import phases_of
     from pace.view.window import lay_out, lay_out_policy
+    from pace.whatif.scenario import batch_unit, measured_batch
 
     profile = parse_profile(zlib.decompress(profile_document))
     rows = []
@@ -70,6 +71,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None
     cost = profile.allreduce.model_dump(mode="json")
     bandwidth = cost.get("bandwidth_bytes_per_s")
+    batch = measured_batch(profile)
     result = WindowResult(
         profile_id=profile.sha256,
         name=profile.name,
@@ -80,6 +82,8 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
         latency_s=cost.get("latency_s"),
         compute_s=float(profile.timing.compute_s),
         recorded_s=None if recorded is None else float(recorded[len(recorded) // 2]),
+        batch=None if batch is None else batch * profile.workers,
+        batch_unit=None if batch is None else batch_unit(profile),
         op_names=tuple(op.name for op in profile.ops),
         op_phases=phases_of(profile),
         rows=tuple(_window_row(row) for row in rows),

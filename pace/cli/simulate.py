@@ -26,6 +26,7 @@ from pace.terminal.console import (
     refuse_unknown_ending,
 )
 from pace.terminal.reporting import counted, reported
+from pace.whatif.scenario import batch_unit, measured_batch
 from pace.whatif.servers import read_staleness
 
 
@@ -138,18 +139,21 @@ def simulate(
         )
         found = run(loaded, policy, options)
         bound = None if options.is_stale else _bound(loaded, placed)
+        batch = measured_batch(loaded)
+        samples = None if batch is None else batch * loaded.workers
         results = [
             {
                 "policy": name,
                 "knobs": each.knobs,
                 "iteration_s": each.iteration_s,
+                "throughput": samples / each.iteration_s if samples and each.iteration_s else None,
                 "over_bound": each.iteration_s / bound - 1 if bound else None if placed else 0.0,
                 **_details(each.run),
             }
             for name, each in found.items()
         ]
     if as_json:
-        document: dict[str, Any] = {"profile": loaded.name}
+        document: dict[str, Any] = {"profile": loaded.name, "throughput_unit": f"{batch_unit(loaded)}/s"}
         if placed is not None:
             document["cluster"] = json.loads(placed.model_dump_json())
         typer.echo(json.dumps(document | {"lower_bound_s": bound, "policies": results}))
@@ -182,14 +186,16 @@ def _show(
     known = "" if bound is None else f": no schedule is faster than {bound * 1e3:.3f} ms"
     console.print(f"{profile.name}{servers}{known}", highlight=False)
     columns = ("spread ms",) if cluster is None else ("waits for stragglers", "lead")
-    table = make_table("policy", "iteration ms", "over the bound", *columns, left=("policy",))
+    speed = [f"{batch_unit(profile)}/s"] if measured_batch(profile) is not None else []
+    table = make_table("policy", "iteration ms", *speed, "over the bound", *columns, left=("policy",))
     for row in results:
         over = "" if row["over_bound"] is None else f"{row['over_bound'] * 100:.2f} %"
         if cluster is None:
             details = [f"{row['iteration_std_s'] * 1e3:.3f}"]
         else:
             details = [f"{row['straggler_share'] * 100:.2f} %", str(row["lead"])]
-        table.add_row(row["policy"], f"{row['iteration_s'] * 1e3:.3f}", over, *details)
+        shown = ["" if row["throughput"] is None else f"{row['throughput']:,.5g}" for _ in speed]
+        table.add_row(row["policy"], f"{row['iteration_s'] * 1e3:.3f}", *shown, over, *details)
     console.print(table)
 
 

@@ -166,6 +166,9 @@ class WindowResult(Document):
         Bandwidth and latency of the cost, if it has one number for each.
     recorded_s
         Duration of the step that a trace recorded, in seconds.
+    batch, batch_unit
+        Samples that all workers process in an iteration, and what they are (images, tokens); null if the
+        profile has no batch.
     """
 
     profile_id: Sha256
@@ -177,6 +180,8 @@ class WindowResult(Document):
     latency_s: float | None
     compute_s: float
     recorded_s: float | None
+    batch: float | None = None
+    batch_unit: str | None = None
     op_names: tuple[str, ...]
     op_phases: tuple[Literal["backward", "forward", "collective"], ...]
     rows: tuple[WindowRow, ...]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pace.documents.profile import Profile
 from pace.whatif.grid import AXES, Grid
-from pace.whatif.scenario import ASSUMPTIONS, Scenario, measured_batch
+from pace.whatif.scenario import ASSUMPTIONS, Scenario, batch_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,7 @@ class WhatIf:
     @property
     def unit(self) -> str:
         """What throughput counts in a second."""
-        if measured_batch(self.profile) is None:
-            return "iterations"
-        unit = str(self.profile.metadata.get("batch_unit") or "samples")
-        return unit.split(" of ")[0].split(",")[0]
+        return batch_unit(self.profile)
 
     def points(self) -> Iterator[tuple[Cell, ...]]:
         """Yield the cells of one point after another."""

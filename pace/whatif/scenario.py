@@ -87,6 +87,14 @@ def measured_batch(profile: Profile) -> float | None:
     return float(batch)
 
 
+def batch_unit(profile: Profile) -> str:
+    """Return what a profile's batch counts, for example images or tokens; iterations without a batch."""
+    if measured_batch(profile) is None:
+        return "iterations"
+    unit = str(profile.metadata.get("batch_unit") or "samples")
+    return unit.split(" of ")[0].split(",")[0]
+
+
 def computed_at(profile: Profile, scenario: Scenario) -> Profile:
     """Return the profile with the scenario's compute and gradients; its network stays."""
     factor = 1.0

@@ -328,7 +328,7 @@ def test_imports_are_bounded_as_other_bodies_are(tmp_path: Path) -> None:
     assert list(spool.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["resnet50", "transformer", "vgg16"])
+@pytest.mark.parametrize("name", ["resnet50", "seq2seq", "transformer", "vgg16"])
 def test_the_pages_examples_are_the_repositorys(name: str) -> None:
     """Those in the wheel and those that the documentation uses do not part."""
     bundled = Path(__file__).parents[2] / "api" / "web" / "examples" / f"{name}.json"

@@ -1,5 +1,6 @@
 """Jobs, usage and windows over HTTP: what the page lists and draws."""
 
+import zlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.job_list import JobList, JobQuery
 from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
+from pace.api.workers.drawings import windows
+from pace.client.page_documents import WindowRequest, WindowResult
 from pace.documents.profile import Profile
 from pace.simulation import make_policy, run_policy
 from tests.api.postgresql import ON_SQLITE
@@ -191,6 +194,25 @@ def test_tenants_see_their_own_jobs_and_usage(service: Caller, shared_service: S
         )
     (mine,) = service.http.get("/v1/jobs").json()["items"]
     assert mine["num_schedules"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "batch", "unit"),
+    [
+        ({}, None, None),
+        ({"batch": 32}, 96, "samples"),
+        ({"batch": 4096, "batch_unit": "tokens"}, 12288, "tokens"),
+    ],
+)
+def test_windows_say_what_a_batch_of_all_workers_is(
+    metadata: dict[str, object], batch: float | None, unit: str | None
+) -> None:
+    """So that the page can give the speed under each policy in samples, images or tokens a second."""
+    profile = Profile.model_validate({**layered_profile(2), "workers": 3, "metadata": metadata})
+    request = WindowRequest(profile_id=profile.sha256, policies=("ddp",))
+    packed = zlib.compress(profile.model_dump_json().encode())
+    found = WindowResult.model_validate_json(windows(packed, None, request))
+    assert (found.batch, found.batch_unit) == (batch, unit)
 
 
 @ON_SQLITE

@@ -46,12 +46,17 @@ def shown_certificate(page: Page) -> list[float]:
 def test_from_a_file_to_everything_that_can_be_taken_along(visitor: Visitor) -> None:
     """Numbers, chart, tables and downloads are the service's; clipping asks anew; the link shows the same."""
     page = visitor.go()
-    profile = Profile.model_validate(layered_profile(12, name=f"layered {LONG_NAME[:120]}"))
+    profile = Profile.model_validate(
+        layered_profile(12, name=f"layered {LONG_NAME[:120]}")
+        | {"metadata": {"batch": 32, "batch_unit": "images"}}
+    )
     choose(page, "Drop a file here", ("profile.json", profile.model_dump_json().encode()))
     drawn(page)
     ddp = run_policy(profile, make_policy("ddp")).iteration_s
     row = page.get_by_role("region", name="Policies").get_by_role("row", name="PyTorch DDP")
     expect(row).to_contain_text(milliseconds(ddp))
+    expect(row).to_contain_text(f"{32 * profile.workers / ddp:,.0f}")
+    expect(page.get_by_role("columnheader", name="images per second")).to_be_visible()
 
     schedule = Schedule.model_validate_json(download(page, "Schedule (JSON)"))
     assert check(profile, schedule) == []

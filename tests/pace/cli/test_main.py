@@ -230,6 +230,23 @@ def test_a_file_that_would_be_ignored_is_refused(arguments: list[str | Path], co
     assert complaint in failed(1, *arguments)
 
 
+def test_simulate_says_how_many_images_a_second(tmp_path: Path) -> None:
+    """Of all workers together; without a batch, the table and the document have iteration times alone."""
+    profile = json.loads(VGG.read_text())
+    metadata = profile["metadata"]
+    document = json.loads(succeeded("simulate", VGG, "--policy", "ddp", "--json"))
+    (ddp,) = document["policies"]
+    assert document["throughput_unit"] == "images/s"
+    assert ddp["throughput"] == pytest.approx(profile["workers"] * metadata["batch"] / ddp["iteration_s"])
+    assert f"{ddp['throughput']:,.5g}" in succeeded("simulate", VGG, "--policy", "ddp")
+    del metadata["batch"]
+    other = tmp_path / "no-batch.json"
+    other.write_text(json.dumps(profile))
+    document = json.loads(succeeded("simulate", other, "--policy", "ddp", "--json"))
+    assert document["policies"][0]["throughput"] is None
+    assert "/s" not in succeeded("simulate", other, "--policy", "ddp")
+
+
 def test_policies_of_other_exchanges_say_what_they_need() -> None:
     """They exist, but not on one network."""
     for policy, exchange in (("byteps", "servers"), ("fsdp2", "graph")):
