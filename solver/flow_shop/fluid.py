@@ -3,8 +3,9 @@
 Theorem. Let every pull take the same multiple of its push: d_j = kappa u_j. In the fluid limit, with parts of
 vanishing size and free preemption, longest tail first on both links attains
 T* = max(C*(r, u, q), C*(r, d, q)), with C* the optimum of one link, and no order does better. Parts of delta
-bytes cost at most sum(ceil(s / delta)) theta + theta + 2 delta / B more. (ByteScheduler, SOSP 2019,
-Theorem 1, prints floor for ceil, which three tensors of half a part disprove.)
+bytes cost at most sum(ceil(s / delta)) theta + theta + 2 delta / B more. (ByteScheduler, SOSP 2019: its
+Theorem 1 is the fluid limit on a chain of layers; its bound on parts prints floor for ceil, which three
+tensors of half a part disprove.)
 """
 
 import heapq

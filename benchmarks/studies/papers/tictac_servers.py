@@ -1,4 +1,4 @@
-"""TicTac (MLSys 2019) on one server and up to four workers: Figs. 7-10; prints Markdown.
+"""TicTac (MLSys 2019) on one server and up to four workers: throughput, E and S; prints Markdown.
 
     python -m benchmarks papers.tictac_servers [--windows 200] [--layers vgg16=graph.txt]
 
@@ -90,7 +90,7 @@ def efficiency(made: Setting, windows_s: np.ndarray) -> np.ndarray:
 
 
 def print_gains(windows: int) -> None:
-    """Print Figs. 7 and 8: gains over no order from one to four workers, inference and training."""
+    """Print gains over no order from one to four workers, inference and training."""
     print("| model | what | workers | no order ms | TIO | TAO | waits: none | TIO | TAO | E: none | TAO |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for model in MODELS:

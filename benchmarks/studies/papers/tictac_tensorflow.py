@@ -3,9 +3,9 @@
     python -m benchmarks papers.tictac_tensorflow --python TF/bin/python [--workers 1] [--rounds 2]
 
 One server and asynchronous workers run on separate hosts. The server holds a parameter back until the one
-before it is ready to be sent, as TicTac's counters do, or until the worker has received it. Traced steps say
-whether the order is in the graph that TensorFlow executed, and whether parameters arrived in it. Needs root
-and an interpreter that has TensorFlow 2.21. Orders take turns.
+before it is ready to be sent, which is as near as ops come to TicTac's counters, or until the worker has
+received it. Traced steps say whether the order is in the graph that TensorFlow executed, and whether
+parameters arrived in it. Needs root and an interpreter that has TensorFlow 2.21. Orders take turns.
 """
 
 import re

@@ -3,10 +3,11 @@
 import pytest
 
 from benchmarks.studies.papers.bytescheduler import best_partition, example_s, three_layers
-from benchmarks.studies.papers.pace_figures import preemption_s
+from benchmarks.studies.papers.pace_figures import cumulative_sizes, preemption_s, profile_of, use_of_network
 from pace import optimize
 from pace.documents.collective_costs import AffineAllReduce
 from pace.models import build, with_ratio
+from pace.simulation import make_policy
 
 
 def test_byteschedulers_example_gains_44_percent() -> None:
@@ -19,6 +20,25 @@ def test_byteschedulers_example_gains_44_percent() -> None:
     assert (fifo, parts) == (26.0, 18.0)
     assert round((fifo / parts - 1) * 100, 1) == 44.4
     assert optimize(three_layers()).predicted.lower_bound_s == pytest.approx(18.0)
+
+
+def test_the_network_is_idle_where_first_in_first_out_waits() -> None:
+    """Of a window of 11 s, 7 s of all-reduces run from 1 to 8 s: the first tenth has 0.1 s of them."""
+    use = use_of_network(
+        three_layers((1, 2, 4), backward_s=1, forward_s=1), make_policy("fifo", barrier=False)
+    )
+    assert use[0] == pytest.approx(0.1 / 1.1)
+    assert use[1:7] == pytest.approx(1.0)
+    assert use[7] == pytest.approx(0.3 / 1.1)
+    assert use[8:].tolist() == [0.0, 0.0]
+
+
+def test_small_tensors_of_vgg16_are_its_biases() -> None:
+    """13 of convolutions and the last of 1,000 numbers have at most 4 KiB; so have 14 of 32 tensors."""
+    of_tensors, of_bytes = cumulative_sizes(profile_of("vgg16", 8.0))
+    assert of_tensors[0] == 14 / 32
+    biases = 4 * (2 * 64 + 2 * 128 + 3 * 256 + 6 * 512 + 1000)
+    assert of_bytes[0] == pytest.approx(biases / (4 * 138_357_544))
 
 
 def test_preemption_alone_reaches_the_bound() -> None:
