@@ -32,7 +32,8 @@ that PACE builds on. [The others]({other}) have a page of their own.
 python -m benchmarks papers.every_figure{option}
 ```
 
-Links lead to more. We had the papers' words, not the curves: "No results" is as far as the words say.
+Links lead to more. `benchmarks/studies/papers/quotes.toml` has the place in the paper of each number. We had
+the papers' words, not the curves: "No results" is as far as the words say.
 """
 
 
