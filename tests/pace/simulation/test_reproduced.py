@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks.studies.papers.bytescheduler import best_partition, example_s, three_layers
-from benchmarks.studies.papers.mlfabric import fault_tolerance
 from benchmarks.studies.papers.pace_figures import cumulative_sizes, preemption_s, profile_of, use_of_network
 from pace import optimize
 from pace.documents.collective_costs import AffineAllReduce
@@ -32,18 +31,6 @@ def test_the_network_is_idle_where_first_in_first_out_waits() -> None:
     assert use[1:7] == pytest.approx(1.0)
     assert use[7] == pytest.approx(0.3 / 1.1)
     assert use[8:].tolist() == [0.0, 0.0]
-
-
-def test_a_chain_of_servers_is_as_slow_as_its_link(capsys: pytest.CaptureFixture[str]) -> None:
-    """30 updates of 100 MB need 2.4 s of a link of 10 Gb/s: 1.4 s more than a second, 8,000 times."""
-    fault_tolerance({30: 0.3, 600: 0.15}, 1.0)
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    minutes = {row[0]: row[-1] for row in rows if row[0]}
-    assert minutes["chain of two servers"] == f"{8000 * 1.4 / 60:.2f}"
-    assert minutes["replica, lead 30"] == "40.00"
-    # The fit: so many checkpoints are the paper's 76 minutes, and a third each takes a third.
-    assert minutes["checkpoint every iteration"] == "76.00"
-    assert minutes["three hosts write a third each, every iteration"] == f"{76 / 3:.2f}"
 
 
 def test_small_tensors_of_vgg16_are_its_biases() -> None:
