@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pace.fabric.solver.aggregation import aggregate
-from pace.fabric.solver.capacity import Capacities
-from pace.fabric.solver.ordering import order_updates
-from pace.fabric.solver.updates import Updates
+from pace_fabric.solver.aggregation import aggregate
+from pace_fabric.solver.capacity import Capacities
+from pace_fabric.solver.ordering import order_updates
+from pace_fabric.solver.updates import Updates
 
-PAGE = (Path(__file__).parents[4] / "docs/results/papers-errors.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[5] / "docs/results/papers-errors.md").read_text(encoding="utf-8")
 
 
 def says(*sentences: str) -> None:
