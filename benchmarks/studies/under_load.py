@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.harness.conditions import study_parser, write_json
 from pace import Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.load import Load
+from pace.documents.load import NO_LOAD
 from pace.documents.schedule import Schedule
 from pace.models import build
 from pace.planning.frameworks.grouping_rules import ddp_buckets
@@ -31,7 +31,6 @@ LATENCIES_S = (5e-6, 5e-5, 3e-4)
 GBITS_PER_S = (10, 40, 100, 400)
 SLOWER_CALLS_S = (0.3e-3, 1.25e-3, 3e-3)
 EXTRA_S = (1.0e-3, 1.5e-3)
-UNLOADED = Load(delta=(), sigma={})
 
 
 class LateRanks:
@@ -136,7 +135,7 @@ def with_slower_calls(profile: Profile, extra_s: float) -> Profile:
     assert isinstance(cost, AffineAllReduce)
     return profile.replace(
         allreduce=AffineAllReduce(latency_s=cost.latency_s + extra_s, seconds_per_byte=cost.seconds_per_byte),
-        load=UNLOADED,
+        load=NO_LOAD,
     )
 
 
@@ -151,7 +150,7 @@ def windows_s(profile: Profile, kind: str) -> tuple[dict[str, float], int, float
     schedule = optimize(profile, Options())
     planning_s = time.perf_counter() - start
     found["PACE"] = judge.of_schedule(schedule, profile)
-    found["shortest without load"] = judge.of_schedule(optimize(profile.replace(load=UNLOADED)), profile)
+    found["shortest without load"] = judge.of_schedule(optimize(profile.replace(load=NO_LOAD)), profile)
     for extra_s in SLOWER_CALLS_S:
         planned = optimize(with_slower_calls(profile, extra_s))
         found[f"latency + {extra_s * 1e3:g} ms"] = judge.of_schedule(planned, profile)

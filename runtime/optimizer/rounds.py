@@ -604,6 +604,8 @@ class Rounds:
             if self._update is not None:
                 self._usage.tell_of_barrier()
 
+    # The optimizer's state. Every rank has all of it, unless updates are sharded.
+
     def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer the state that is kept elsewhere.
 

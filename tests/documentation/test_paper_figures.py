@@ -30,9 +30,9 @@ PAGES = {
     "papers-tuner.md": ("ByteScheduler",),
     "papers-tictac.md": ("TicTac",),
     "papers-throughput.md": ("Throughput prediction",),
-    "papers-mlfabric.md": ("MLfabric",),
-    "papers-mlfabric-training.md": ("MLfabric",),
-    "fabric.md": ("MLfabric",),
+    "../../packs/fabric/docs/results/papers-mlfabric.md": ("MLfabric",),
+    "../../packs/fabric/docs/results/papers-mlfabric-training.md": ("MLfabric",),
+    "../../packs/fabric/docs/results/fabric.md": ("MLfabric",),
 }
 
 

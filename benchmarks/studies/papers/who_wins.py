@@ -2,10 +2,11 @@
 
     python -m benchmarks papers.who_wins [--workers 8]
 
-Nothing is measured: profiles are computed from architectures and windows are simulated.
+Nothing is measured: profiles are computed from architectures and windows are simulated, without load.
 """
 
 from benchmarks.harness.conditions import study_parser
+from pace.documents.load import NO_LOAD
 from pace.documents.profile import Profile
 from pace.models import build
 from pace.planning.fusion.choice import TIE
@@ -27,7 +28,8 @@ DEVICE_TFLOPS = 8.0
 def profiles() -> list[Profile]:
     """Return the profiles of the table."""
     return [
-        build(name, device_tflops=DEVICE_TFLOPS, batch=batch, workers=8) for name, batch in BATCHES.items()
+        build(name, device_tflops=DEVICE_TFLOPS, batch=batch, workers=8).replace(load=NO_LOAD)
+        for name, batch in BATCHES.items()
     ]
 
 

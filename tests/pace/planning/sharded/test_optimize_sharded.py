@@ -12,6 +12,7 @@ from pace import Options, Profile
 from pace.checker import check
 from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
+from pace.documents.load import NO_LOAD
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
@@ -181,7 +182,8 @@ def test_the_windows_of_the_literature_models() -> None:
     expected["transformer"] = (8192, 636, 770, 653)
     for name, (batch, unclipped, whole, halves) in expected.items():
         ring = RingAllReduce(bandwidth_bytes_per_s=1.25e9, latency_s=0.0)
-        profile = build(name, device_tflops=8.0, batch=batch, workers=8, allreduce=ring)
+        built = build(name, device_tflops=8.0, batch=batch, workers=8, allreduce=ring)
+        profile = built.replace(load=NO_LOAD)
         clipped = profile.replace(update="global-norm")
         windows = (
             optimize(profile),
