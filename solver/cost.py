@@ -53,6 +53,8 @@ class CostCurve:
     def __call__(self, size_bytes: npt.ArrayLike) -> FloatArray:
         """Return the durations, in seconds, of collectives of `size_bytes`; an array of the same shape."""
         size = np.asarray(size_bytes, dtype=np.float64)
+        if self.sizes_bytes == (0.0,):
+            return np.where(size > 0, self.durations_s[0] + size * self.slope_beyond, 0.0)
         beyond = np.maximum(size - self.sizes_bytes[-1], 0.0) * self.slope_beyond
         return np.where(size > 0, np.interp(size, self.sizes_bytes, self.durations_s) + beyond, 0.0)
 

@@ -74,7 +74,7 @@ def _search(profile: Profile, options: Options) -> _Found:
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
     oracle = PricingOracle(options)
-    load = UnderLoad(profile=profile, problem=problem, risk=options.risk)
+    load = UnderLoad(profile=profile, problem=problem, risk=options.risk, fusion=options.fusion)
     fusion = fuse(problem, options, bounds, oracle, max(load.extra.durations_s))
     plan = fastest_plan(problem, fusion, options, oracle, load)
     return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle, load=load)

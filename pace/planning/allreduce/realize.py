@@ -102,8 +102,8 @@ def fastest_plan(
     """
     if options.slot_s is not None:
         return _slotted_plan(problem, fusion, options, oracle)
-    plans, note = _with_whole_groups(problem, list(_candidates(problem, fusion, options, load)), options)
-    plans = load.shortlist(plans)
+    found = load.shortlist(list(_candidates(problem, fusion, options, load)))
+    plans, note = _with_whole_groups(problem, [_timed(problem, plan) for plan in found], options)
     expected_s = [load.expected_s(plan) for plan in plans]
     curve = [(len(plan.sending.groups), seconds) for plan, seconds in zip(plans, expected_s, strict=True)]
     for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:MOST_TRIED]:
@@ -126,6 +126,13 @@ def fastest_plan(
     return replace(best, note=note, expected_s=expected_s[chosen], curve=_curve(curve))
 
 
+def _timed(problem: FusionProblem, plan: RealizedPlan) -> RealizedPlan:
+    """Return the plan with the times that segments take without load."""
+    sending = plan.sending
+    sending = send_in_order(plan.buffers, sending.groups, sending.elements, problem.cost)
+    return replace(plan, sending=sending)
+
+
 def _curve(tried: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     found: list[tuple[int, float]] = []
     for num_calls, seconds in sorted(tried):
@@ -137,16 +144,21 @@ def _curve(tried: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
 def _candidates(
     problem: FusionProblem, fusion: FusionResult, options: Options, load: UnderLoad
 ) -> Iterator[RealizedPlan]:
-    """Yield different plans: each partition is cut as if each call took longer by several times."""
+    """Yield different plans: each partition is cut as if each call took longer by several times.
+
+    The times of segments are those of the calls that take longer.
+    """
     latency = problem.cost.durations_s[0]
     extra_s = max(load.extra.durations_s)
     crossed = () if len(problem.ready) > MOST_CROSSED else tuple(factor * extra_s for factor in CUT_FACTORS)
     partitions = [(0.0, partition) for partition in fusion.partitions] + list(fusion.of_few_calls)
-    seen = set()
+    seen, done = set(), set()
     for own_s, groups in partitions:
         partition = _in_order(problem, groups)
         buffers = problem.buffers(partition)
-        for longer_s in dict.fromkeys((own_s, *crossed)):
+        costs_s = dict.fromkeys((own_s, *crossed))
+        for longer_s in [each for each in costs_s if (partition, each) not in done]:
+            done.add((partition, longer_s))
             factors: tuple[float, ...] = PATIENCE_FACTORS if longer_s == 0 else FEW_CALLS_FACTORS
             if (call_s := latency + longer_s) == 0:
                 factors = (0.0, np.inf)
@@ -157,8 +169,6 @@ def _candidates(
                 if key in seen:
                     continue
                 seen.add(key)
-                if longer_s:
-                    sending = send_in_order(buffers, sending.groups, sending.elements, problem.cost)
                 yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
 
 

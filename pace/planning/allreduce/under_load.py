@@ -4,7 +4,7 @@ Where a profile does not say how large both are, they are assumed. An assumption
 changes no predicted window and no bound.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy as np
 
 from pace.documents.options import Options, Risk
 from pace.documents.profile import Profile
+from pace.documents.schedule import Fusion
 from pace.planning.allreduce.fewer_calls import Call
 from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem, Partition
@@ -44,6 +45,8 @@ class UnderLoad:
     profile: Profile
     problem: FusionProblem
     risk: Risk = "mean"
+    fusion: Fusion = "optimal"
+    _spreads: dict[Partition, FloatArray] = field(default_factory=dict)
 
     @cached_property
     def extra(self) -> CostCurve:
@@ -54,7 +57,7 @@ class UnderLoad:
         window_s = max(problem.compute_s, float(problem.cost(problem.sizes.sum())))
         assumed = min(ASSUMED_DELTA_S, MOST_OF_WINDOW * window_s)
         stated = self.profile.load is not None and self.profile.load.delta is not None
-        if stated or self._is_tiny:
+        if stated or self._assumes_nothing:
             assumed = 0.0
         return CostCurve.affine(assumed / self.problem.slowdown, 0.0)
 
@@ -63,9 +66,9 @@ class UnderLoad:
         return None if self.profile.load is None else self.profile.load.sigma
 
     @property
-    def _is_tiny(self) -> bool:
-        # No training job, and all plans of whole groups are compared: nothing is assumed.
-        return int(np.count_nonzero(self.problem.sizes)) <= MOST_GRADIENTS
+    def _assumes_nothing(self) -> bool:
+        # Other fusions are as their sources say; and of few gradients all plans of whole groups are compared.
+        return self.fusion != "optimal" or int(np.count_nonzero(self.problem.sizes)) <= MOST_GRADIENTS
 
     @cached_property
     def _spread(self) -> FloatArray:
@@ -78,7 +81,7 @@ class UnderLoad:
                 return np.zeros_like(ready)
             at, seconds = zip(*known, strict=True)
             return np.asarray(np.interp(ready, at, seconds))
-        if self._is_tiny:
+        if self._assumes_nothing:
             return np.zeros_like(ready)
         durations = self.profile.graph.durations_s
         total = float(durations.sum())
@@ -105,7 +108,7 @@ class UnderLoad:
         return self._sample(1)
 
     def _sample(self, count: int) -> LoadedWindows:
-        deviation = RANK_DEVIATION if self._sigma is None and not self._is_tiny else 0.0
+        deviation = RANK_DEVIATION if self._sigma is None and not self._assumes_nothing else 0.0
         return LoadedWindows.sample(self.profile.workers, count=count, deviation=deviation, seed=SEED)
 
     @cached_property
@@ -195,14 +198,20 @@ class UnderLoad:
         places = zip(merges[:count].tolist(), means[:count].tolist(), strict=True)
         return [(first, second, seconds) for (first, second), seconds in places]
 
+    def _spread_of(self, partition: Partition) -> FloatArray:
+        if partition not in self._spreads:
+            members = np.fromiter(chain.from_iterable(partition), dtype=np.int64)
+            firsts = np.cumsum([0, *map(len, partition)])[:-1]
+            found = np.maximum.reduceat(self._spread[members], firsts) if len(members) else np.zeros(0)
+            self._spreads[partition] = found
+        return self._spreads[partition]
+
     def _calls(self, partition: Partition, buffers: Buffers, sending: Sending, extra: CostCurve) -> Calls:
         groups = sending.groups
         sizes = sending.elements * buffers.element_bytes[groups]
-        members = np.fromiter(chain.from_iterable(partition), dtype=np.int64)
-        firsts = np.cumsum([0, *map(len, partition)])[:-1]
         return Calls(
             ready=buffers.ready,
-            spread=np.maximum.reduceat(self._spread[members], firsts) if len(members) else np.zeros(0),
+            spread=self._spread_of(partition),
             tail=buffers.tail,
             groups=groups,
             durations=self.problem.cost(sizes),

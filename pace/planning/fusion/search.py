@@ -21,8 +21,8 @@ from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, max_min
 # The exact search is repeated with scaled latencies, as a preempted group pays the latency more than once.
 LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # It is repeated as if each call took longer by these multiples of what it does while compute runs, or else of
-# this share of the window: its groups need few calls.
-EXTRA_FACTORS = (1 / 4, 1.0, 5 / 2, 8.0)
+# this share of the window: its groups need few calls. With many gradients, by every second one.
+EXTRA_FACTORS = (1 / 4, 1 / 2, 1.0, 3 / 2, 2.0, 5 / 2, 4.0, 8.0)
 EXTRA_SHARE = 0.01
 SEARCH_GAP = 1e-3
 RELAXED = 1e-5
@@ -92,7 +92,7 @@ def _fuse(
         found,
         of_few_calls=tuple(
             (factor * extra_s, partition)
-            for factor in EXTRA_FACTORS
+            for factor in EXTRA_FACTORS[:: 2 if len(problem.sizes) > CONTRACT_BEYOND else 1]
             for partition in _with_extra(problem, found, options, factor * extra_s)
         ),
     )
