@@ -104,7 +104,7 @@ function Headline({ resource, result, clipped, values, chart }) {
       ${result?.recorded_s != null && html`<div><dt>Recorded step, measured</dt><dd>${seconds(result.recorded_s)}</dd></div>`}
     </dl>
     <p>${whyParts(resource.schedule).map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}</p>
-    ${predicted.curve?.length > 1 && html`<p class="faint">Expected under load, by number of calls: ${predicted.curve.slice(-6)
+    ${resource.schedule.solver.curve?.length > 1 && html`<p class="faint">Expected under load, by number of calls: ${resource.schedule.solver.curve.slice(-6)
       .map(([calls, expected]) => `${calls}: ${seconds(expected)}`).join(", ")}${predicted.ddp_s != null && `; DDP's default buckets: ${seconds(predicted.ddp_s)}`}.</p>`}
   </section>`;
 }

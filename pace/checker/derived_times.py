@@ -22,6 +22,8 @@ class DerivedTimes:
     ----------
     total_bytes
         Bytes of all gradients.
+    ends
+        When each op ends, by its name, if no traffic slows compute down.
     lost
         The share of every second of traffic by which compute falls behind: 1 - 1 / compute_slowdown.
     extra_s
@@ -34,6 +36,7 @@ class DerivedTimes:
     slack_s: float
     total_bytes: int
     lost: float
+    ends: dict[str, float]
     extra_s: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -113,6 +116,7 @@ def derive(profile: Profile, schedule: Schedule) -> DerivedTimes:
         slack_s=TOLERANCE * window,
         total_bytes=sum(gradient.size_bytes for gradient in profile.gradients),
         lost=lost,
+        ends=end,
         extra_s=profile.load.delta or () if profile.load is not None and profile.workers > 1 else (),
     )
 

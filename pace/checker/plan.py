@@ -1,5 +1,6 @@
 """What is sent: whether groups and segments are the profile's, complete, and possible on one network."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
@@ -83,13 +84,15 @@ def beside_compute(
     needed = sorted((-schedule.groups[number].tail_s, number) for number, end in ends.items() if end > -inf)
     found: list[tuple[float, ...]] = []
     at, idle_at = 0, times.backward_s
+    left = Counter(segment.group for segment in transfers)
     for segment in transfers:
         start = progress.until(segment.start_s)
-        while at < len(needed) and ends[needed[at][1]] <= start + times.slack_s:
+        while at < len(needed) and not left[needed[at][1]]:
             negative_tail, number = needed[at]
             at += 1
             following = -needed[at][0] if at < len(needed) else -inf
             idle_at = max(idle_at, ends[number]) - negative_tail - following
+        left[segment.group] -= 1
         extra = times.extra_of(segment.size_bytes)
         if abs(start - idle_at) <= times.slack_s:
             found.append((0.0, extra))

@@ -43,7 +43,7 @@ def describe(profile: Profile | CollectiveGraph, schedule: Schedule, console: Co
             f"longer while compute runs ({'as the profile says' if stated else 'assumed'})"
             + (f"; DDP {predicted.ddp_s * 1e3:.3f} ms" if predicted.ddp_s else "")
         )
-        shown = predicted.curve[-SHOWN_CALLS:]
+        shown = schedule.solver.curve[-SHOWN_CALLS:]
         tried = ", ".join(f"{calls}: {seconds * 1e3:.3f}" for calls, seconds in shown)
         print_line(f"calls       {tried} ms expected under load")
     print_line(f"plan        {_plan(schedule)}")

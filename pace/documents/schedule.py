@@ -43,6 +43,9 @@ class SolverRecord(Document):
         Length of a slot in seconds, null in continuous time.
     method
         The algorithm that chose the groups, in words, with "exact" or "heuristic".
+    curve
+        Number of calls and expected iteration time under load of the plans that were compared, from few calls
+        to many: the fastest with so many calls, if none with fewer is as fast.
     order
         With servers: the rule that gave the segments their positions.
     partition_bytes
@@ -64,6 +67,7 @@ class SolverRecord(Document):
     fusion: Fusion
     slot_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     method: str
+    curve: Annotated[tuple[tuple[Index, Seconds], ...], Field(exclude_if=lambda curve: not curve)] = ()
     order: Annotated[SegmentOrder | None, Field(exclude_if=_is_none)] = None
     partition_bytes: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=_is_none)] = None
     suggested_partition_bytes: Annotated[
@@ -95,9 +99,6 @@ class Prediction(Document):
         exchanges other than all-reduces.
     ddp_s
         The same for DDP's default buckets and its barrier.
-    curve
-        Number of calls and expected iteration time of plans that were compared, from few calls to many: the
-        fastest with so many calls, if none with fewer is as fast.
     """
 
     refused_as = InvalidSchedule
@@ -109,7 +110,6 @@ class Prediction(Document):
     gap: Annotated[float, Field(allow_inf_nan=False)]
     expected_s: Annotated[Seconds | None, Field(exclude_if=_is_none)] = None
     ddp_s: Annotated[Seconds | None, Field(exclude_if=_is_none)] = None
-    curve: Annotated[tuple[tuple[Index, Seconds], ...], Field(exclude_if=lambda curve: not curve)] = ()
     peak_bytes: Annotated[Bytes | None, Field(exclude_if=_is_none)] = None
 
 

@@ -157,7 +157,9 @@ def merge_greedily(
                 windows,
                 busy,
             )
-            mean = windows.mean() + (slowdown - 1) * busy.mean()
+            mean = 0.0  # NumPy's mean adds in another order when it is not compiled
+            for window in range(len(slower)):
+                mean += (windows[window] + (slowdown - 1) * busy[window]) / len(slower)
             if mean < least:
                 best, best_next, least = first, second, mean
         if best < 0:

@@ -164,6 +164,7 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
             fusion=options.fusion,
             slot_s=options.slot_s,
             method=found.fusion.method + plan.note,
+            curve=plan.curve,
         ),
         predicted=Prediction(
             iteration_s=iteration,
@@ -172,7 +173,6 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
             lower_bound_s=lower,
             expected_s=plan.expected_s,
             ddp_s=None if plan.expected_s is None else found.load.ddp_s(),
-            curve=plan.curve,
             gap=iteration / lower - 1 if lower else 0.0,
         ),
         proofs=(

@@ -37,8 +37,6 @@ FEW_CALLS_FACTORS = (0.0, 2.0, np.inf)
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
 MOST_CROSSED = 2000
 ROUNDING = 1e-9
-# By what share of the window a plan must be shorter without load to be worth telling.
-TOLD = 1e-3
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
 # By what share of the window rounding to slots may lengthen it without a warning.
@@ -117,12 +115,10 @@ def fastest_plan(
     best = load.replayed(plans[chosen])
     least = min(_window(problem, load.replayed(plan)) for plan in plans)
     longer = _window(problem, best) / least - 1 if least else 0.0
-    if longer > ROUNDING:
-        note = (
-            f"; without load, a plan that is worse under load takes {100 * longer:.2g} % less"
-            if longer > TOLD
-            else ""
-        )
+    if longer > TIE * (1 + ROUNDING):
+        note = f"; without load, a plan that is worse under load takes {100 * longer:.2g} % less"
+    elif longer > ROUNDING and note:
+        note = f"; no plan of whole groups is over {100 * TIE:g} % faster"
     return replace(best, note=note, expected_s=expected_s[chosen], curve=_curve(curve))
 
 
@@ -196,8 +192,12 @@ def _merged(
     for first, second, seconds in steps:
         calls[second] = merged(problem, [calls[first], calls[second]])
         del calls[first]
-        is_close = seconds <= least * (1 + MOST_MERGED_SHARE)
-        yield _of_calls(problem, plan, calls) if is_close else None, len(calls), seconds
+        if seconds <= least * (1 + MOST_MERGED_SHARE):
+            leaner = _of_calls(problem, plan, calls)
+            # What waits for gradients without bytes is not in the windows of merges.
+            yield leaner, len(calls), load.expected_s(leaner)
+        elif not problem.unsent():
+            yield None, len(calls), seconds
 
 
 def _of_calls(problem: FusionProblem, plan: RealizedPlan, calls: list[Call]) -> RealizedPlan:

@@ -57,7 +57,7 @@ class UnderLoad:
         window_s = max(problem.compute_s, float(problem.cost(problem.sizes.sum())))
         assumed = min(ASSUMED_DELTA_S, MOST_OF_WINDOW * window_s)
         stated = self.profile.load is not None and self.profile.load.delta is not None
-        if stated or self._assumes_nothing:
+        if stated or self._assumes_nothing or self.profile.workers == 1:
             assumed = 0.0
         return CostCurve.affine(assumed / self.problem.slowdown, 0.0)
 
@@ -134,10 +134,11 @@ class UnderLoad:
         """Return the expected window of DDP's default buckets, sent first in, first out to a barrier."""
         problem = FusionProblem.of(self.profile, barrier=True)
         buckets = ddp_buckets(problem)
-        buffers = problem.buffers(buckets)
+        partition = buckets + problem.unsent()
+        buffers = problem.buffers(partition)
         numbers = np.arange(len(buckets))
-        sending = send_in_order(buffers, numbers, buffers.elements, problem.cost)
-        calls = self._calls(buckets, buffers, sending, self.extra)
+        sending = send_in_order(buffers, numbers, buffers.elements[numbers], problem.cost)
+        calls = self._calls(partition, buffers, sending, self.extra)
         return self._window_s(self._random.replay(self._compute, calls))
 
     def shortlist(self, plans: list["RealizedPlan"]) -> list["RealizedPlan"]:

@@ -1,0 +1,161 @@
+"""What a schedule says of windows under load, replayed once more; shares no code with the planner."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+import numpy
+
+from pace.checker.collective_times import allreduce_s
+from pace.checker.derived_times import DerivedTimes
+from pace.documents.profile import Gradient, Profile
+from pace.documents.schedule import Schedule
+
+# What the planner assumes where a profile states nothing (docs/concepts/fusion.md, few calls).
+NUM_WINDOWS, SEED = 16, 20200706
+EXTRA_S, MOST_OF_WINDOW = 1.25e-3, 0.1
+OP_DEVIATION, RANK_DEVIATION = 0.05, 0.02
+FEW_GRADIENTS = 12
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call: its gradients, its seconds and extra seconds on the compute clock, and whether more follow."""
+
+    gradients: tuple[str, ...]
+    duration_s: float
+    extra_s: float
+    last: bool = True
+
+
+def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
+    """Yield the expected windows that do not follow from the profile and the schedule's calls."""
+    predicted = schedule.predicted
+    if schedule.solver.slot_s is not None:
+        if predicted.expected_s is not None or predicted.ddp_s is not None:
+            yield "predicted.expected_s and ddp_s are not computed with slots"
+        return
+    load = _Load(profile, schedule, times)
+    left = [
+        sum(each.group == number for each in schedule.transfers) for number in range(len(schedule.groups))
+    ]
+    calls = []
+    for transfer in schedule.transfers:
+        left[transfer.group] -= 1
+        group = schedule.groups[transfer.group]
+        calls.append(load.call(group.tensors, transfer.size_bytes, last=left[transfer.group] == 0))
+    longest = max(times.tail.values(), default=0.0)
+    barrier = dict.fromkeys(times.tail, longest)
+    buckets = [load.call(names, size) for names, size in _ddp_buckets(profile, times)]
+    for field, stated, planned, tail in (
+        ("expected_s", predicted.expected_s, calls, times.tail),
+        ("ddp_s", predicted.ddp_s, buckets, barrier),
+    ):
+        windows = [load.window_s(planned, tail, slower, late) for slower, late in load.windows()]
+        expected = (float(numpy.mean(windows)), float(numpy.percentile(windows, 95)))
+        # Which of the two was minimized is an option, not a claim.
+        if stated is None or all(abs(stated - each) > 1e-6 * each for each in expected):
+            yield f"predicted.{field} is {stated!r}, derived {expected[0]!r}"
+
+
+class _Load:
+    """The load of a profile, stated or assumed, on the compute clock."""
+
+    def __init__(self, profile: Profile, schedule: Schedule, times: DerivedTimes) -> None:
+        self._profile, self._times, self._rate = profile, times, 1 - times.lost
+        sent = sum(gradient.size_bytes > 0 for gradient in profile.gradients)
+        assumes = schedule.solver.fusion == "optimal" and sent > FEW_GRADIENTS
+        stated = profile.load
+        self._assumed_s = 0.0
+        if assumes and profile.workers > 1 and (stated is None or stated.delta is None):
+            whole_s = allreduce_s(profile.allreduce, profile.workers, times.total_bytes) * self._rate
+            self._assumed_s = min(EXTRA_S, MOST_OF_WINDOW * max(times.compute_s, whole_s))
+        self._deviation = RANK_DEVIATION if assumes and (stated is None or stated.sigma is None) else 0.0
+        self._spread = self._spreads(assumes)
+
+    def _spreads(self, assumes: bool) -> dict[str, float]:
+        profile, ready = self._profile, self._times.ready
+        sigma = None if profile.load is None else profile.load.sigma
+        if sigma is None:
+            total = sum(op.duration_s for op in profile.ops)
+            variance = sum((op.duration_std_s or OP_DEVIATION * op.duration_s) ** 2 for op in profile.ops)
+            share = variance / total if assumes and total else 0.0
+            return {name: sqrt(seconds * share) for name, seconds in ready.items()}
+        known = sorted((self._times.ends[name], seconds) for name, seconds in sigma.items())
+        if not known:
+            return dict.fromkeys(ready, 0.0)
+        at, seconds = zip(*known, strict=True)
+        return {name: float(numpy.interp(when, at, seconds)) for name, when in ready.items()}
+
+    def call(self, names: Sequence[str], size_bytes: int, *, last: bool = True) -> _Call:
+        """Return a call of these gradients' buffer."""
+        extra_s = self._times.extra_of(size_bytes) or self._assumed_s
+        return _Call(
+            gradients=tuple(names),
+            duration_s=allreduce_s(self._profile.allreduce, self._profile.workers, size_bytes) * self._rate,
+            extra_s=extra_s * self._rate,
+            last=last,
+        )
+
+    def windows(self) -> Iterator[tuple[float, float]]:
+        """Yield by which factor compute is longer, and how many deviations the latest rank is late."""
+        shares = [(number + 0.5) / NUM_WINDOWS for number in range(NUM_WINDOWS)]
+        latest = [NormalDist().inv_cdf(share ** (1 / self._profile.workers)) for share in shares]
+        order = numpy.random.Generator(numpy.random.PCG64(SEED)).permutation(NUM_WINDOWS).tolist()
+        for number, other in enumerate(order):
+            yield 1 + self._deviation * latest[number], latest[other]
+
+    def window_s(self, calls: Iterable[_Call], tail: dict[str, float], slower: float, late: float) -> float:
+        """Return one window in wall time."""
+        times = self._times
+        idle_at = times.backward_s * slower + max(self._spread.values(), default=0.0) * late
+        window_s = idle_at + (times.compute_s - times.backward_s) * slower
+
+        def ready_s(name: str) -> float:
+            return times.ready[name] * slower + self._spread[name] * late
+
+        calls = list(calls)
+        sent = {name for call in calls for name in call.gradients}
+        for name in times.ready.keys() - sent:
+            window_s = max(window_s, ready_s(name) + tail[name] * slower)
+        waiting = sorted(sent, key=lambda name: -tail[name])
+        arrived: dict[str, float] = {}
+        now_s = busy_s = 0.0
+        at = 0
+        for call in calls:
+            # As in the planner, a group is late by the largest spread of its gradients.
+            ready = max(times.ready[name] for name in call.gradients) * slower
+            now_s = max(now_s, ready + max(self._spread[name] for name in call.gradients) * late)
+            while at < len(waiting) and waiting[at] in arrived:
+                name = waiting[at]
+                at += 1
+                following = tail[waiting[at]] if at < len(waiting) else 0.0
+                idle_at = max(idle_at, arrived[name]) + (tail[name] - following) * slower
+            lasting_s = call.duration_s + (call.extra_s if now_s < idle_at * (1 - 1e-9) else 0.0)
+            busy_s += lasting_s
+            now_s += lasting_s
+            if call.last:
+                arrived |= dict.fromkeys(call.gradients, now_s)
+                window_s = max(window_s, now_s + max(tail[name] for name in call.gradients) * slower)
+        return window_s + (1 / self._rate - 1) * busy_s
+
+
+def _ddp_buckets(profile: Profile, times: DerivedTimes) -> Iterator[tuple[list[str], int]]:
+    filling: dict[str, list[Gradient]] = {}
+    closed: set[str] = set()
+    for gradient in sorted(profile.gradients, key=lambda gradient: times.ready[gradient.name]):
+        if not gradient.size_bytes:
+            continue
+        bucket = filling.setdefault(gradient.dtype, [])
+        bucket.append(gradient)
+        limit = BUCKET_BYTES if gradient.dtype in closed else FIRST_BUCKET_BYTES
+        if sum(each.size_bytes for each in bucket) >= limit:
+            closed.add(gradient.dtype)
+            yield _named(filling.pop(gradient.dtype))
+    yield from map(_named, filling.values())
+
+
+def _named(bucket: list[Gradient]) -> tuple[list[str], int]:
+    return [gradient.name for gradient in bucket], sum(gradient.size_bytes for gradient in bucket)
