@@ -75,7 +75,7 @@ function List({ own }) {
         <${Field} id="key-expires" label="Ends (empty for never)"><input id="key-expires" name="expires" type="datetime-local" /><//>
       </div>
       <fieldset class="checks"><legend>May</legend>
-        <label><input type="checkbox" name="read" checked />read</label><label><input type="checkbox" name="submit" checked />submit</label><label><input type="checkbox" name="admin" />admin</label></fieldset>
+        <label><input type="checkbox" name="read" defaultChecked />read</label><label><input type="checkbox" name="submit" defaultChecked />submit</label><label><input type="checkbox" name="admin" />admin</label></fieldset>
       <button class="chief" type="submit">Create key</button>
     </form>
     <${ProblemNote} error=${failure} />

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller, ServiceProcess
@@ -34,9 +34,17 @@ def test_keys_are_shown_once_and_may_what_they_say(browser: Browser, service: Ca
         page.get_by_role("button", name="Go on").click()
         expect(page.get_by_role("link", name="mine")).to_be_visible()
         assert page.evaluate("Object.keys(localStorage).concat(document.cookie || [])") == []
+        held: list[Route] = []
+        page.route("**/v1/keys?*", lambda route: held.append(route))
         page.get_by_role("link", name="Keys").click()
         page.get_by_label("Name", exact=True).fill("a reader")
-        page.get_by_role("checkbox", name="submit").uncheck()
+        submit = page.get_by_role("checkbox", name="submit")
+        submit.uncheck()
+        # The list that comes later leaves the form as it was filled in.
+        page.unroute("**/v1/keys?*")
+        assert held
+        expect(page.get_by_role("region", name="Keys", exact=True).locator("tbody tr")).to_have_count(1)
+        expect(submit).not_to_be_checked()
         page.get_by_role("button", name="Create key").click()
         token = page.get_by_label("New key", exact=True).inner_text()
         assert token.startswith("pace_")

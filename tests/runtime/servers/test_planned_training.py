@@ -1,6 +1,7 @@
 """Jobs over servers of their own processes: planned by a service from the job's own profile, and recorded."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pace.documents.push_pull import PushPull
 from pace.documents.throughput.steps import parse_steps
 from pace.throughput.prediction import predict
 from tests.api.process import ServiceProcess
-from tests.runtime.control.replanning_jobs import MOST_STEPS, NEVER_AGAIN, Diary, Job
+from tests.runtime.control.replanning_jobs import MOST_STEPS, NEVER_AGAIN, PATIENCE_S, Diary, Job
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build, weights
@@ -46,6 +47,10 @@ def _planned(rank: int, _size: int, url: str, servers: list[str]) -> tuple[Diary
         job.train(MOST_STEPS, until=job.adopted)
         job.train(MOST_STEPS, until=lambda: job.replanner.drift.reference is not None)
         job.train(4)
+        deadline = time.monotonic() + PATIENCE_S
+        while rank == 0 and not any(entry["event"].startswith("pace.report_") for entry in logs):
+            assert time.monotonic() < deadline, "no report was sent"
+            time.sleep(0.01)
         transport = job.optimizer._transport
         seen = {
             "links": sorted({segment.link for segment in job.optimizer._plan.segments}),
