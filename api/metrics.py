@@ -17,7 +17,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pace.api.questions.kind import Kind
+from pace.api.questions.kind import QuestionKind
 from pace.api.questions.registry import KINDS
 from pace.version import __version__
 
@@ -135,7 +135,7 @@ class Metrics:
         observe: Callable[[float], None] = self._turns.labels(work).observe
         return observe
 
-    def observe_answer(self, kind: Kind, num_gradients: int, seconds: float) -> None:
+    def observe_answer(self, kind: QuestionKind, num_gradients: int, seconds: float) -> None:
         """Count an answer; kinds of long answers have no label for the profile's size."""
         histogram = self._answers[kind.name]
         if not kind.long:

@@ -48,7 +48,6 @@ from pace.errors import (
 from pace.version import __version__
 
 if TYPE_CHECKING:
-    from pace.checker import check
     from pace.checker.deltas import check_deltas
     from pace.checker.outer_sync import check_outer
     from pace.checker.resharding import check_reshard
@@ -86,8 +85,8 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.formats.tf_run_metadata import read_tf_run_metadata
+    from pace.kinds import check, optimize
     from pace.order.check_order import check_order
-    from pace.planning.optimize import optimize
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
     from pace.sync.deltas import plan_deltas
     from pace.sync.outer.plan import plan_outer
@@ -97,8 +96,7 @@ if TYPE_CHECKING:
     from pace.whatif import Grid, what_if
 
 _HOMES = {
-    "pace.planning.optimize": ("optimize",),
-    "pace.checker": ("check",),
+    "pace.kinds": ("check", "optimize"),
     "pace.checker.outer_sync": ("check_outer",),
     "pace.checker.weight_sync": ("check_sync",),
     "pace.documents.sync.outer_plan": ("OuterPlan", "load_outer_plan", "parse_outer_plan"),

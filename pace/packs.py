@@ -27,7 +27,7 @@ class Pack:
     commands
         Typer applications by the name of their command.
     questions
-        A sequence of ``pace.api.questions.kind.Kind``.
+        A sequence of ``pace.api.questions.kind.QuestionKind``.
     kernels
         A function that returns functions, each of which loads compiled loops that a request may need.
     http

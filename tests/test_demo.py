@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pace.checker import check
 from pace.documents.profile import load_profile
 from pace.documents.schedule import load_schedule
+from pace.kinds import check
 from tests.preloaded import ROOT, Programs
 
 # A program, and no module of a package.

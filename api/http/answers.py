@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from pace.api.http.headers import header, header_lines
-from pace.api.questions.kind import Kind
+from pace.api.questions.kind import QuestionKind
 from pace.api.storage.questions import StoredAnswer
 from pace.api.storage.resources import StoredProfile
 from pace.client.documents import Problem
@@ -110,7 +110,7 @@ class StreamedAnswer:
         return StreamingResponse(self.pieces(), headers={**same, **whole}, media_type=JSON)
 
 
-def question_answer(kind: Kind, stored: StoredAnswer) -> PreparedAnswer:
+def question_answer(kind: QuestionKind, stored: StoredAnswer) -> PreparedAnswer:
     """Return the resource of an answered question."""
     head = {name: getattr(stored, column) for name, column in kind.head}
     # As in lists of them.

@@ -4,12 +4,12 @@ import json
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace.client.graph_documents import GraphScheduleRequest, GraphScheduleResource, GraphScheduleSummary
 from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
 from pace.documents.options import Options
-from pace.planning.optimize import optimize
+from pace.kinds import optimize
 
 
 def refuse_large_graph(graph: CollectiveGraph, limits: ReadLimits) -> None:
@@ -77,7 +77,7 @@ EXAMPLE_GRAPH = {
     "nodes": [*_layer("layer 1"), *_layer("layer 2")],
 }
 
-KIND = Kind(
+KIND = QuestionKind(
     name="graph",
     noun="graph schedule",
     path="/v1/graph-schedules",

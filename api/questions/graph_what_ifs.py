@@ -4,7 +4,7 @@ import zlib
 
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.graph_schedules import EXAMPLE_GRAPH, refuse_large_graph
-from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json
 from pace.client.graph_documents import (
     GraphGridDocument,
@@ -39,7 +39,7 @@ def _answer(graph_document: bytes, options: str, tell: Tell) -> bytes:
     return GraphWhatIfResult.of(result).model_dump_json().encode()
 
 
-KIND = Kind(
+KIND = QuestionKind(
     name="graph-grid",
     noun="graph what-if",
     path="/v1/graph-what-if",

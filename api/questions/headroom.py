@@ -4,7 +4,7 @@ import json
 import zlib
 from datetime import datetime
 
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_profile
 from pace.client.documents import ProfileQuestion, ResourceId, example_profile
 from pace.documents.base import Document
@@ -46,7 +46,7 @@ def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     return json.dumps(made.to_document(), allow_nan=False).encode()
 
 
-KIND = Kind(
+KIND = QuestionKind(
     name="headroom",
     noun="headroom report",
     path="/v1/headroom",

@@ -108,7 +108,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class QuestionKind:
     """How questions of one kind are asked, answered and shown.
 
     Attributes

@@ -4,7 +4,7 @@ import json
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace.client.order_documents import OrderCheckRequest, OrderCheckResource, OrderCheckSummary
 from pace.documents.order.job_program import parse_job_program
@@ -42,7 +42,7 @@ _EXAMPLE = {
     ],
 }
 
-KIND = Kind(
+KIND = QuestionKind(
     name="order",
     noun="order check",
     path="/v1/order-checks",

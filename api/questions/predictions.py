@@ -4,7 +4,7 @@ import json
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json, parser_of
 from pace.client.prediction_documents import PredictionRequest, PredictionResource, PredictionSummary
 from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
@@ -57,7 +57,7 @@ _LINKS: tuple[dict[str, object], ...] = (
 )
 _SAMPLE_OPTIONS = json.dumps({"workers": [2], "steps": 3, "skip": 1, "seeds": 1, "advice": False})
 
-KIND = Kind(
+KIND = QuestionKind(
     name="prediction",
     noun="prediction",
     path="/v1/predictions",

@@ -6,19 +6,19 @@ from itertools import chain
 from pathlib import Path
 
 from pace.api.errors import ExecutorMismatch
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import read_document
 from pace.gc_pause import paused_gc
 from pace.packs import parts
 
 
-def _found() -> dict[str, Kind]:
+def _found() -> dict[str, QuestionKind]:
     modules = (
         importlib.import_module(f"{__package__}.{each.name}")
         for each in pkgutil.iter_modules([str(Path(__file__).parent)])
         if f"{__package__}.{each.name}" != __name__
     )
-    kinds: list[Kind] = [module.KIND for module in modules if hasattr(module, "KIND")]
+    kinds: list[QuestionKind] = [module.KIND for module in modules if hasattr(module, "KIND")]
     kinds += chain.from_iterable(parts("questions"))
     return {kind.name: kind for kind in sorted(kinds, key=lambda kind: (kind.long, kind.name))}
 

@@ -2,12 +2,12 @@
 
 import zlib
 
-from pace.api.questions.kind import SCHEDULE, Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import SCHEDULE, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, canonical_json, parser_of
 from pace.client.documents import ScheduleRequest, ScheduleResource, ScheduleSummary, example_profile
 from pace.documents.options import Options
 from pace.documents.profile import parse_profile
-from pace.planning.optimize import optimize
+from pace.kinds import optimize
 
 
 def _read(request: ScheduleRequest, limits: ReadLimits) -> Question:
@@ -27,7 +27,7 @@ def _solve(profile_document: bytes, options: str, tell: Tell) -> bytes:
 
 _SERVERS = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e6}
 
-KIND = Kind(
+KIND = QuestionKind(
     name=SCHEDULE,
     noun="schedule",
     path="/v1/schedules",

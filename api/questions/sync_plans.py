@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace.client.sync_documents import SyncPlanRequest, SyncPlanResource, SyncPlanSummary
 from pace.documents.sync.delta_sync import DeltaSync
@@ -167,7 +167,7 @@ EXAMPLE_DELTAS = {
     "base_s_per_byte": 2e-10,
 }
 
-KIND = Kind(
+KIND = QuestionKind(
     name="sync",
     noun="sync plan",
     path="/v1/sync-plans",

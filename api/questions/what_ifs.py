@@ -7,7 +7,7 @@ import zlib
 from dataclasses import replace
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import DoneCount, Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, canonical_json
 from pace.client.documents import example_profile
 from pace.client.what_if_documents import (
@@ -64,7 +64,7 @@ def _csv(document: bytes) -> bytes:
     return text.getvalue().encode()
 
 
-KIND = Kind(
+KIND = QuestionKind(
     name="what-if",
     noun="what-if",
     path="/v1/what-if",

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, bindparam, delete, select
 
 from pace.api.errors import InvalidRequest
-from pace.api.questions.kind import Kind, Question, ReceivedProfile
+from pace.api.questions.kind import Question, QuestionKind, ReceivedProfile
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.objects import StoredDocument
 from pace.api.storage.pages import read_page
@@ -188,18 +188,18 @@ class QuestionStore:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def get(self, tenant: str, kind: Kind, question_id: str) -> StoredAnswer | None:
+    def get(self, tenant: str, kind: QuestionKind, question_id: str) -> StoredAnswer | None:
         """Return an answer, or None if there is none yet."""
         return self._first(_BY_ID, tenant=tenant, kind=kind.name, id=question_id)
 
-    def newest(self, tenant: str, kind: Kind, job: str, fingerprint: str) -> StoredAnswer | None:
+    def newest(self, tenant: str, kind: QuestionKind, job: str, fingerprint: str) -> StoredAnswer | None:
         """Return a job's most recently requested answer for models with a fingerprint."""
         return self._first(_NEWEST, tenant=tenant, kind=kind.name, job=job, fingerprint=fingerprint)
 
     def list(
         self,
         tenant: str,
-        kind: Kind,
+        kind: QuestionKind,
         limit: int,
         cursor: str | None,
         *,
@@ -226,7 +226,7 @@ class QuestionStore:
         return kind.page(items=tuple(kind.summary(**row._mapping) for row in rows), next=following)
 
     def get_documents(
-        self, tenant: str, kind: Kind, question_id: str
+        self, tenant: str, kind: QuestionKind, question_id: str
     ) -> tuple[StoredDocument, StoredDocument] | None:
         """Return a question's compressed input and its answer, or None without an answer."""
         held: Any = QuestionRecord
@@ -252,7 +252,7 @@ class QuestionStore:
             StoredDocument(document=row.answer, object_key=row.answer_key),
         )
 
-    def delete(self, tenant: str, kind: Kind, question_id: str) -> bool:
+    def delete(self, tenant: str, kind: QuestionKind, question_id: str) -> bool:
         """Delete an answered question, and its answer with its last job; return whether it existed."""
         mine = (QuestionRecord.tenant == tenant) & (QuestionRecord.id == question_id)
         with self.database.write() as connection:

@@ -17,7 +17,7 @@ from pace.documents.profile_json import compact_profile
 from pace.packs import parts
 
 if TYPE_CHECKING:
-    from pace.api.questions.kind import Kind
+    from pace.api.questions.kind import QuestionKind
 
 _MOST_ALONE_S = 60.0
 _POLICIES = ("fifo", "tao", "p3")
@@ -99,7 +99,7 @@ def _schedules() -> None:
 
 
 def _every_schedule() -> list[Callable[[], object]]:
-    from pace.planning.optimize import warm_up_parts
+    from pace.planning.warm_up import warm_up_parts
 
     return warm_up_parts()[::-1]
 
@@ -126,7 +126,7 @@ def _samples() -> list[Callable[[], object]]:
     return [partial(_answer, kind, *sample) for kind in KINDS.values() for sample in kind.samples]
 
 
-def _answer(kind: "Kind", asked: Mapping[str, Any], options: str) -> None:
+def _answer(kind: "QuestionKind", asked: Mapping[str, Any], options: str) -> None:
     kind.answer(zlib.compress(json.dumps(asked).encode()), options, _ignore)
 
 

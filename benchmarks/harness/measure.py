@@ -22,7 +22,7 @@ from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.planning.optimize import lower_bound_s
+from pace.planning.lower_bound import lower_bound_s
 from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.profiler import Contention
 

@@ -9,8 +9,8 @@ from benchmarks.harness.workload.replicas import fifo_schedule
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Segment
+from pace.kinds import optimize
 from pace.planning.allreduce.optimize import optimize_allreduce
-from pace.planning.optimize import optimize
 from pace.simulation import make_policy, run_policy
 from pace.simulation.scheduled import Following
 from pace.simulation.traffic import Policy, Sender

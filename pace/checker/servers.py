@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from pace.checker.derived_times import DerivedTimes, check_predicted, same
-from pace.checker.plan import check_execution
+from pace.checker.derived_times import DerivedTimes, check_predicted, derive, same
+from pace.checker.plan import check_execution, check_groups, check_identity
+from pace.checker.proofs import check_chain
 from pace.documents.profile import Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Schedule
@@ -374,3 +375,44 @@ def check_servers_predictions(schedule: Schedule, times: DerivedTimes) -> Iterat
     lower = max(times.compute_s, least, chain)
     derived = {"iteration_s": max(times.compute_s, realized), "lower_bound_s": lower}
     yield from check_predicted(schedule, times, derived)
+
+
+def check_servers(profile: Profile, schedule: Schedule) -> list[str]:
+    """Return every way in which a schedule for servers is wrong for its profile."""
+    times = derive(profile, schedule)
+    rates = rates_of(profile, schedule)
+    if rates is None:
+        return [
+            f"cluster: {schedule.placement.exchange.servers} servers do not fit {profile.workers} workers"
+        ]
+    known = {gradient.name for gradient in profile.gradients}
+    violations = [*check_identity(profile, schedule), *check_groups(profile, schedule, times)]
+    unknown = [ratio.gradient for ratio in schedule.placement.ratios if ratio.gradient not in known]
+    violations += [
+        f'cluster: a ratio names "{name}", which is no gradient of the profile' for name in unknown
+    ]
+    if unknown or any(name not in known for group in schedule.groups for name in group.tensors):
+        return violations
+    wire = wire_bytes(profile, schedule, rates)
+    parts = (
+        check_messages(schedule, rates, wire, times),
+        check_send_order(schedule, rates, times),
+        check_pace(profile, schedule),
+        check_servers_predictions(schedule, times),
+        check_link_proofs(schedule, rates, wire, times),
+        check_servers_bound(schedule, rates, wire, times),
+    )
+    violations += [violation for part in parts for violation in part]
+    chain = schedule.chain_bound
+    if chain is not None:
+        uneven = any(
+            {wire.gradient_pushed[gradient.name], wire.gradient_pulled[gradient.name]}
+            != {gradient.size_bytes}
+            for gradient in profile.gradients
+        )
+        allowed = (schedule.placement.exchange.partition_s, rates.per_byte_s * (1 + 1e-12))
+        if chain.latency_s > allowed[0] or chain.seconds_per_byte > allowed[1] or uneven:
+            violations.append("chain_bound: its line lies above what the cluster's parts cost")
+        behind = 0.0 if rates.shared else rates.latency_s
+        violations += check_chain(profile, chain, times, behind_s=behind)
+    return violations

@@ -26,6 +26,7 @@ from pace.cli.what_if import what_if
 from pace.errors import PaceError
 from pace.packs import EXTRAS, packs
 from pace.terminal.command_line import CommandGroup, CommandLine
+from pace.terminal.kind_options import KindCommand
 from pace.terminal.reporting import reported
 from pace.version import __version__
 
@@ -112,6 +113,7 @@ app.command(
     rich_help_panel=PLANS, epilog="Example: pace headroom rank0.json.gz rank1.json.gz --html headroom.html"
 )(headroom)
 app.command(
+    cls=KindCommand,
     rich_help_panel=PLANS,
     epilog="Example: pace optimize profile.json -o schedule.json --timeline window.json",
 )(optimize)
@@ -121,11 +123,14 @@ app.command(
     rich_help_panel=PLANS,
     epilog="Example: pace check-order dump_rank_0 dump_rank_1",
 )(check_order)
-app.command(rich_help_panel=PLANS, epilog="Example: pace simulate profile.json --policy ddp --policy pace")(
-    simulate
-)
+app.command(
+    cls=KindCommand,
+    rich_help_panel=PLANS,
+    epilog="Example: pace simulate profile.json --policy ddp --policy pace",
+)(simulate)
 app.command(
     "what-if",
+    cls=KindCommand,
     rich_help_panel=PLANS,
     epilog="Example: pace what-if profile.json --bandwidth-gbps 1,5,10 --workers 8,16 --html grid.html",
 )(what_if)

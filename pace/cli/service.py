@@ -9,10 +9,10 @@ from pace.api.serve import DatabaseUrl, Host, Port
 from pace.api.serve import serve as run_service
 from pace.cli.description import describe
 from pace.cli.graphs.memory import MemoryOption, budget_bytes
-from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options
-from pace.documents.profile import Profile, load_profile
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.kinds import load_problem
 from pace.terminal.console import (
     SERVICE,
     ApiKeyOption,
@@ -51,7 +51,7 @@ def submit(
 ) -> None:
     """Send a profile or a graph to a PACE service and print the schedule that it returns."""
     with reported():
-        loaded = load_graph(profile) if is_graph(profile) else load_profile(profile)
+        loaded = load_problem(profile)
         options = None
         if isinstance(loaded, Profile):
             job = job or loaded.name

@@ -8,15 +8,16 @@ import typer
 from pace.cli.graphs.policies import report_policies
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.cluster import Cluster
-from pace.documents.graph.collective_graph import is_graph, load_graph
-from pace.documents.profile import Profile, load_profile
-from pace.documents.schedule import Exchange
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.options import OF_PROFILES, For, Options, SimulationOptions
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.kinds import kind_of, load_problem
 from pace.terminal.console import (
     SERVERS,
+    SERVERS_HAVE,
     ClusterOption,
     ColocatedOption,
-    JitterOption,
     JsonOption,
     PlotOption,
     ProfileOrGraphArgument,
@@ -25,12 +26,22 @@ from pace.terminal.console import (
     make_table,
     refuse_unknown_ending,
 )
+from pace.terminal.kind_options import refuse_others, with_options_of
 from pace.terminal.reporting import counted, reported
 from pace.whatif.scenario import batch_unit, measured_batch
 from pace.whatif.servers import read_staleness
 
+_OF_PROFILES = For(OF_PROFILES)
 
+
+@with_options_of(
+    SimulationOptions,
+    apart=("cluster", "consistency", "staleness", "knobs"),
+    own=SERVERS_HAVE
+    | {"staleness": For(("servers",)), "tune": _OF_PROFILES, "trials": _OF_PROFILES, "plot": For(("graph",))},
+)
 def simulate(
+    ctx: typer.Context,
     profile: ProfileOrGraphArgument,
     policy: Annotated[
         list[str] | None,
@@ -40,18 +51,6 @@ def simulate(
             show_default="all policies of the exchange",
         ),
     ] = None,
-    exchange: Annotated[
-        Exchange | None,
-        typer.Option(
-            help="Simulate only the policies for this way of exchanging gradients or parameters.",
-            show_default="allreduce and sharded, on one network; graph for a graph",
-        ),
-    ] = None,
-    iterations: Annotated[int, typer.Option(help="Number of iterations to simulate.")] = 1,
-    jitter: JitterOption = 0.0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the random op durations: the same seed gives the same result.")
-    ] = 0,
     knob: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,67 +75,41 @@ def simulate(
     staleness: Annotated[
         str,
         typer.Option(
-            help="With --exchange servers: number of iterations that a worker may be ahead of the slowest "
-            "one; sync is 0, async has no limit.",
+            help="Number of iterations that a worker may be ahead of the slowest one; sync is 0, async has "
+            "no limit.",
             rich_help_panel=SERVERS,
         ),
     ] = "sync",
     as_json: JsonOption = False,
     plot: PlotOption = None,
+    **asked: Any,
 ) -> None:
     """Compare scheduling policies: simulate a profile or a graph under each and print the iteration times."""
-    from pace.simulation import SimulationOptions
     from pace.simulation import simulate as run
 
     with reported():
         refuse_unknown_ending(plot)
-        if is_graph(profile):
-            given = {
-                "--tune": tune,
-                "--servers": servers,
-                "--cluster": cluster,
-                "--colocated": colocated or None,
-                "--staleness": None if staleness == "sync" else staleness,
-            }
-            refused = [name for name, value in given.items() if value is not None]
-            if refused:
-                raise InvalidOptions(f"{', '.join(refused)}: for profiles only, and {profile} is a graph")
-            options = SimulationOptions(
-                exchange=exchange, iterations=iterations, jitter=jitter, seed=seed, knobs=_knobs(knob or [])
-            )
-            report_policies(load_graph(profile), policy, options, as_json=as_json, plot=plot)
-            return
-        if plot is not None:
-            raise InvalidOptions(
-                f"--plot is for graphs, and {profile} is a profile: `pace optimize --plot` draws its schedule"
-            )
-        loaded = load_profile(profile)
-        named = servers is not None or cluster is not None or colocated
-        mode, ahead = read_staleness(staleness)
-        if (named or staleness != "sync") and exchange != "servers":
-            raise InvalidOptions(
-                "--servers, --colocated, --cluster and --staleness need --exchange servers: add it, or leave "
-                "them out"
-            )
-        placed = None
-        if exchange == "servers":
-            placed = described_cluster(loaded, cluster, servers, colocated=colocated)
+        loaded = load_problem(profile)
+        if asked["exchange"] is None and (servers is not None or cluster or colocated or staleness != "sync"):
+            asked["exchange"] = "servers"
+        kind = kind_of(loaded, Options(exchange=asked["exchange"])).name
+        on_servers = asked["exchange"] == "servers"
+        # Without an exchange, policies of one network are compared, whatever the profile was measured with.
+        refuse_others(ctx, "allreduce" if kind == "servers" and not on_servers else kind)
         knobs = _knobs(knob or [])
+        if isinstance(loaded, CollectiveGraph):
+            options = SimulationOptions(**asked, knobs=knobs)
+            report_policies(loaded, policy, options, as_json=as_json, plot=plot)
+            return
+        mode, ahead = read_staleness(staleness)
+        placed = described_cluster(loaded, cluster, servers, colocated=colocated) if on_servers else None
         if tune is not None:
             from pace.cli.tune import report
 
+            seed = asked["seed"]
             report(loaded, placed, policy, knobs, search=tune, num_trials=trials, seed=seed, as_json=as_json)
             return
-        options = SimulationOptions(
-            exchange=exchange,
-            cluster=placed,
-            iterations=iterations,
-            jitter=jitter,
-            seed=seed,
-            consistency=mode,
-            staleness=ahead,
-            knobs=knobs,
-        )
+        options = SimulationOptions(**asked, cluster=placed, consistency=mode, staleness=ahead, knobs=knobs)
         found = run(loaded, policy, options)
         bound = None if options.is_stale else _bound(loaded, placed)
         batch = measured_batch(loaded)
@@ -163,7 +136,8 @@ def simulate(
 
 def _bound(profile: Profile, cluster: Cluster | None) -> float:
     from pace.documents.options import Options
-    from pace.planning.optimize import lower_bound_s, optimize
+    from pace.kinds import optimize
+    from pace.planning.lower_bound import lower_bound_s
 
     if cluster is None:
         return lower_bound_s(profile)

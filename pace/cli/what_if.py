@@ -9,9 +9,11 @@ import typer
 from pace.cli.graphs.what_if import report_graph
 from pace.cli.servers.what_if import report_servers
 from pace.cli.what_if_table import show_what_if
-from pace.documents.graph.collective_graph import is_graph, load_graph
-from pace.documents.profile import Profile, load_profile
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.options import OF_PROFILES, For
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
+from pace.kinds import kind_of, load_problem
 from pace.terminal.console import (
     JOB,
     NETWORK,
@@ -28,6 +30,7 @@ from pace.terminal.console import (
     progress_bar,
     refuse_unknown_ending,
 )
+from pace.terminal.kind_options import refuse_others, with_options_of
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.terminal.service_connection import connect
@@ -43,7 +46,40 @@ def _profiled(what: str, panel: str) -> Any:
     return typer.Option(help=what, show_default="as profiled", rich_help_panel=panel)
 
 
+_NETWORKS = For(("allreduce", "sharded"))
+_NETWORKS_AND_SERVERS = For(OF_PROFILES)
+_SERVERS = For(("servers",))
+_GRAPHS = For(("graph",))
+
+
+@with_options_of(
+    own={
+        "baseline": _NETWORKS,
+        "target_efficiency": _NETWORKS,
+        "workers": _NETWORKS_AND_SERVERS,
+        "batch": _NETWORKS,
+        "compute_speedup": _NETWORKS,
+        "compression": _NETWORKS,
+        "bandwidth_gbps": _NETWORKS_AND_SERVERS,
+        "latency_s": _NETWORKS,
+        "algorithm": _NETWORKS,
+        "workers_per_node": _NETWORKS,
+        "intra_gbps": _NETWORKS,
+        "bandwidth_factor": _GRAPHS,
+        "ranks": _GRAPHS,
+        "memory_gb": _GRAPHS,
+        "servers": _NETWORKS_AND_SERVERS,
+        "colocated": _SERVERS,
+        "staleness": _SERVERS,
+        "jitter": _SERVERS,
+        "processes": _NETWORKS,
+        "service": For(("allreduce", "sharded", "graph")),
+        "plot": For(("allreduce", "sharded", "graph")),
+        "html": _NETWORKS,
+    }
+)
 def what_if(
+    ctx: typer.Context,
     profile: ProfileOrGraphArgument,
     policy: Annotated[
         list[str] | None,
@@ -109,7 +145,7 @@ def what_if(
     bandwidth_factor: Annotated[
         str | None,
         typer.Option(
-            help="For a graph: factors that multiply all bandwidths, for example 0.5,1,2.",
+            help="Factors that multiply all bandwidths, for example 0.5,1,2.",
             show_default="1",
             rich_help_panel=NETWORK,
         ),
@@ -117,7 +153,7 @@ def what_if(
     ranks: Annotated[
         str | None,
         typer.Option(
-            help="For a graph: numbers of ranks that parameters are sharded over, for example 8,16,32.",
+            help="Numbers of ranks that parameters are sharded over, for example 8,16,32.",
             show_default="as in the graph",
             rich_help_panel=JOB,
         ),
@@ -125,7 +161,7 @@ def what_if(
     memory_gb: Annotated[
         str | None,
         typer.Option(
-            help="For a graph: memory budgets in GB (10^9 bytes), for example 38,40,42.",
+            help="Memory budgets in GB (10^9 bytes), for example 38,40,42.",
             show_default="no limit",
             rich_help_panel=JOB,
         ),
@@ -178,13 +214,18 @@ def what_if(
         refuse_unknown_ending(plot)
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
-        if is_graph(profile):
-            _refuse_for_graphs(locals())
+        loaded = load_problem(profile)
+        kind = kind_of(loaded).name
+        if isinstance(loaded, Profile):
+            # Without --servers, a profile that was measured with some is put on a network.
+            kind = "servers" if servers is not None else "allreduce"
+        refuse_others(ctx, kind)
+        if isinstance(loaded, CollectiveGraph):
             chosen: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
             if bandwidth_factor is not None:
                 chosen["bandwidth_factor"] = read_numbers("--bandwidth-factor", bandwidth_factor)
             report_graph(
-                load_graph(profile),
+                loaded,
                 GraphGrid(
                     ranks=read_whole_numbers("--ranks", ranks),
                     memory_gb=read_numbers("--memory-gb", memory_gb),
@@ -198,23 +239,12 @@ def what_if(
                 plot=plot,
             )
             return
-        if bandwidth_factor is not None or memory_gb is not None or ranks is not None:
-            raise InvalidOptions(
-                f"--ranks, --bandwidth-factor and --memory-gb are for graphs, and {profile} is a profile"
-            )
         if servers is not None:
-            others = (algorithm, latency_s, compute_speedup, batch, compression, baseline, target_efficiency)
-            inside = (workers_per_node, intra_gbps)
-            if any(other is not None for other in (*others, *inside, processes, service, plot, html)):
-                raise InvalidOptions(
-                    "--servers can only be combined with --bandwidth-gbps, --workers, --colocated, "
-                    "--staleness, --jitter, --policy, --json and --csv: leave the other options out"
-                )
             named: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
             if staleness is not None:
                 named["staleness"] = tuple(staleness.replace(" ", "").split(","))
             report_servers(
-                load_profile(profile),
+                loaded,
                 ServerGrid(
                     servers=read_whole_numbers("--servers", servers),
                     colocated=colocated,
@@ -227,10 +257,6 @@ def what_if(
                 as_csv=as_csv,
             )
             return
-        if colocated or staleness is not None or jitter:
-            raise InvalidOptions(
-                "--colocated, --staleness and --jitter need --servers: add it, or leave them out"
-            )
         two_level = None
         if workers_per_node is not None or intra_gbps is not None:
             if workers_per_node is None or intra_gbps is None:
@@ -249,7 +275,6 @@ def what_if(
             two_level=two_level,
             **given,
         )
-        loaded = load_profile(profile)
         warn_if_misleading(loaded)
         tell_slowdown(loaded)
         warn_of_the_cost(loaded)
@@ -276,24 +301,6 @@ def what_if(
         sys.stdout.write(result.to_csv())
     else:
         show_what_if(result)
-
-
-def _refuse_for_graphs(given: dict[str, Any]) -> None:
-    """Refuse options that only profiles have."""
-    named = [
-        f"--{name.replace('_', '-')}"
-        for name in (
-            *("baseline", "target_efficiency", "workers", "batch", "compute_speedup", "compression"),
-            *("bandwidth_gbps", "latency_s", "algorithm", "workers_per_node", "intra_gbps", "servers"),
-            *("colocated", "staleness", "jitter", "processes", "html"),
-        )
-        if given[name] not in (None, False, 0.0)
-    ]
-    if named:
-        raise InvalidOptions(
-            f"{', '.join(named)}: for profiles only, and {given['profile']} is a graph; graphs have "
-            "--ranks, --bandwidth-factor and --memory-gb"
-        )
 
 
 def _say_what_is_assumed(profile: Profile, grid: Grid) -> None:

@@ -57,7 +57,7 @@ class ScheduleQuestion:
         # Imported here because a training process must not load the simulator to fetch a schedule.
         from pace.client.graph_documents import GraphScheduleResource
 
-        options.refuse_for_graph()
+        options.refuse_others("graph")
         if job is not None:
             raise InvalidOptions(f'job "{job}": the service keeps no graphs by job: leave the job out')
         request = {"graph": graph.model_dump(mode="json"), "memory_bytes": options.memory_bytes}

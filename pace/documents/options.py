@@ -1,83 +1,161 @@
-"""What a caller may ask of the optimizer; shared by the Python API, the command line and the service."""
+"""What a caller may ask of the optimizer and the simulator: in Python, in commands and of the service."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pace.documents.base import Document
-from pace.documents.cluster import Cluster
+from pace.documents.cluster import Cluster, Consistency
 from pace.documents.schedule import Exchange, Framework, Fusion, LpSolver, Oracle, SendDiscipline
 from pace.errors import InvalidOptions
 
 Risk = Literal["mean", "p95"]
 SearchR = Literal["all", "momentum"]
 
+OF_PROFILES: tuple[Exchange, ...] = ("allreduce", "sharded", "servers")
 
-class Options(Document):
-    """Options of ``optimize``.
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Which exchanges have an option.
 
     Attributes
     ----------
-    oracle
-        "jackson" (longest tail first, exact in continuous and in slotted time) or "lp" (the totally
-        unimodular linear program; needs `slot_s`). Both give the same schedule.
-    lp_solver
-        With oracle "lp": "scipy" (SciPy's HiGHS), "pulp" (CBC through PuLP) or "pulp:NAME" (the solver that
-        PuLP knows by this name, if it is installed).
-    fusion
-        "optimal", "paper" (Algorithm 1 of the PACE paper) or "none".
-    search_r
-        With fusion "paper": which numbers of groups are tried. "all", or those that a search by "momentum"
-        visits (at most a quarter of all), which needs fewer calls of the oracle and may miss the best.
-    exchange
-        How gradients become updates: "allreduce" (whole all-reduces), "sharded" (reduce-scatters, updates of
-        shards, all-gathers) or "servers" (pushes to parameter servers, pulls from them). None: "servers" if
-        the profile was measured with parameter servers or `cluster` is given, "sharded" if updates wait for
-        a global norm, else "allreduce".
-    framework
-        "ddp" or "horovod": make buckets or groups for that framework, with its barrier. None: make a schedule
-        for PACE's runtime.
-    slot_s
-        Length of a slot in seconds; None for continuous time.
-    max_group_bytes
-        Largest size of a group of several gradients, in bytes; None for no limit.
-    max_segment_bytes
-        Largest size of a segment, in bytes; None for no limit.
-    risk
-        What to minimize under load: the "mean" iteration time, or its 95th percentile ("p95").
-    search_calls
-        Budget of the local search on profiles with parallel branches, in calls of the oracle. The result does
-        not depend on the machine's speed.
-    cluster
-        The parameter servers of exchange "servers"; None for those of the profile's cost. A gradient with
-        transfer ratios, or with the rows touched, is a group of its own.
-    partition_bytes
-        With servers: size of the segments; if left out, the best size is searched for. The cluster's
-        ``min_partition_bytes`` is taken if that is more.
-    memory_bytes
-        With a graph: largest peak memory in bytes; None for no limit.
-    discipline
-        With servers: what the runtime sends if the segment that is planned next is late. "overtake": another
-        one that is ready; "static": nothing.
+    exchanges
+        Their names.
+    unset
+        What leaving the option out means, if its value does not say so.
+    needs
+        Another option and its value, without which this one means nothing.
     """
 
+    exchanges: tuple[Exchange, ...]
+    unset: str | None = None
+    needs: tuple[str, str] | None = None
+
+
+class ExchangeOptions(Document):
+    """Options of which each exchange has some: each field says which, with ``For``, and what it means."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
     refused_as = InvalidOptions
 
-    oracle: Oracle = "jackson"
-    lp_solver: Annotated[LpSolver, Field(exclude_if=lambda solver: solver == "scipy")] = "scipy"
-    fusion: Fusion = "optimal"
-    search_r: Annotated[SearchR, Field(exclude_if=lambda search: search == "all")] = "all"
     exchange: Exchange | None = None
-    framework: Framework | None = None
-    slot_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
-    max_group_bytes: Annotated[int, Field(gt=0)] | None = None
-    max_segment_bytes: Annotated[int, Field(gt=0)] | None = None
-    risk: Risk = "mean"
-    search_calls: Annotated[int, Field(ge=1, le=10_000_000)] = 2000
-    cluster: Cluster | None = None
-    partition_bytes: Annotated[int, Field(gt=0)] | None = None
-    memory_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
-    discipline: SendDiscipline = "overtake"
+
+    @classmethod
+    def described(cls) -> dict[str, For]:
+        """Return which exchanges have an option, by its name; `exchange` itself is not among them."""
+        return {
+            name: each
+            for name, field in cls.model_fields.items()
+            for each in field.metadata
+            if isinstance(each, For)
+        }
+
+    @classmethod
+    def names_of(cls, exchange: Exchange) -> tuple[str, ...]:
+        """Return the options that an exchange has."""
+        return tuple(name for name, each in cls.described().items() if exchange in each.exchanges)
+
+    def refuse_others(self, exchange: Exchange) -> None:
+        """Refuse what an exchange does not have; raises InvalidOptions."""
+        if self.exchange not in (None, exchange):
+            raise InvalidOptions(f'this has exchange "{exchange}", not "{self.exchange}": leave it out')
+        names = self.names_of(exchange)
+        changed = self.model_dump(exclude_defaults=True).keys() - {"exchange"}
+        if others := sorted(changed.difference(names)):
+            raise InvalidOptions(
+                f'{", ".join(others)}: exchange "{exchange}" only has {", ".join(names)}: leave the rest out'
+            )
+        for name in sorted(changed):
+            needs = self.described()[name].needs
+            if needs is not None and getattr(self, needs[0]) != needs[1]:
+                raise InvalidOptions(f'{name} needs {needs[0]} "{needs[1]}": give it, or leave {name} out')
+
+
+class Options(ExchangeOptions):
+    """Options of ``optimize``."""
+
+    exchange: Annotated[
+        Exchange | None,
+        For(
+            (),
+            "graph for a graph; servers if the profile or an option names them; sharded if updates wait for "
+            "a global norm; else allreduce",
+        ),
+    ] = None
+    """How gradients become updates: whole all-reduces, sharded (reduce-scatters, updates of shards,
+    all-gathers), parameter servers, or the collectives of a graph."""
+
+    framework: Annotated[Framework | None, For(("allreduce",), "PACE's own runtime")] = None
+    """Choose buckets for DDP or groups for Horovod, which wait for all gradients before the next forward
+    pass."""
+
+    fusion: Annotated[Fusion, For(OF_PROFILES)] = "optimal"
+    """How gradients are fused into groups: the best groups found, Algorithm 1 of the PACE paper, or none (one
+    group per gradient)."""
+
+    search_r: Annotated[
+        SearchR,
+        Field(exclude_if=lambda search: search == "all"),
+        For(("allreduce",), needs=("fusion", "paper")),
+    ] = "all"
+    """Which numbers of groups Algorithm 1 tries: all, or those that a search by momentum visits (at most a
+    quarter of all), which needs fewer calls of the oracle and may miss the best."""
+
+    oracle: Annotated[Oracle, For(("allreduce",))] = "jackson"
+    """Algorithm that finds the best order of given groups: jackson (longest tail first, exact in continuous
+    and in slotted time) or lp (the totally unimodular linear program, which needs `slot_s`). Both give the
+    same schedule."""
+
+    lp_solver: Annotated[
+        LpSolver,
+        Field(exclude_if=lambda solver: solver == "scipy"),
+        For(("allreduce",), needs=("oracle", "lp")),
+    ] = "scipy"
+    """Solver of the linear programs: scipy (HiGHS), pulp (CBC through PuLP) or pulp:NAME (the solver that
+    PuLP knows by this name)."""
+
+    slot_s: Annotated[
+        Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None,
+        For(("allreduce",), "continuous time"),
+    ] = None
+    """Length of a time slot in seconds: groups are ordered in whole slots, but a transfer that ends within
+    its slot lets the next one start then."""
+
+    max_group_bytes: Annotated[Annotated[int, Field(gt=0)] | None, For(OF_PROFILES, "no limit")] = None
+    """Largest size in bytes of a group of several gradients; a single gradient may be larger."""
+
+    max_segment_bytes: Annotated[
+        Annotated[int, Field(gt=0)] | None, For(("allreduce", "sharded"), "no limit")
+    ] = None
+    """Largest size in bytes of a segment, the part of a group that is sent in one call."""
+
+    risk: Annotated[Risk, For(("allreduce",))] = "mean"
+    """What to minimize under load, with late ranks and slower calls: the mean iteration time or its 95th
+    percentile (p95)."""
+
+    search_calls: Annotated[int, Field(ge=1, le=10_000_000), For(OF_PROFILES)] = 2000
+    """Budget of the local search on profiles with parallel branches, in calls of the oracle. The result does
+    not depend on the machine's speed."""
+
+    cluster: Annotated[Cluster | None, For(("servers",), "the servers of the profile's cost")] = None
+    """The parameter servers. A gradient with transfer ratios, or with the rows touched, is a group of its
+    own."""
+
+    partition_bytes: Annotated[
+        Annotated[int, Field(gt=0)] | None, For(("servers",), "the best size found")
+    ] = None
+    """Size in bytes of the segments that are sent to parameter servers; at least the cluster's
+    `min_partition_bytes`."""
+
+    discipline: Annotated[SendDiscipline, For(("servers",))] = "overtake"
+    """What the runtime sends if the segment that is planned next is late: another one that is ready
+    (overtake), or nothing (static)."""
+
+    memory_bytes: Annotated[Annotated[int, Field(gt=0, lt=2**63)] | None, For(("graph",), "no limit")] = None
+    """Largest peak memory in bytes."""
 
     @model_validator(mode="after")
     def _search_r_is_for_the_paper(self) -> Self:
@@ -87,13 +165,42 @@ class Options(Document):
             raise ValueError('search_r "momentum" cannot keep max_group_bytes: leave one of them out')
         return self
 
-    def refuse_for_graph(self) -> None:
-        """Refuse options that a graph does not have; raises InvalidOptions."""
-        if self.exchange not in (None, "graph"):
-            raise InvalidOptions(f'a graph has exchange "graph", not "{self.exchange}": leave it out')
-        changed = self.model_dump(exclude_defaults=True).keys() - {"exchange", "memory_bytes"}
-        if changed:
-            raise InvalidOptions(
-                f'{", ".join(sorted(changed))}: not an option for a graph, which only has exchange="graph" '
-                "and memory_bytes: leave the others out"
-            )
+
+class SimulationOptions(ExchangeOptions):
+    """Options of ``simulate``."""
+
+    exchange: Annotated[
+        Exchange | None, For((), "allreduce and sharded, on one network; graph for a graph")
+    ] = None
+    """Compare only the policies for this way of exchanging gradients or parameters."""
+
+    cluster: Annotated[Cluster | None, For(("servers",), "the servers of the profile's cost")] = None
+    """The parameter servers."""
+
+    iterations: Annotated[int, Field(ge=1), For(OF_PROFILES)] = 1
+    """Number of iterations to simulate."""
+
+    jitter: Annotated[float, Field(ge=0, le=10), For(OF_PROFILES)] = 0.0
+    """Standard deviation of random op durations, relative to their mean; 0 for fixed durations."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63), For(OF_PROFILES)] = 0
+    """Seed of the random op durations: the same seed gives the same result."""
+
+    consistency: Annotated[Consistency, For(("servers",))] = "sync"
+    """Whether workers wait for one another (sync) or not (async)."""
+
+    staleness: Annotated[Annotated[int, Field(ge=0)] | None, For(("servers",))] = None
+    """How many iterations a worker may be ahead of the slowest one."""
+
+    knobs: Annotated[dict[str, Any], For((*OF_PROFILES, "graph"))] = Field(default_factory=dict)
+    """Values of knobs, for every policy that has them."""
+
+    @property
+    def policies_of(self) -> Exchange | None:
+        """The exchange whose policies are compared; None for all policies on one network."""
+        return "servers" if self.cluster is not None else self.exchange
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether workers may use parameters that lack other workers' newest updates."""
+        return self.consistency == "async" or bool(self.staleness)

@@ -7,7 +7,8 @@ gradients become ready, what the policy sends and when that ends (``pace.simulat
 the forward pass waits for it.
 """
 
-from pace.simulation.comparison import SimulatedPolicy, SimulationOptions, simulate
+from pace.documents.options import SimulationOptions
+from pace.simulation.comparison import SimulatedPolicy, simulate
 from pace.simulation.graph.run import GraphSimulation
 from pace.simulation.registry import (
     GRAPH_POLICIES,

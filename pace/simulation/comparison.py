@@ -2,66 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from pace.documents.base import Document, refuse_other
-from pace.documents.cluster import Cluster, Consistency
+from pace.documents.base import refuse_other
+from pace.documents.cluster import Cluster
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.options import Options
+from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
-from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions, InvalidProfile
 from pace.planning.servers.optimize import cluster_of
 from pace.simulation.graph.run import GraphSimulation, run_graph_policy
 from pace.simulation.registry import knobs_of, make_policy, policies_for
 from pace.simulation.run import Simulation, run_policy
 from pace.simulation.servers.run import ServersSimulation, run_server_policy
-
-
-class SimulationOptions(Document):
-    """Options of ``simulate``.
-
-    Attributes
-    ----------
-    exchange
-        The exchange whose policies are compared if none are named (default: all policies on one network).
-        With "servers", or with a cluster, these are the policies on parameter servers. A graph has "graph".
-    cluster
-        The parameter servers (default: those of the profile's cost).
-    iterations
-        Number of windows.
-    jitter
-        Relative standard deviation of op durations.
-    seed
-        The same seed gives the same windows.
-    consistency, staleness
-        With servers: "sync" or "async", and how many windows a worker may be ahead.
-    knobs
-        Values of knobs, for every policy that has them.
-    """
-
-    refused_as = InvalidOptions
-
-    exchange: Exchange | None = None
-    cluster: Cluster | None = None
-    iterations: Annotated[int, Field(ge=1)] = 1
-    jitter: Annotated[float, Field(ge=0, le=10)] = 0.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    consistency: Consistency = "sync"
-    staleness: Annotated[int, Field(ge=0)] | None = None
-    knobs: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def policies_of(self) -> Exchange | None:
-        """The exchange whose policies are compared; None for all policies on one network."""
-        return "servers" if self.cluster is not None else self.exchange
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether workers may use parameters that lack other workers' newest updates."""
-        return self.consistency == "async" or bool(self.staleness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +71,11 @@ def simulate(
     options = SimulationOptions() if options is None else options
     refuse_other(options, SimulationOptions, InvalidOptions)
     if isinstance(profile, CollectiveGraph):
-        options = _of_graph(options)
+        options.refuse_others("graph")
+        options = options.model_copy(update={"exchange": "graph"})
     else:
         refuse_other(profile, Profile, InvalidProfile)
-        if options.exchange == "graph":
-            raise InvalidOptions('exchange "graph" needs a graph, not a profile')
+        options.refuse_others(options.policies_of or "allreduce")
     names = _names(policies, options)
     known = {knob for name in names for knob in knobs_of(name, options.policies_of)}
     for knob in options.knobs:
@@ -133,19 +86,7 @@ def simulate(
     cluster = None
     if options.policies_of == "servers":
         cluster = cluster_of(profile, Options(cluster=options.cluster))
-    elif options.is_stale or options.staleness is not None:
-        raise InvalidOptions("consistency and staleness are for policies on servers: leave them out")
     return {name: _simulated(profile, name, cluster, options) for name in names}
-
-
-def _of_graph(options: SimulationOptions) -> SimulationOptions:
-    changed = options.model_dump(exclude_defaults=True).keys() - {"exchange", "knobs"}
-    if changed or options.exchange not in (None, "graph"):
-        named = sorted({*changed, *(("exchange",) if options.exchange not in (None, "graph") else ())})
-        raise InvalidOptions(
-            f'{", ".join(named)}: not for a graph, whose ops have fixed durations and exchange "graph"'
-        )
-    return options.model_copy(update={"exchange": "graph"})
 
 
 def _simulated_graph(graph: CollectiveGraph, name: str, options: SimulationOptions) -> SimulatedPolicy:

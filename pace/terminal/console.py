@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pace.documents.options import For
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_argument, file_option, output_option
@@ -110,6 +111,8 @@ ClusterOption = Annotated[
         rich_help_panel=SERVERS,
     ),
 ]
+# Which exchange has these three.
+SERVERS_HAVE = {name: For(("servers",)) for name in ("servers", "colocated", "cluster")}
 ServiceOption = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import OpCost
 from pace.errors import InvalidOptions
-from pace.planning.optimize import lower_bound_s
+from pace.planning.lower_bound import lower_bound_s
 from pace.simulation import make_policy
 from pace.simulation.graph.run import run_graph_policy
 from pace.simulation.registry import knobs_of

@@ -21,7 +21,7 @@ from pace.documents.push_pull import PushPull
 from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
-from pace.planning.optimize import lower_bound_s
+from pace.planning.lower_bound import lower_bound_s
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 from pace.solver.arrays import FloatArray
@@ -42,7 +42,7 @@ class Reachable:
     sharded_s
         In two halves, with the optimizer's state sharded; None where gradients have no such halves.
     bound_s
-        See ``pace.planning.optimize.lower_bound_s``.
+        See ``pace.planning.lower_bound.lower_bound_s``.
     gains
         For each of these times its share of the baseline that is saved; see ``Headroom.gain``.
     """

@@ -24,9 +24,9 @@ from pace.documents.graph.nodes import CollectiveOp
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse
+from pace.kinds import optimize
 from pace.order.inputs.job_groups import RankFile
 from pace.planning.graph.arrays import program_of
-from pace.planning.optimize import optimize
 from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
 from pace.runtime.event_log import log
 from pace.runtime.inductor.collective_times import measure_collectives

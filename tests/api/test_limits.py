@@ -137,7 +137,7 @@ def test_a_worker_has_loaded_what_it_needs_and_no_more() -> None:
         loaded = set(pool.call(WorkerCall(eval, ("list(__import__('sys').modules)",), 60.0, None)))
     finally:
         pool.close()
-    assert {"numba", "pace.planning.optimize", "structlog"} <= loaded
+    assert {"numba", "pace.kinds", "structlog"} <= loaded
     assert loaded.isdisjoint({"pytest", "pace.cli", "scipy.optimize", "pulp"})
 
 

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.conditions import write_json
-from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidSchedule
-from pace.planning.optimize import optimize
+from pace.kinds import check, optimize
 from tests.load.forged_plans import Forgery, servers_forgeries
 from tests.pace.planning.servers.clusters import cluster
 from tests.strategies import affine, layered

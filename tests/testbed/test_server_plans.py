@@ -6,11 +6,11 @@ from benchmarks.harness.contenders import BY_NAME, OVER_SERVERS, Contender
 from benchmarks.harness.layouts import Layout, parse_layout
 from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
 from benchmarks.harness.workload.replay import renamed
-from pace.checker import check
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
+from pace.kinds import check
 from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.engine.plan import GradientSize, plan_from_schedule
 

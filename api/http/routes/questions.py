@@ -18,7 +18,7 @@ from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, Ru
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter, audit
-from pace.api.questions.kind import Kind
+from pace.api.questions.kind import QuestionKind
 from pace.api.questions.registry import KINDS, answer_csv, read_question
 from pace.api.service import Service
 from pace.client.documents import TaskResource
@@ -27,7 +27,7 @@ CSV = "text/csv"
 
 
 async def create_question(
-    kind: Kind, request: Request, service: Service, answers: QuestionAnswers, principal: Principal
+    kind: QuestionKind, request: Request, service: Service, answers: QuestionAnswers, principal: Principal
 ) -> Response:
     """Answer a POST of a question."""
     tenant = principal.tenant
@@ -53,7 +53,7 @@ async def create_question(
 
 
 async def get_question(
-    kind: Kind,
+    kind: QuestionKind,
     request: Request,
     answers: QuestionAnswers,
     principal: Principal,
@@ -68,7 +68,7 @@ async def get_question(
 
 
 async def get_csv(
-    kind: Kind, request: Request, service: Service, principal: Principal, question_id: str
+    kind: QuestionKind, request: Request, service: Service, principal: Principal, question_id: str
 ) -> Response:
     """Answer a GET with `Accept: text/csv`."""
     stored = await service.read(service.questions.get, principal.tenant, kind, question_id)
@@ -78,7 +78,9 @@ async def get_csv(
     return PreparedAnswer.of(text, f"{CSV}; charset=utf-8").response_to(request, _VARIES)
 
 
-async def get_input(kind: Kind, service: Service, principal: Principal, question_id: str) -> PreparedAnswer:
+async def get_input(
+    kind: QuestionKind, service: Service, principal: Principal, question_id: str
+) -> PreparedAnswer:
     """Return the document that a question is about."""
     found = await service.in_database(service.questions.get_documents, principal.tenant, kind, question_id)
     if found is None:
@@ -87,19 +89,19 @@ async def get_input(kind: Kind, service: Service, principal: Principal, question
     return PreparedAnswer.of(await asyncio.to_thread(zlib.decompress, held.document))
 
 
-def not_found(kind: Kind, question_id: str) -> NotFound:
+def not_found(kind: QuestionKind, question_id: str) -> NotFound:
     """Return the error for an identifier that does not exist."""
     return NotFound(f'there is no {kind.noun} "{question_id}"')
 
 
-def _word(kind: Kind) -> str:
+def _word(kind: QuestionKind) -> str:
     return kind.name.replace("-", "_")
 
 
 _VARIES = {"Vary": "Accept"}
 
 
-def _add_routes(router: APIRouter, kind: Kind) -> None:
+def _add_routes(router: APIRouter, kind: QuestionKind) -> None:
     """Add the routes that all kinds have. OpenAPI describes them by the kind's documents."""
     name, one = _word(kind), f"{kind.path}/{{question_id}}"
     tags: list[str | Enum] = [kind.tag]

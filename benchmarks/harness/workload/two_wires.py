@@ -16,7 +16,7 @@ from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import CollectiveCall, CollectiveOp, Communicator, GraphNode, OpCost
 from pace.documents.profile import Op, Profile
-from pace.planning.optimize import lower_bound_s
+from pace.planning.lower_bound import lower_bound_s
 
 OUTER, INNER = "between replicas", "within a replica"
 

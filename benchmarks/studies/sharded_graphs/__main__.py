@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies.sharded_graphs.torch_memory import torch_peak_bytes
-from pace.checker import check
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.order.order_report import StreamRule
@@ -21,11 +20,12 @@ from pace.documents.schedule import Schedule
 from pace.errors import PaceError
 from pace.formats.node_list import read_node_list, read_times
 from pace.formats.reading import stream_json
+from pace.kinds import check
 from pace.order.check_order import check_order
 from pace.order.inputs.plans import program_of_plans
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
-from pace.planning.optimize import warm_up
+from pace.planning.warm_up import warm_up
 from pace.simulation import GRAPH_POLICIES, GraphSimulation, simulate
 from pace.simulation.graph.run import run_schedule
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler

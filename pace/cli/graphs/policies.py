@@ -19,7 +19,7 @@ def report_policies(
     plot: Path | None,
 ) -> None:
     """Simulate a graph under policies, and print a table or JSON."""
-    from pace.planning.optimize import lower_bound_s
+    from pace.planning.lower_bound import lower_bound_s
     from pace.simulation import GraphSimulation
     from pace.simulation import simulate as run
 

@@ -81,14 +81,11 @@ def _search(profile: Profile, options: Options) -> _Found:
 
 
 def _refuse_misfits(options: Options) -> None:
-    if options.exchange not in (None, "allreduce"):
-        raise InvalidOptions(f'exchange "{options.exchange}" has no all-reduces: use pace.optimize')
+    options.refuse_others("allreduce")
     if options.oracle == "lp" and options.slot_s is None:
         raise InvalidOptions(
             'oracle "lp" works in slots: give slot_s, or use oracle "jackson" for continuous time'
         )
-    if options.oracle != "lp" and options.lp_solver != "scipy":
-        raise InvalidOptions(f'lp_solver "{options.lp_solver}" needs oracle "lp"')
     if options.framework is not None:
         if options.slot_s is not None:
             raise InvalidOptions(f'framework "{options.framework}" does not cut groups: leave slot_s out')

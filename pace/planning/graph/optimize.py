@@ -30,7 +30,7 @@ def optimize_graph(graph: CollectiveGraph, options: Options) -> Schedule:
         If options of other exchanges are given, or if no plan within the memory was found. The message then
         says what every plan needs, and what the leanest plan found needs, which is more if there is no proof.
     """
-    options.refuse_for_graph()
+    options.refuse_others("graph")
     program = program_of(graph)
     return _document(graph, program, plan_of(graph, program, options.memory_bytes), options)
 

@@ -41,7 +41,7 @@ def optimize_servers(profile: Profile, options: Options | None = None) -> Schedu
         If the options do not fit, or neither they nor the profile have servers.
     """
     options = options or Options()
-    _refuse_misfits(options)
+    options.refuse_others("servers")
     cluster = cluster_of(profile, options).with_touched_rows(profile)
     problem = ServersProblem.of(profile, cluster)
     plan, fusion = plan_servers(problem, options)
@@ -105,18 +105,6 @@ def cluster_of(profile: Profile, options: Options) -> Cluster:
     raise InvalidOptions('exchange "servers" needs a cluster: the profile was measured without servers')
 
 
-def _refuse_misfits(options: Options) -> None:
-    if options.exchange not in (None, "servers") or options.framework is not None:
-        asked = options.framework or options.exchange
-        raise InvalidOptions(f'"{asked}" does not use servers: leave exchange and framework out')
-    if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
-        raise InvalidOptions("a schedule for servers has no slots: leave slot_s, oracle and lp_solver out")
-    if options.max_segment_bytes is not None:
-        raise InvalidOptions("a schedule for servers has no max_segment_bytes: use partition_bytes")
-    if options.risk != "mean":
-        raise InvalidOptions("risk is for plans of all-reduces: leave it out")
-
-
 def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan, FusionResult]:
     """Return the plan of ``optimize_servers``, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
@@ -126,7 +114,9 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
             f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} segments: "
             f"use at least {math.ceil(total / MOST_PARTS):,}"
         )
-    asked = Options(fusion=options.fusion, max_group_bytes=options.max_group_bytes)
+    asked = Options(
+        fusion=options.fusion, max_group_bytes=options.max_group_bytes, search_calls=options.search_calls
+    )
     # The last part has between one byte and a whole partition, so groups are sought for both lags.
     found = [
         fuse(fusing, asked)

@@ -117,21 +117,11 @@ def sharded_plan_for(profile: Profile, options: Options | None = None) -> Sharde
 
 
 def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, ShardedPlan, str]:
-    _refuse_misfits(options)
-    problem = ShardingProblem.of(profile)
-    return problem, *best_plan(problem, options)
-
-
-def _refuse_misfits(options: Options) -> None:
-    if options.exchange not in (None, "sharded") or options.framework is not None:
-        asked = options.framework or options.exchange
-        raise InvalidOptions(f'"{asked}" does not shard updates: leave exchange and framework out')
-    if options.oracle != "jackson" or options.lp_solver != "scipy" or options.slot_s is not None:
-        raise InvalidOptions("a sharded schedule has no slots: leave slot_s, oracle and lp_solver out")
+    options.refuse_others("sharded")
     if options.fusion == "paper":
         raise InvalidOptions('fusion "paper" is only for all-reduces: use fusion "optimal" or "none"')
-    if options.risk != "mean":
-        raise InvalidOptions("risk is for plans of all-reduces: leave it out")
+    problem = ShardingProblem.of(profile)
+    return problem, *best_plan(problem, options)
 
 
 def _shards(profile: Profile, plan: ShardedPlan) -> tuple[ShardGroup, ...]:

@@ -118,7 +118,7 @@ def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPla
 def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
     """Combine groups for the reduce-scatters with groups for the gathers, and evaluate every pair."""
     whole = problem.with_whole_cost()
-    asked = Options(fusion="optimal", max_group_bytes=options.max_group_bytes)
+    asked = Options(max_group_bytes=options.max_group_bytes, search_calls=options.search_calls)
     both = [_sent(problem, found) for found in fuse(whole, asked).partitions]
     gradients, cap = problem.gradients, options.max_group_bytes
     early: list[Partition] = []

@@ -12,10 +12,10 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Page, expect
 
-from pace.checker import check
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.kinds import check
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
 from pace.simulation import make_policy, run_policy

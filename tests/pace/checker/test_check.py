@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 import pace.checker as check_package
 from pace import Options, Profile, Schedule, optimize
-from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
+from pace.kinds import check
 from tests.pace.checker.corruptions import CORRUPTIONS, IN_CONTINUOUS_TIME, IN_SLOTS, Change
 from tests.strategies import affine, layered, options, profiles, properties, times
 

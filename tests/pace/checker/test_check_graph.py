@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pace import Options
-from pace.checker import check
 from pace.documents.schedule import Schedule
+from pace.kinds import check
 from pace.planning.graph.optimize import optimize_graph
 from tests.sharded_graphs import backward, forward, graph_of
 

@@ -27,7 +27,7 @@ def pace(*arguments: object) -> "subprocess.CompletedProcess[str]":
 def load() -> None:
     """Load the commands, and the compiled functions of a plan."""
     import pace.cli  # noqa: F401 - loaded, not used
-    from pace.planning.optimize import warm_up
+    from pace.planning.warm_up import warm_up
 
     warm_up()
 

@@ -10,8 +10,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pace.cli import app
+from pace.documents.options import Options, SimulationOptions
 from pace.formats.fit import FORMATS
 from pace.models import NAMES
+from tests.sharded_graphs import tiny_graph
+from tests.strategies import affine, layered
 
 _ENDS = re.compile(r"[\w)'`]\.$")
 
@@ -113,3 +116,40 @@ def test_names_that_a_help_lists_are_those_that_exist() -> None:
     """Formats of logs and architectures."""
     assert all(name in PARAMETERS["pace fit --format"].help for name in FORMATS)
     assert all(name in PARAMETERS["pace model name"].help for name in NAMES)
+
+
+def shown_options(*arguments: object) -> set[str]:
+    """Return the options that the help of a command line shows."""
+    done = CliRunner().invoke(app, [*map(str, arguments), "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"})
+    assert done.exit_code == 0
+    return set(re.findall(r"^│ +\*? *(--[\w-]+)", done.stdout, flags=re.MULTILINE))
+
+
+def test_help_shows_the_options_of_the_inputs_kind(tmp_path: Path) -> None:
+    """Of all-reduces, of a profile's own kind, or of the exchange that is named; at most 14 of them."""
+    clipped = tmp_path / "clipped.json"
+    clipped.write_bytes(layered([4, 8], allreduce=affine(0.0, 1e-9)).replace(update="global-norm").to_json())
+    graph = tmp_path / "graph.json"
+    graph.write_bytes(tiny_graph(1).to_json())
+    whole = shown_options("optimize")
+    assert len(whole) <= 14
+    assert {"--oracle", "--for", "--risk"} <= whole
+    assert not whole & {"--memory-gb", "--servers", "--search-r", "--lp-solver"}
+    assert {"--search-r"} == shown_options("optimize", "--fusion", "paper") - whole
+    assert {"--lp-solver", "--write-lp"} == shown_options("optimize", "--oracle", "lp") - whole
+    sharded = shown_options("optimize", clipped)
+    assert sharded == shown_options("optimize", "--exchange", "sharded") < whole
+    assert "--memory-gb" in shown_options("optimize", graph)
+    assert "--fusion" not in shown_options("optimize", graph)
+    assert {"--servers", "--partition-bytes"} <= shown_options("optimize", "--servers", "2")
+    assert "--ranks" in shown_options("what-if", graph)
+    assert "--ranks" not in shown_options("what-if")
+    assert "--tune" not in shown_options("simulate", graph)
+
+
+def test_every_option_belongs_to_an_exchange() -> None:
+    """An option of no exchange could never be given."""
+    for model in (Options, SimulationOptions):
+        for name, each in model.described().items():
+            assert each.exchanges or name == "exchange"
+        assert model.described().keys() == model.model_fields.keys()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pace import Options, load_profile, load_schedule, optimize
-from pace.checker import check
+from pace.kinds import check
 from tests.pace.cli.process import pace
 
 PACE = Path(sys.executable).parent / "pace"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from pace.checker import allreduce_s
+from pace.checker.collective_times import allreduce_s
 from pace.documents.collective_costs import (
     AffineAllReduce,
     AllReduce,

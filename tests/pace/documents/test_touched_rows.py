@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pace.checker import check
 from pace.cli import app
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.profile import Profile, parse_profile
@@ -16,6 +15,7 @@ from pace.documents.push_pull import PushPull, TouchedRows
 from pace.documents.throughput.prediction import PredictionOptions
 from pace.documents.throughput.steps import TouchedBytes, parse_steps
 from pace.errors import InvalidProfile, InvalidSteps
+from pace.kinds import check
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.servers.problem import ServersProblem
 from pace.simulation import SimulationOptions, simulate

@@ -134,7 +134,7 @@ def test_graphs_have_policies_of_their_own() -> None:
     assert tuple(simulate(graph)) == GRAPH_POLICIES
     with pytest.raises(InvalidOptions, match='no policy "ddp" of graphs: choose one of'):
         simulate(graph, "ddp")
-    with pytest.raises(InvalidOptions, match="jitter: not for a graph"):
+    with pytest.raises(InvalidOptions, match='jitter: exchange "graph" only has knobs'):
         simulate(graph, options=SimulationOptions(jitter=0.1))
     with pytest.raises(InvalidOptions, match='no knob "bucket_bytes"'):
         simulate(graph, options=SimulationOptions(knobs={"bucket_bytes": 1}))

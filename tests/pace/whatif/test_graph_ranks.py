@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace.checker import check
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import CollectiveCall, CollectiveOp, Communicator, GraphNode, OpCost
 from pace.errors import InvalidOptions
-from pace.planning.optimize import optimize
+from pace.kinds import check, optimize
 from pace.simulation import make_policy
 from pace.simulation.graph.run import run_graph_policy
 from pace.whatif.graph_ranks import with_ranks

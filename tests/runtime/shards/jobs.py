@@ -10,7 +10,7 @@ from torch import nn
 
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
-from pace.planning.optimize import optimize
+from pace.kinds import optimize
 from pace.runtime.engine.plan import GradientSize
 from tests.runtime.models import batches, build, weights
 from tests.runtime.schedules import profile_of, sizes_of

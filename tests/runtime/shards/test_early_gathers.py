@@ -14,7 +14,7 @@ from pace.documents.half_costs import AffineHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule
-from pace.planning.optimize import optimize
+from pace.kinds import optimize
 from pace.runtime.engine.sharded.early_gathers import order_from_step
 from tests.runtime.models import batches, build, weights
 from tests.runtime.rank_pool import RankPool

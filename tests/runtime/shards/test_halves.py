@@ -9,7 +9,7 @@ import torch
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
-from pace.planning.optimize import optimize
+from pace.kinds import optimize
 from pace.runtime.control.agreement import decode_plan, encode_plan
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule, plan_shards_locally

@@ -4,7 +4,7 @@ import json
 import zlib
 
 from pace.api.errors import ContentTooLarge
-from pace.api.questions.kind import Kind, Question, ReadLimits, Tell
+from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
 from pace_fabric.documents.reading import parse_document
 from pace_fabric.documents.scenario import FabricScenario
@@ -51,7 +51,7 @@ def _answer(scenario_document: bytes, options: str, tell: Tell) -> bytes:
 
 _SAMPLE = {"name": "warm-up", "machines": 2, "duration_s": 1, "delay_bound": 4}
 
-KIND = Kind(
+KIND = QuestionKind(
     name="fabric-run",
     noun="fabric run",
     path="/v1/fabric-runs",

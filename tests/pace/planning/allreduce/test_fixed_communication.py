@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Options, Profile, optimize
-from pace.checker import check
 from pace.documents.profile import Gradient, Op, parse_profile
+from pace.kinds import check
 from pace.simulation import POLICIES, make_policy, run_policy
 from pace.whatif.scenario import Scenario, computed_at
 from tests.strategies import affine, profiles, properties

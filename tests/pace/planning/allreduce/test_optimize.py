@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Gradient, Options, Profile, Schedule, load_profile, optimize
-from pace.checker import check
 from pace.documents.collective_costs import (
     AffineAllReduce,
     HalvingDoublingAllReduce,
@@ -20,6 +19,7 @@ from pace.documents.collective_costs import (
     TreeAllReduce,
 )
 from pace.documents.profile import ELEMENT_BYTES
+from pace.kinds import check
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse
 from pace.solver import one_machine

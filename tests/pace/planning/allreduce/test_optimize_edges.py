@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
-from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
+from pace.kinds import check
 from pace.planning.allreduce.realize import SlotWarning
 from pace.solver.linear_program.lp import MAX_VARIABLES, num_variables
 from pace.solver.one_machine import Instance

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from pace import Options, Schedule, optimize
-from pace.checker import check
+from pace.kinds import check
 from pace.view.window import lay_out
 from tests.strategies import affine, layered
 

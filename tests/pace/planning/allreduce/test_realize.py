@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 
 from pace import Gradient, Op, Profile, Schedule, load_profile, make_policy, optimize
-from pace.checker import check
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
+from pace.kinds import check
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan
 from pace.planning.allreduce.under_load import UnderLoad
 from pace.planning.fusion.choice import TIE

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import InvalidOptions, Options, Profile, Schedule, load_profile, optimize
-from pace.checker import check
+from pace.kinds import check
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem
 from pace.planning.fusion.search import fuse

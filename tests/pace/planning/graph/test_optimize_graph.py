@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 import pace
 from pace import Options
-from pace.checker import check
 from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
 from pace.documents.graph.nodes import GraphNode
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import InvalidOptions
+from pace.kinds import check
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler

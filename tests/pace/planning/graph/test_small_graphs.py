@@ -8,12 +8,12 @@ from hypothesis import given, settings
 
 import pace
 from pace import Options
-from pace.checker import check
 from pace.checker.graph.enumeration import ends_before
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import CollectiveCall, CollectiveOp, GraphNode
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
+from pace.kinds import check
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler

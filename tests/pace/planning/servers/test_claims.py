@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pace import Profile
-from pace.checker import check
 from pace.cli import app
 from pace.documents.options import Options
 from pace.documents.schedule import parse_schedule
+from pace.kinds import check
 from pace.planning.servers.optimize import optimize_servers
 from pace.simulation import make_policy
 from pace.simulation.servers.run import run_server_policy

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Profile
-from pace.checker import check
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.schedule import Fusion, Schedule, parse_schedule
 from pace.errors import InvalidCluster, InvalidSchedule
+from pace.kinds import check
 from pace.models import build
 from pace.planning.servers.clusters import cluster_for
 from pace.planning.servers.optimize import optimize_servers

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Options, Profile
-from pace.checker import check
 from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
 from pace.documents.load import NO_LOAD
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
+from pace.kinds import check, optimize
 from pace.models import build
-from pace.planning.optimize import optimize
 from pace.planning.sharded.bounds import norm_bound, set_bound
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.planning.sharded.problem import ShardingProblem

@@ -1,0 +1,83 @@
+"""The kind of graphs: ops and collectives of a compiled or sharded model, under a budget of memory."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.options import Options
+from pace.documents.schedule import Schedule
+from pace.errors import InvalidGraph
+from pace.kinds.kind import Kind, Row
+from pace.kinds.over_profiles import milliseconds
+
+
+class Graphs(Kind):
+    """Graphs of ops and collectives."""
+
+    name = "graph"
+    noun = "graph"
+    problem = CollectiveGraph
+    refused_as = InvalidGraph
+
+    def fits(self, graph: CollectiveGraph, options: Options) -> bool:  # noqa: ARG002
+        """Return True: a graph is of no other kind."""
+        return True
+
+    def _solve(self, graph: CollectiveGraph, options: Options) -> Schedule:
+        from pace.planning.graph.optimize import optimize_graph
+
+        return optimize_graph(graph, options)
+
+    def _violations(self, graph: CollectiveGraph, schedule: Schedule) -> list[str]:
+        from pace.checker.graph.check import check_graph
+
+        return check_graph(graph, schedule)
+
+    def title(self, graph: CollectiveGraph, schedule: Schedule) -> str:
+        """Return the graph's name, and how many nodes, collectives and wires it has."""
+        collectives = sum(len(group.tensors) for group in schedule.groups)
+        return (
+            f"{graph.name}: {len(graph.nodes)} nodes, {collectives} collectives, "
+            f"{len(graph.wires)} wire{'s' if len(graph.wires) != 1 else ''}"
+        )
+
+    def rows(self, graph: CollectiveGraph, schedule: Schedule) -> Iterator[Row]:  # noqa: ARG002
+        """Yield times, the bound, memory and what was fused."""
+        predicted, plan = schedule.predicted, schedule.graph_plan
+        yield (
+            "iteration",
+            f"{milliseconds(predicted.iteration_s)} predicted; ops alone {milliseconds(predicted.compute_s)}",
+        )
+        if plan.enumerated is None:
+            yield (
+                "optimality",
+                f"within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of memory "
+                f"({milliseconds(predicted.lower_bound_s)})",
+            )
+        else:
+            within = "" if plan.budget_bytes is None else " within the budget"
+            yield "optimality", f"no plan{within} is faster: all orders and all buckets were compared"
+        budget = (
+            "no budget given" if plan.budget_bytes is None else f"budget {plan.budget_bytes / 1e9:.2f} GB"
+        )
+        yield "memory", f"{(predicted.peak_bytes or 0) / 1e9:.2f} GB at the peak; {budget}"
+        yield "method", schedule.solver.method
+        sent = Counter((transfer.op, schedule.links[transfer.link]) for transfer in schedule.transfers)
+        fused = Counter[tuple[str, str]]()
+        for transfer in schedule.transfers:
+            fused[transfer.op, schedule.links[transfer.link]] += len(schedule.groups[transfer.group].tensors)
+        for (op, wire), count in sorted(sent.items()):
+            yield "", f"{op} on wire {wire}: {fused[op, wire]} collectives in {count} calls"
+
+    def draw(self, graph: CollectiveGraph, schedule: Schedule, path: Path) -> None:
+        """Draw ops, wires and memory of the predicted window."""
+        from pace.simulation.graph.run import run_schedule
+        from pace.view.chart import plot_windows
+        from pace.view.graph_window import lay_out_graph
+
+        predicted = schedule.predicted
+        title = f"{graph.name}: {milliseconds(predicted.iteration_s)} predicted"
+        title += f", {predicted.gap:.1%} over the bound"
+        budget = schedule.graph_plan.budget_bytes
+        plot_windows([(title, lay_out_graph(graph, run_schedule(graph, schedule), "schedule", budget))], path)

@@ -1,0 +1,78 @@
+"""What kinds whose problem is a profile have in common: a window, its bound and its transfers."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.kinds.kind import Kind, Row
+
+# So many points of the curve of calls and expected windows are shown.
+SHOWN_CALLS = 6
+
+
+class OverProfiles(Kind):
+    """A kind of problem over a profile of one iteration."""
+
+    # What the time is without the cost of preemption, and which schedules the bound is about.
+    ideal = "if preemption were free"
+    bounded = "schedule"
+
+    def title(self, profile: Profile, schedule: Schedule) -> str:  # noqa: ARG002  # servers need it
+        """Return the profile's name, and how many gradients and workers it has."""
+        return f"{profile.name}: {len(profile.gradients)} gradients, {profile.workers} workers"
+
+    def rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
+        """Yield times, the bound and the plan."""
+        predicted, solver = schedule.predicted, schedule.solver
+        yield (
+            "iteration",
+            f"{milliseconds(predicted.iteration_s)} predicted; {milliseconds(predicted.ideal_iteration_s)} "
+            f"{self.ideal}; compute alone {milliseconds(predicted.compute_s)}",
+        )
+        bounded = self.bounded if schedule.framework is None else "schedule that stops at a barrier"
+        yield (
+            "optimality",
+            f"within {_percent(predicted.gap)} of what any {bounded} can do "
+            f"({milliseconds(predicted.lower_bound_s)})",
+        )
+        if predicted.expected_s is not None:
+            stated = profile.load is not None and profile.load.delta is not None
+            yield (
+                "under load",
+                f"{milliseconds(predicted.expected_s)} expected with late ranks and calls that take longer "
+                f"while compute runs ({'as the profile says' if stated else 'assumed'})"
+                + (f"; DDP {milliseconds(predicted.ddp_s)}" if predicted.ddp_s else ""),
+            )
+            tried = ", ".join(f"{calls}: {s * 1e3:.3f}" for calls, s in solver.curve[-SHOWN_CALLS:])
+            yield "calls", f"{tried} ms expected under load"
+        yield from self._plan_rows(profile, schedule)
+        if solver.num_programs is not None and solver.programs_s is not None:
+            programs = f"{solver.num_programs:,} linear programs by {solver.lp_solver}"
+            yield "oracle", f"{programs}, {solver.programs_s:.3f} s"
+        yield "fusion", f"{solver.fusion}: {solver.method}"
+
+    @abstractmethod
+    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
+        """Yield what the plan consists of."""
+
+    def draw(self, profile: Profile, schedule: Schedule, path: Path) -> None:
+        """Draw compute and the network of the predicted window."""
+        from pace.view.chart import plot
+
+        plot(profile, schedule, path)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds, with their unit."""
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def groups_and_segments(schedule: Schedule) -> str:
+    """Return how many groups and segments a schedule has."""
+    return f"{len(schedule.groups)} groups in {schedule.num_segments} segments"
+
+
+def _percent(gap: float) -> str:
+    return f"{max(gap, 0.0) * 100:.2g} %" if gap >= 1e-5 else "0 %"

@@ -1,0 +1,42 @@
+"""The kind of sharded updates: reduce-scatters, updates of shards, all-gathers."""
+
+from collections.abc import Iterator
+
+from pace.documents.options import Options
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.kinds.kind import Row
+from pace.kinds.over_profiles import OverProfiles, milliseconds
+
+
+class Shards(OverProfiles):
+    """Sharded updates."""
+
+    name = "sharded"
+    bounded = "sharded schedule"
+
+    def fits(self, profile: Profile, options: Options) -> bool:
+        """Return whether updates wait for a global norm: then shards are faster."""
+        return options.framework is None and profile.update == "global-norm"
+
+    def _solve(self, profile: Profile, options: Options) -> Schedule:
+        from pace.planning.sharded.optimize import optimize_sharded
+
+        return optimize_sharded(profile, options)
+
+    def _violations(self, profile: Profile, schedule: Schedule) -> list[str]:
+        from pace.checker.sharded import check_sharded
+
+        return check_sharded(profile, schedule)
+
+    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:  # noqa: ARG002
+        sharding = schedule.sharding
+        assert sharding is not None
+        scatters = len(schedule.groups_of("reduce-scatter"))
+        yield (
+            "plan",
+            f"{scatters} reduce-scatters and {len(schedule.groups) - scatters} all-gathers of "
+            f"{len(sharding.shards)} shards, in {schedule.num_segments} segments; updates {sharding.update}",
+        )
+        if sharding.norm is not None:
+            yield "norm", f"exchanged at {milliseconds(sharding.norm.start_s)}"

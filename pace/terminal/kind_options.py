@@ -1,0 +1,191 @@
+"""Commands whose options depend on the kind of their input, and options that are the fields of a model."""
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import typer
+from typer.core import TyperOption
+
+from pace.documents.options import ExchangeOptions, For
+from pace.errors import InvalidOptions
+from pace.kinds import KINDS, kind_of, load_problem
+from pace.terminal.command_line import Command
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+_ARGUMENTS, _SHOWN = "pace.arguments", "pace.shown"
+_DEFAULT_KIND = "allreduce"
+# A command has this attribute: which exchanges have a parameter, by the parameter's name.
+_HAS = "pace_exchanges"
+
+
+def with_options_of(
+    model: type[ExchangeOptions] | None = None,
+    flags: Mapping[str, str] | None = None,
+    apart: Collection[str] = (),
+    own: Mapping[str, For] | None = None,
+) -> Callable[[Function], Function]:
+    """Return a decorator that gives a command the fields of a model as options, after its input.
+
+    Parameters
+    ----------
+    model
+        The model; None for a command that has only its own options.
+    flags
+        Names of options that are not those of their fields.
+    apart
+        Fields that the command reads in its own way.
+    own
+        Which exchanges have an option of the command's own; all, if it is not here.
+    """
+    described = {} if model is None else model.described()
+    names = [name for name in described if name not in apart]
+
+    def decorate(command: Function) -> Function:
+        signature = inspect.signature(command)
+        context, source, *parameters = signature.parameters.values()
+        asked = [_parameter(model, name, (flags or {}).get(name)) for name in names if model is not None]
+        kept = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        command.__signature__ = signature.replace(parameters=[context, source, *asked, *kept])  # type: ignore[attr-defined]  # functions take any attribute
+        command.__annotations__ |= {each.name: each.annotation for each in asked}
+        has = {name: described[name] for name in names if described[name].exchanges}
+        setattr(command, _HAS, has | dict(own or {}))
+        return command
+
+    return decorate
+
+
+def _parameter(model: type[ExchangeOptions], name: str, flag: str | None) -> inspect.Parameter:
+    field, described = model.model_fields[name], model.described()[name]
+    text = re.sub(
+        r"`(\w+)`",
+        lambda word: _flag(word[1]) if word[1] in model.model_fields else f"`{word[1]}`",
+        " ".join((field.description or "").split()),
+    )
+    if described.needs is not None:
+        other, value = described.needs
+        text = f"With {_flag(other)} {value}: {text[0].lower()}{text[1:]}"
+    option = typer.Option(*([flag] if flag else []), help=text, show_default=described.unset or True)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=field.default,
+        annotation=Annotated[_bare(field.annotation), option],
+    )
+
+
+def _bare(annotation: Any) -> Any:
+    """Return a type without what is required of its values: the model refuses these itself."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    parts = get_args(annotation)
+    if type(None) in parts:
+        (other,) = (part for part in parts if part is not type(None))
+        return _bare(other) | None
+    return annotation
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class KindCommand(Command):
+    """A command that shows the options of its input's kind, and of what is chosen by other options."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own context
+        """Parse the command line, and keep it for the help."""
+        ctx.meta[_ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]  # typer's own context
+        """Return all parameters, or while help is written those that it shows."""
+        parameters = super().get_params(ctx)
+        shown = ctx.meta.get(_SHOWN)
+        return parameters if shown is None else [each for each in parameters if shown(each)]
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]  # typer's own context
+        """Write the help for the kind and the choices of the command line."""
+        given = self._given(ctx)
+        kind = _kind_of_given(given)
+        has: Mapping[str, For] = getattr(self.callback, _HAS)
+
+        def is_shown(parameter: Any) -> bool:
+            each = has.get(parameter.name)
+            if each is None:
+                return True
+            chosen = each.needs is None or given.get(each.needs[0]) == each.needs[1]
+            return kind in each.exchanges and chosen
+
+        ctx.meta[_SHOWN] = is_shown
+        epilog = self.epilog
+        self.epilog = "\n\n".join([epilog or "", *_further_help(ctx, kind, has, given)])
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = epilog
+            del ctx.meta[_SHOWN]
+
+    def _given(self, ctx: typer.Context) -> dict[str, Any]:
+        try:
+            return dict(self.make_parser(ctx).parse_args(list(ctx.meta.get(_ARGUMENTS, ())))[0])
+        except typer.BadParameter:
+            return {}
+
+
+def _kind_of_given(given: Mapping[str, Any]) -> str:
+    if given.get("exchange") in KINDS:
+        return str(given["exchange"])
+    if any(given.get(name) for name in ("servers", "cluster", "colocated")):
+        return "servers"
+    path = given.get("profile")
+    try:
+        return _DEFAULT_KIND if not path else kind_of(load_problem(path)).name
+    except (InvalidOptions, ValueError, OSError):
+        return _DEFAULT_KIND
+
+
+def _further_help(
+    ctx: typer.Context, kind: str, has: Mapping[str, For], given: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield how to see the options that are not shown."""
+    others = ", ".join(each for each in KINDS if each != kind)
+    name = ctx.command_path
+    ask = (
+        f"{name} --exchange K --help"
+        if "exchange" in given
+        else f"{name} GRAPH --help, or --servers 1 --help"
+    )
+    yield f"These are the options of exchange {kind}; of {others}: {ask}"
+    hidden = {
+        f"{_flag(each.needs[0])} {each.needs[1]}"
+        for each in has.values()
+        if kind in each.exchanges and each.needs is not None and given.get(each.needs[0]) != each.needs[1]
+    }
+    if hidden:
+        yield f"There are more options with {' or '.join(sorted(hidden))} before --help."
+
+
+def refuse_others(ctx: typer.Context, kind: str) -> None:
+    """Refuse options of the command line that a kind of problem does not have; raises InvalidOptions."""
+    has: Mapping[str, For] = getattr(ctx.command.callback, _HAS)
+    flags = {each.name: each.opts[0] for each in ctx.command.params if isinstance(each, TyperOption)}
+    others = {
+        flag: has[name].exchanges
+        for name, flag in flags.items()
+        if name in has and kind not in has[name].exchanges and _is_given(ctx, name)
+    }
+    if others:
+        fitting = " or ".join(
+            each for each in KINDS if any(each in exchanges for exchanges in others.values())
+        )
+        raise InvalidOptions(
+            f"{', '.join(others)}: for exchange {fitting}, and this is exchange {kind}: leave it out, "
+            "or see --help"
+        )
+
+
+def _is_given(ctx: typer.Context, name: str | None) -> bool:
+    source = None if name is None else ctx.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
