@@ -10,6 +10,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,6 @@ from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.function_watch import ignore_functions, watch_functions
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
-from pace.runtime.gates.gradient_hooks import hook_gradient
 from pace.runtime.gates.guarded_tensors import (
     forget_guards,
     guard,
@@ -108,7 +108,7 @@ class Rounds:
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
         self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
-        self._handles = [hook_gradient(self, slot) for slot in self.slots]
+        self._handles = [_hook_gradient(self, slot) for slot in self.slots]
         self._update = self._update_of(optimizer) if settings.per_group else None
         # Without pending updates, the use of a parameter has nothing to wait for.
         watched = {slot.parameter: slot for slot in self.slots} if settings.per_group else {}
@@ -628,6 +628,26 @@ class Rounds:
     def whole_state(self) -> contextlib.AbstractContextManager[bool]:
         """Inside, the user's optimizer has its whole state; yields whether it was gathered only for this."""
         return contextlib.nullcontext(enter_result=False)
+
+
+def _hook_gradient(rounds: Rounds, slot: Slot) -> Any:
+    """Tell rounds whenever autograd has added to a gradient; return the handle of this hook."""
+    # Weakly, as parameters outlive wrappers and must not keep them alive.
+    reference = weakref.ref(rounds)
+
+    def hook(_parameter: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.arrived(slot)
+
+    register: Any = slot.parameter.register_post_accumulate_grad_hook  # untyped in torch
+    if slot.parameter.requires_grad:
+        return register(hook)
+    slot.parameter.requires_grad_(True)  # a frozen parameter may be trained later
+    try:
+        return register(hook)
+    finally:
+        slot.parameter.requires_grad_(False)
 
 
 class UpdateGuard:

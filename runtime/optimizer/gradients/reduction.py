@@ -463,28 +463,34 @@ class Reduction:
         """Run a second turn, for late gradients, or to give all ranks the gradients of rank `owner`."""
         self.resolve_all()
         hidden = [(slot, slot.zeroed) for slot in self._slots if slot.present and not slot.base]
-        submitted = [group.submitted for group in self._groups]
-        code = RoundCode(late=False, read=False, idle=False, kept=self._settled, step=self.step)
+        mine = owner == self._transport.rank
         self.turn += 1
         with torch.no_grad():
             for group in self._groups:
                 if group.seen:
                     self._leave_to_user(group)
-                if owner is None:
-                    here = [self._averaging.join(slot) for slot in group.slots]
-                else:
-                    here = [
-                        self._averaging.hand_on(slot, mine=owner == self._transport.rank)
-                        for slot in group.slots
-                    ]
-                self._send(group, here, code if group is self.closing else None)
+            here = [
+                [
+                    self._averaging.join(slot) if owner is None else self._averaging.hand_on(slot, mine=mine)
+                    for slot in group.slots
+                ]
+                for group in self._groups
+            ]
+            self._sum_again(here)
+        for slot, zeroed in hidden:
+            slot.base, slot.zeroed = False, zeroed
+
+    def _sum_again(self, here: list[list[bool]]) -> None:
+        """Sum buffers that are filled for a second turn; `here` tells which gradients this rank has."""
+        submitted = [group.submitted for group in self._groups]
+        code = RoundCode(late=False, read=False, idle=False, kept=self._settled, step=self.step)
+        for group, marks in zip(self._groups, here, strict=True):
+            self._send(group, marks, code if group is self.closing else None)
         self._marks.exchange(code)
         self._evaluated = True
         self.resolve_all()
         for group, before in zip(self._groups, submitted, strict=True):
             group.submitted = before  # the next round may have begun on this rank
-        for slot, zeroed in hidden:
-            slot.base, slot.zeroed = False, zeroed
 
     def adopt_replaced(self, arriving: Slot | None = None) -> None:
         """Use the gradients with which user code replaced reduced ones.

@@ -211,29 +211,16 @@ class ShardReduction(Reduction):
         for number in self._gathers:
             self.engine.leave_out(number)
 
-    def _send_again(self, owner: int | None) -> None:
-        """Run a second turn with calls outside the plan, as all ranks have all rows of the first turn."""
-        self.resolve_all()
-        hidden = [(slot, slot.zeroed) for slot in self._slots if slot.present and not slot.base]
-        self.turn += 1
-        with torch.no_grad():
-            for group in self._calls:
-                if group.seen:
-                    self._leave_to_user(group)
-                mine = owner == self._transport.rank
-                here = [
-                    self._averaging.join(slot) if owner is None else self._averaging.hand_on(slot, mine=mine)
-                    for slot in group.slots
-                ]
-                self._marks.write(group, here, None)
-                for exchange in ("reduce-scatter", "all-gather"):
-                    self.engine.call_aside(exchange, group.number, group.parts, f"again.{group.number}")
+    def _sum_again(self, here: list[list[bool]]) -> None:
+        """Sum by calls outside the plan, as all ranks have all rows of the first turn."""
+        for group, marks in zip(self._calls, here, strict=True):
+            self._marks.write(group, marks, None)
+            for exchange in ("reduce-scatter", "all-gather"):
+                self.engine.call_aside(exchange, group.number, group.parts, f"again.{group.number}")
         with self._abandoned_on_failure():
             self._marks.exchange_again()
         for each in self._groups:
             self._read_marks(each)
-        for slot, zeroed in hidden:
-            slot.base, slot.zeroed = False, zeroed
         self._turn.replies = None
 
     # Messages between ranks.
