@@ -16,7 +16,7 @@ import torch
 
 from pace.documents.profile import Op
 from pace.runtime.capture.trace import GATHER, BackwardGraph, Place, Trace
-from pace.runtime.engine.local_parts import num_bytes
+from pace.runtime.engine.buffers import num_bytes
 
 Granularity = Literal["module", "operator"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse, PaceError, ScheduleMismatch
 from pace.runtime.control.parameters import dtype_name
-from pace.runtime.engine.local_parts import local_part
+from pace.runtime.engine.buffers import local_part
 from pace.runtime.engine.plan import PlannedGroup, PlannedSegment, PlannedShard, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport

@@ -7,7 +7,7 @@ from torch import nn
 
 from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import InvalidOptions
-from pace.runtime.engine.local_parts import num_bytes
+from pace.runtime.engine.buffers import num_bytes
 from pace.runtime.engine.plan import GradientSize
 
 # Classes that sum gradients over ranks or devices themselves. By name, as importing FSDP takes a second.

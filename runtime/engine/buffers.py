@@ -3,15 +3,18 @@
 A group's buffer holds its gradients and, after them, one *mark* for each: the number of ranks that have
 computed it. Marks are summed with the gradients, so every rank learns at no cost which gradients exist. The
 group that becomes ready last also carries one number from each rank (see ``RoundCode``).
+
+Of a tensor that is spread over ranks (a DTensor), such as a parameter under ``fully_shard``, buffers, sums
+and marks use this rank's *part*. Users, optimizers and checkpoints use DTensors. A plain tensor is its own
+part.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-from pace.runtime.engine.local_parts import as_part_of, local_part, num_elements
 from pace.runtime.engine.plan import PlannedGroup, SendPlan
 
 
@@ -32,8 +35,6 @@ class Slot:
         The tensor that user code assigned to ``parameter.grad``. Autograd may have added to it since.
     passes
         How often autograd has added to the gradient since it was last reduced or cleared.
-    expected
-        How often autograd adds to it before it is complete, according to earlier rounds.
     base
         Whether the buffer holds a reduced gradient that user code has not cleared. Then ``parameter.grad`` is
         this gradient, and later contributions are added to it.
@@ -45,49 +46,31 @@ class Slot:
     dropped
         Whether user code cleared the gradient after this rank had, or may have, submitted it. The sum is then
         invalid.
-    gave
-        Whether this rank contributed a gradient of its own when the group was last submitted.
-    sent
-        A copy of that contribution, if needed: other ranks may find that the sum is invalid.
     clears
-        How often user code has cleared the gradient since the last step.
-    keeps
-        Whether to keep a copy of contributions.
-    cleared
-        Whether user code has cleared the gradient between ``step()`` and the update.
-    zeroed_later
-        Whether it was cleared by ``zero_grad(set_to_none=False)``: it is then zero if the update has it.
+        How often user code has cleared the gradient since the last step; at least 2 if it was replaced.
+    cleared_to
+        To what user code has cleared the gradient between ``step()`` and the update: "none", or "zero" by
+        ``zero_grad(set_to_none=False)``; it is then zero if the update has it. None if it was not cleared.
     zeroed
         Whether the gradient exists and is zero, after ``zero_grad(set_to_none=False)``.
-    late
-        What was computed after the group was submitted.
-    claimed
-        Whether a gate or a guard noticed a use of the parameter in the first watched round.
     """
 
     __slots__ = (
         "apart",
         "assigned",
         "base",
-        "claimed",
-        "cleared",
+        "cleared_to",
         "clears",
         "dropped",
-        "expected",
         "fused",
-        "gave",
         "here",
-        "keeps",
-        "late",
         "name",
         "parameter",
         "passes",
         "present",
-        "sent",
         "shown",
         "view",
         "zeroed",
-        "zeroed_later",
     )
 
     view: torch.Tensor
@@ -98,20 +81,13 @@ class Slot:
         self.parameter = parameter
         self.fused = fused
         self.passes = 0
-        self.expected = 1
         self.base = False
         self.present = False
         self.here = False
-        self.gave = False
-        self.sent: torch.Tensor | None = None
         self.clears = 0
-        self.keeps = False
         self.dropped = False
-        self.cleared = False
-        self.zeroed_later = False
+        self.cleared_to: Literal["none", "zero"] | None = None
         self.zeroed = False
-        self.late: torch.Tensor | None = None
-        self.claimed = False
         self.apart = False
         self.assigned: torch.Tensor | None = None
 
@@ -421,3 +397,42 @@ def segment_tensors(
         stop = len(buffer) if end == ends[planned.group] else end // element
         tensors.append(buffer[start // element : stop])
     return tensors
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of this rank's part."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def as_part_of(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like the parameter (plain, or a DTensor sharded like it) with `part` on this rank."""
+    spec: Any = getattr(parameter, "_spec", None)
+    if spec is None:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    made: torch.Tensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # in torch
+    return made
+
+
+def num_elements(parameter: torch.Tensor) -> int:
+    """Return the number of a parameter's elements for which every rank has room.
+
+    The last ranks may have fewer elements. This number is the same on all ranks, and so are sizes and
+    schedules.
+    """
+    placements: Sequence[Any] | None = getattr(parameter, "placements", None)
+    if placements is None:
+        return parameter.numel()
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # only DTensors have placements
+    shape = list(parameter.shape)
+    for number, placement in enumerate(placements):
+        if placement.is_shard():
+            shape[placement.dim] = -(-shape[placement.dim] // mesh.size(number))
+    return torch.Size(shape).numel()
+
+
+def num_bytes(parameter: torch.Tensor) -> int:
+    """Return the bytes of a parameter's gradient on every rank; see ``num_elements``."""
+    return num_elements(parameter) * parameter.element_size()

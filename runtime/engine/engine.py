@@ -188,7 +188,8 @@ class Engine:
                 return
             send.done.clear()
             send.waited_s = 0.0
-            send.give_runs(runs)
+            if self._transport.takes_runs:
+                send.give_runs(runs)
             if prepare is not None:
                 assert self._on_device is None  # a device waits for them in its own queue
                 self._prepared.add(send, [self._group_sends[each] for each in after], prepare)

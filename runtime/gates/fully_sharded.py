@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.engine.buffers import Slot
-from pace.runtime.engine.local_parts import local_part
+from pace.runtime.engine.buffers import Slot, local_part
 from pace.runtime.engine.sharded.shard_units import UNIT_KIND, Unit, units_of
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.transports.compression import Compression

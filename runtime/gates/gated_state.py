@@ -2,7 +2,16 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import (
+    Callable,
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Sequence,
+    ValuesView,
+)
 from typing import Any
 
 import torch
@@ -162,6 +171,14 @@ def _held(entry: _State) -> bool:
         isinstance(value, torch.Tensor) and (sys.getrefcount(value) > _OWN or shared_elsewhere(value))
         for value in entry.values()
     )
+
+
+def held_parts(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+) -> Collection[torch.Tensor]:
+    """Return the parameters whose state may be referenced by other code: all, if the state is not gated."""
+    state = vars(optimizer)["state"]
+    return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
 
 
 def held_by_others(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from pace.runtime.engine.buffers import Slot, num_uses
-from pace.runtime.engine.local_parts import local_part
+from pace.runtime.engine.buffers import Slot, local_part, num_uses
 from pace.runtime.gates.guarded_tensors import without_guards
 
 

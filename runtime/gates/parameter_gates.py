@@ -53,7 +53,6 @@ class GatedParameters(dict[str, nn.Parameter | None]):
         if self._attention.needed:
             slots = self._slots.get(name)
             if slots is not None and slots[0].parameter is found:
-                slots[0].claimed = True
                 self._use(slots)
         return found
 
@@ -119,8 +118,6 @@ class ForwardWatch:
 
     def _announce(self, slots: Iterable[Slot]) -> None:
         if self._attention.needed:
-            for slot in slots:
-                slot.claimed = True
             self._use(slots)
 
     def close(self) -> None:

@@ -10,8 +10,15 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import REFERENCES_FROM_TORCH, FusedGroup, Slot, dense, kept_elsewhere
-from pace.runtime.engine.local_parts import as_part_of, local_part
+from pace.runtime.engine.buffers import (
+    REFERENCES_FROM_TORCH,
+    FusedGroup,
+    Slot,
+    as_part_of,
+    dense,
+    kept_elsewhere,
+    local_part,
+)
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.guarded_tensors import in_transform
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked

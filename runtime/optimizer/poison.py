@@ -30,8 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_leaves
 
 from pace.errors import InvalidUse
-from pace.runtime.engine.buffers import Slot
-from pace.runtime.engine.local_parts import local_part
+from pace.runtime.engine.buffers import Slot, local_part
 from pace.runtime.event_log import log
 from pace.runtime.gates.guarded_tensors import ask_arguments, without_guards
 from pace.runtime.gates.memory_watch import extent

@@ -1,10 +1,8 @@
 """The settings that rounds get from their wrapper."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.optimizer.gradients.reduction import Averaging
@@ -48,8 +46,6 @@ class RoundSettings:
         See ``Engine``.
     ask
         See ``Reduction.attach``.
-    held_state
-        Returns those of the given parameters whose optimizer state is referenced elsewhere.
     clips
         Whether every ``step()`` clips gradients by their norm.
     model_wrapper
@@ -67,7 +63,6 @@ class RoundSettings:
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
-    held_state: Callable[[Sequence[torch.Tensor]], Collection[torch.Tensor]]
     clips: bool = False
     model_wrapper: ModelWrapper | None = None
     poison: Poison | None = None

@@ -24,6 +24,7 @@ from pace.runtime.engine.report import Totals
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.call_stacks import in_collective
 from pace.runtime.gates.function_watch import ignore_functions, watch_functions
+from pace.runtime.gates.gated_state import held_parts
 from pace.runtime.gates.gradient_gates import close_gate, local_gradient, open_gate, set_local_gradient
 from pace.runtime.gates.guarded_tensors import (
     forget_guards,
@@ -84,6 +85,7 @@ class Rounds:
         self._plan, self._transport = plan, transport
         self.groups, self._awaited, self.reduction = self._lay_out(parameters, settings)
         self.slots = [slot for group in self.groups for slot in group.slots]
+        self._optimizer = optimizer
         self._usage = usage
         self._profiling = profiling
         self._model_wrapper = settings.model_wrapper
@@ -97,6 +99,7 @@ class Rounds:
         self.closed = False
         self._lock = threading.RLock()
         self._num_pending = self._num_arrived = 0
+        self._claimed: set[Slot] = set()  # whose parameters a gate or a guard saw in use
         self._accumulated = False
         self._awaited_of = {slot: each for each in self._awaited for slot in each.slots}
         self._thread = threading.get_ident()
@@ -104,7 +107,6 @@ class Rounds:
         self._answering = self._entered = False
         self._early = False  # whether groups of this turn are sent as soon as their gradients have arrived
         self._backward = -1
-        usage.lay_out(self.slots)
         self._at_entry, self._at_step = self._groups_with(usage.at_entry), self._groups_with(usage.at_step)
         self.access = GradientAccess(self, self.reduction, usage)
         self._gates = [(slot, Gate(self.access, slot)) for slot in self.slots]
@@ -125,7 +127,6 @@ class Rounds:
         guarded = self.slots if settings.per_group else []
         self._guarded = [slot.parameter for slot in guarded]
         self._guards = {id(slot.parameter): UpdateGuard(self, slot) for slot in guarded}
-        self._held_state = settings.held_state
         self._attend()
         # Last, so that a model that cannot be hooked leaves no thread behind.
         self.engine = Engine(
@@ -261,7 +262,7 @@ class Rounds:
         if slot.fused.submitted or slot.dropped:
             reduction.scattered = True
             return
-        if slot.passes == slot.expected and self._early:
+        if self._early and slot.passes == self._usage.expected[slot.name]:
             with self._lock:
                 reduction.arrive(slot)
 
@@ -290,9 +291,8 @@ class Rounds:
             self.reduction.resolve(group)
 
     def _reopen(self, slot: Slot | None) -> None:
-        for each in self.slots:
-            if each.passes > each.expected:
-                self._usage.adapt(each)
+        expected = self._usage.expected
+        self._usage.adapt({s.name: s.passes for s in self.slots if s.passes > expected[s.name]})
         self.reduction.reopen(slot)
 
     def accumulate(self, *, accumulating: bool, arriving: Slot | None = None) -> None:
@@ -331,14 +331,17 @@ class Rounds:
             self._learn()
         self.reduction.seal(read=read)
 
+    def _passes(self) -> dict[str, int]:
+        return {slot.name: slot.passes for slot in self.slots}
+
     def _learn(self) -> None:
         # The first round shows how often gradients arrive (reentrant checkpoints deliver in parts). The first
         # round with guards shows which parameters were used without the gates noticing.
         if not self._usage.learned:
-            self._usage.learn_passes(self.slots)
+            self._usage.learn_passes(self._passes())
         if self._update is None or self._usage.watched:
             return
-        unseen = {slot.name for slot in self.slots if slot.passes and not slot.claimed}
+        unseen = {slot.name for slot in self.slots if slot.passes and slot not in self._claimed}
         at_entry, at_step = (unseen, set()) if self._entered else (set(), unseen)
         self._usage.learn_uses(at_entry=frozenset(at_entry), at_step=frozenset(at_step))
         self._unguard(self.slots)
@@ -365,7 +368,7 @@ class Rounds:
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()
-        self._usage.end_round(self.slots)
+        self._usage.end_round(self._passes())
         self.access.with_graph = False
         self._thread = threading.get_ident()
         self.reduction.end()
@@ -521,13 +524,13 @@ class Rounds:
             finally:
                 self._end_pending(group, group.slots)
         for slot in group.slots:
-            slot.cleared = slot.zeroed_later = False
+            slot.cleared_to = None
 
     def _end_pending(self, group: Awaited, slots: Sequence[Slot]) -> None:
         group.pending = False
         self._num_pending -= 1
         self._attend()
-        self._unguard(slots if not self._learning else [slot for slot in slots if slot.claimed])
+        self._unguard(slots if not self._learning else [slot for slot in slots if slot in self._claimed])
 
     # Guards: no code uses a parameter whose update is pending.
 
@@ -540,7 +543,7 @@ class Rounds:
 
     def make_current(self, slot: Slot) -> None:
         """Apply a parameter's pending update; the parameter is about to be used."""
-        slot.claimed = True
+        self._claimed.add(slot)
         self.finish(self._awaited_of[slot])
         unguard_all([slot.parameter])
 
@@ -551,6 +554,7 @@ class Rounds:
                 self.finish(each)
 
     def _use(self, slots: Iterable[Slot]) -> None:
+        self._claimed.update(slots)
         for slot in slots:
             self.finish(self._awaited_of[slot])
 
@@ -569,7 +573,7 @@ class Rounds:
         for group in self._at_step:
             self.finish(group)
         shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
-        shared.update(self._held_state(self._guarded))
+        shared.update(held_parts(self._optimizer, self._guarded))
         if shared:
             found = [slot for slot in self.slots if slot.parameter in shared]
             self._usage.tell_of_sharing([slot.name for slot in found])

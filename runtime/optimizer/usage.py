@@ -1,8 +1,8 @@
 """What was learned about a training loop. It is kept when the plan changes, to learn nothing twice."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from pace.runtime.engine.buffers import Slot
 from pace.runtime.event_log import log
 
 # After so many rounds in a row with fewer backward passes than expected, expect the most of these rounds.
@@ -17,6 +17,8 @@ class Usage:
 
     Attributes
     ----------
+    expected
+        How often autograd adds to a gradient before it is complete, by its name.
     learned
         Whether the first round has ended.
     watched
@@ -29,7 +31,7 @@ class Usage:
 
     def __init__(self, backward_passes_per_step: int) -> None:
         self._least = backward_passes_per_step
-        self._expected: dict[str, int] = {}
+        self.expected: defaultdict[str, int] = defaultdict(lambda: backward_passes_per_step)
         # The number of rounds in a row with fewer passes than expected, and the most passes in them.
         self._short: dict[str, tuple[int, int]] = {}
         self._hold = 0
@@ -43,22 +45,15 @@ class Usage:
         self.at_entry: frozenset[str] = frozenset()
         self.at_step: frozenset[str] = frozenset()
 
-    def lay_out(self, slots: Sequence[Slot]) -> None:
-        """Set what is known of the gradients of new slots."""
-        self._short.clear()
-        for slot in slots:
-            slot.expected = self._expected.get(slot.name, self._least)
-
     @property
     def eager(self) -> bool:
         """Whether groups are to be sent as soon as their gradients have arrived."""
         return self.learned and not self._hold
 
-    def learn_passes(self, slots: Sequence[Slot]) -> None:
-        """Record how often gradients arrived in the first round."""
+    def learn_passes(self, passes: Mapping[str, int]) -> None:
+        """Record how often each gradient arrived in the first round."""
         self.learned = True
-        for slot in slots:
-            self.adapt(slot)
+        self.adapt(passes)
 
     def learn_uses(self, *, at_entry: frozenset[str], at_step: frozenset[str]) -> None:
         """Record the parameters whose use no gate noticed in the first watched round."""
@@ -81,21 +76,25 @@ class Usage:
                 reason=f"{self._compiler} compiles code that may use parameters without PACE noticing",
             )
 
-    def adapt(self, slot: Slot) -> None:
-        """Learn from a round in which a gradient did not arrive as often as expected."""
-        if slot.passes > slot.expected:
-            self._expect(slot, slot.passes)
-        elif 0 < slot.passes < slot.expected and slot.expected > self._least:
-            short, peak = self._short.get(slot.name, (0, 0))
-            short, peak = short + 1, max(peak, slot.passes)
-            if short < _PATIENCE:
-                self._short[slot.name] = short, peak
-                return
-            self._expect(slot, max(peak, self._least))
-        self._short.pop(slot.name, None)
+    def adapt(self, passes: Mapping[str, int]) -> None:
+        """Learn from a round how often each gradient arrives."""
+        expected, short = self.expected, self._short
+        for name, count in passes.items():
+            if count != expected[name] or (short and name in short):
+                self._adapt(name, count)
 
-    def _expect(self, slot: Slot, passes: int) -> None:
-        slot.expected = self._expected[slot.name] = passes
+    def _adapt(self, name: str, count: int) -> None:
+        expected = self.expected[name]
+        if count > expected:
+            self.expected[name] = count
+        elif 0 < count < expected and expected > self._least:
+            rounds, peak = self._short.get(name, (0, 0))
+            rounds, peak = rounds + 1, max(peak, count)
+            if rounds < _PATIENCE:
+                self._short[name] = rounds, peak
+                return
+            self.expected[name] = max(peak, self._least)
+        self._short.pop(name, None)
 
     def tell_of_sharing(self, names: Sequence[str]) -> None:
         """Log, once, that the training loop refers to memory of parameters or of their state."""
@@ -113,15 +112,12 @@ class Usage:
         """Record that a gradient was cleared after it had been sent."""
         self._wasted = True
 
-    def end_round(self, slots: Sequence[Slot]) -> None:
-        """Learn from a round, and decide whether the next one sends early.
+    def end_round(self, passes: Mapping[str, int]) -> None:
+        """Learn from how often each gradient arrived, and decide whether the next round sends early.
 
         After a gradient was sent in vain, it does not.
         """
-        short = self._short
-        for slot in slots:
-            if slot.passes != slot.expected or (short and slot.name in short):
-                self.adapt(slot)
+        self.adapt(passes)
         if self._wasted:
             self._wasted = False
             self._hold = min(2**self._times_wasted, _LONGEST_HOLD)

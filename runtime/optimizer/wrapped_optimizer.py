@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from pace.runtime.engine.plan import SendPlan, divide
 from pace.runtime.engine.report import Report, lay_out_round
 from pace.runtime.engine.sharded.plan_order import refuse_hanging
 from pace.runtime.event_log import log
-from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others, ungate_state
+from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others, held_parts, ungate_state
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
@@ -160,7 +160,6 @@ class WrappedOptimizer(StandIn):
             on_stall=weakly(self._report_stall),
             explain=weakly(self._explain_failure, otherwise=""),
             ask=weakly(self._ask),
-            held_state=weakly(self._find_held_state, otherwise=()),
             clips=self._max_grad_norm is not None,
             model_wrapper=self._model_wrapper,
             poison=self._poison,
@@ -462,17 +461,12 @@ class WrappedOptimizer(StandIn):
         self.finish_updates()
         self._rounds.lend_state()
 
-    def _find_held_state(self, parameters: Sequence[torch.Tensor]) -> Collection[torch.Tensor]:
-        """Return those of the given parameters whose optimizer state is referenced by user code."""
-        state = vars(self.optimizer)["state"]
-        return state.held_elsewhere(parameters) if isinstance(state, GatedState) else parameters
-
     def _why_whole(self) -> str | None:
         """Return why updates must not be sharded from now on, or None; the same on all ranks."""
         mine = why_not_in_shards(self.parameters_by_name, self.model)
         if mine is None and step_was_replaced(self.optimizer):
             mine = "the optimizer's step was replaced after it was wrapped"
-        if mine is None and self._find_held_state(list(self.parameters_by_name.values())):
+        if mine is None and held_parts(self.optimizer, list(self.parameters_by_name.values())):
             mine = "the training loop keeps parts of optimizer.state, and no rank would have the whole state"
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)

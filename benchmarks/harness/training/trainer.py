@@ -28,7 +28,7 @@ from benchmarks.harness.workload.replay import Replay
 from benchmarks.harness.workload.replicas import shard
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.runtime.engine.local_parts import local_part
+from pace.runtime.engine.buffers import local_part
 from pace.runtime.options import AllReduce, Plan
 from pace.simulation.servers.traffic import ServersRules
 

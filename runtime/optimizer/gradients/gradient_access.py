@@ -156,7 +156,7 @@ class GradientAccess:
                     )
                 self._reduction.drop(slot)
                 slot.dropped = slot.dropped or reduced
-                slot.keeps = True
+                slot.clears += 2
                 self._reduction.open = True
             elif self._reduction.unread and not _same_memory(value, slot.shown):
                 raise InvalidUse(
@@ -187,14 +187,13 @@ class GradientAccess:
         slot.clears += 1
         # A rank without a backward pass cannot tell the usual zero_grad() at a step's start from one that
         # discards what other ranks have computed. The second one in a step may be either.
-        slot.keeps = slot.keeps or slot.clears > 1
         if slot.fused.pending and self._reduction.computed:
             self._rounds.finish(slot.fused)  # the cleared gradient belongs to the next step
         return slot.fused.pending
 
     def _clear_pending(self, slot: Slot) -> None:
         set_local_gradient(slot.parameter, None)
-        slot.cleared, slot.zeroed_later = True, False
+        slot.cleared_to = "none"
         slot.base = slot.zeroed = False
         if slot.fused.owned:
             slot.forget()
@@ -212,12 +211,11 @@ class GradientAccess:
     def zero_now(self, slot: Slot) -> None:
         """Set a gradient to zero; no other thread may be answering another rank meanwhile."""
         if self._count_clear(slot):
-            if slot.cleared and not (slot.zeroed or slot.zeroed_later):
+            if slot.cleared_to == "none":
                 return  # there is none any more
-            resolved = slot.fused.resolved
             self._clear_pending(slot)
-            slot.zeroed = resolved and slot.present
-            slot.zeroed_later = not resolved
+            slot.cleared_to = "zero"
+            slot.zeroed = slot.fused.resolved and slot.present
             return
         reduction = self._reduction
         local = local_gradient(slot.parameter)

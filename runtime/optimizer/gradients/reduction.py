@@ -30,9 +30,9 @@ from pace.runtime.engine.buffers import (
     FusedGroup,
     Slot,
     kept_elsewhere,
+    local_part,
 )
 from pace.runtime.engine.engine import Engine
-from pace.runtime.engine.local_parts import local_part
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
 from pace.runtime.optimizer.gradients.round_marks import (
@@ -80,17 +80,15 @@ class Averaging:
         """Whether this rank contributes the earlier result again: for a mean all ranks do, for a sum one."""
         return self.mean or self.rank == 0
 
-    def join(self, slot: Slot) -> bool:
-        """Add late gradients to the earlier result, for another turn; return whether there is either."""
+    def join(self, slot: Slot, late: torch.Tensor | None) -> bool:
+        """Add a late gradient to the earlier result, for another turn; return whether there is either."""
         if not (slot.present and self.keeps_base):
             slot.view.zero_()
-        if slot.late is not None:
-            slot.view.add_(slot.late.to_dense() if slot.late.is_sparse else slot.late)
+        if late is not None:
+            slot.view.add_(late.to_dense() if late.is_sparse else late)
         if self.divisor != 1:
             slot.view.div_(self.divisor)
-        here = slot.present or slot.late is not None
-        slot.late = None
-        return here
+        return slot.present or late is not None
 
     def hand_on(self, slot: Slot, *, mine: bool) -> bool:
         """Prepare a sum that gives all ranks one rank's gradient; return whether this rank contributes it."""
@@ -154,7 +152,10 @@ class Reduction:
         self._averaging = averaging
         self.closing = next((group for group in groups if group.num_codes), None)
         self._marks = self._marks_of(groups)
-        self._keeping = False
+        # This turn's contributions, with a copy if their sum may become invalid, and gradients that were
+        # computed after their groups had been submitted.
+        self._sent: dict[Slot, torch.Tensor | None] = {}
+        self._late: dict[Slot, torch.Tensor] = {}
         self.folded = False
         self.open = False
         self.computed = False
@@ -208,8 +209,7 @@ class Reduction:
             partly: dict[Slot, torch.Tensor | None] = {}
             for slot in group.slots:
                 gradient = local_gradient(slot.parameter)
-                slot.gave = gradient is not None
-                slot.here = slot.gave or self._absent(slot)
+                slot.here = gradient is not None or self._absent(slot)
                 here.append(slot.here)
                 adds = slot.base and self._averaging.keeps_base
                 if gradient is None:
@@ -219,9 +219,9 @@ class Reduction:
                 if gradient is slot.assigned:
                     slot.follow_assigned()
                 gradient = local_part(gradient)
-                if slot.keeps and not slot.base:
-                    slot.sent = gradient.clone() if slot.apart else gradient
-                    self._keeping = True
+                self._sent[slot] = None
+                if slot.clears > 1 and not slot.base:
+                    self._sent[slot] = gradient.clone() if slot.apart else gradient
                 set_local_gradient(slot.parameter, None)
                 if gradient.is_sparse and not adds:
                     gradient = gradient.coalesce()
@@ -270,7 +270,6 @@ class Reduction:
     def _collect_late(self) -> bool:
         """Keep gradients that came after their group was submitted or dropped; return whether any did."""
         self.scattered = False
-        late = False
         for slot in self._slots:
             after = slot.fused.submitted or slot.dropped
             gradient = local_gradient(slot.parameter) if after else None
@@ -278,10 +277,9 @@ class Reduction:
                 if gradient is slot.assigned:
                     slot.follow_assigned()
                 part = local_part(gradient)
-                slot.late = part.clone() if slot.apart else part
+                self._late[slot] = part.clone() if slot.apart else part
                 set_local_gradient(slot.parameter, None)
-                late = True
-        return late
+        return bool(self._late)
 
     def drop(self, slot: Slot) -> None:
         """Withdraw this rank's contribution to a gradient, and the result if there is one."""
@@ -377,8 +375,8 @@ class Reduction:
         for slot, mark in zip(group.slots, self._marks.read(group), strict=True):
             slot.present = mark and not slot.dropped
             slot.dropped = False
-            slot.base = slot.present and not slot.cleared
-            slot.zeroed = slot.present and slot.zeroed_later
+            slot.base = slot.present and slot.cleared_to is None
+            slot.zeroed = slot.present and slot.cleared_to == "zero"
             if slot.apart and slot.base:
                 with torch.no_grad():
                     slot.give_out()
@@ -397,7 +395,9 @@ class Reduction:
         self._note_keepers(codes)
         if any(code.late for code in codes):
             try:
-                void = find_void(self._slots, self._void, codes, self._transport)
+                void = find_void(
+                    self._slots, self._void, codes, self._transport, sent=self._sent, late=self._late
+                )
             except InvalidUse:
                 self.engine.abandon()
                 raise
@@ -405,10 +405,7 @@ class Reduction:
             for slot in void:
                 slot.present = slot.base = False
             self._send_again(None)
-        if self._keeping:
-            self._keeping = False
-            for slot in self._slots:
-                slot.sent = None
+        self._sent.clear()
 
     def _note_keepers(self, codes: Sequence[RoundCode]) -> None:
         step = codes[0].step
@@ -471,7 +468,9 @@ class Reduction:
                     self._leave_to_user(group)
             here = [
                 [
-                    self._averaging.join(slot) if owner is None else self._averaging.hand_on(slot, mine=mine)
+                    self._averaging.join(slot, self._late.pop(slot, None))
+                    if owner is None
+                    else self._averaging.hand_on(slot, mine=mine)
                     for slot in group.slots
                 ]
                 for group in self._groups
@@ -551,7 +550,6 @@ class Reduction:
         self._begin()
         for slot in self._slots:
             slot.clears = 0
-            slot.keeps = False
         for group in self._groups:
             group.give_out_kept()
         self.sealed = self.open = self.folded = self._read = self._settled = False

@@ -7,7 +7,7 @@ places. So the sum holds the codes of all ranks, and the exchange needs no colle
 import functools
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -155,7 +155,13 @@ def may_keep(codes: Sequence[RoundCode]) -> bool:
 
 
 def find_void(
-    slots: Sequence[Slot], cleared: Sequence[int], codes: Sequence[RoundCode], transport: Transport
+    slots: Sequence[Slot],
+    cleared: Sequence[int],
+    codes: Sequence[RoundCode],
+    transport: Transport,
+    *,
+    sent: Mapping[Slot, torch.Tensor | None],
+    late: dict[Slot, torch.Tensor],
 ) -> list[Slot]:
     """Return the gradients whose sums are invalid because a rank had cleared its own; restore contributions.
 
@@ -167,6 +173,10 @@ def find_void(
         The numbers of the slots that this rank cleared after their groups may have been sent.
     codes
         All ranks' descriptions of the round.
+    sent
+        This rank's contributions, with a copy of those that it kept.
+    late
+        What this rank sends in the next turn. Its contributions to invalid sums are added.
 
     Raises
     ------
@@ -175,7 +185,9 @@ def find_void(
     """
     void = set(cleared)
     lost = [
-        number for number, slot in enumerate(slots) if slot.gave and slot.sent is None and number not in void
+        number
+        for number, slot in enumerate(slots)
+        if slot in sent and sent[slot] is None and number not in void
     ]
     replies = [json.loads(each) for each in transport.gather(json.dumps([list(cleared), lost]).encode())]
     found = sorted(set().union(*(each[0] for each in replies)))
@@ -188,6 +200,7 @@ def find_void(
             )
     for number in found:
         slot = slots[number]
-        if number not in void and slot.gave and slot.sent is not None:
-            slot.late = slot.sent if slot.late is None else slot.sent + slot.late
+        kept = sent.get(slot)
+        if number not in void and kept is not None:
+            late[slot] = kept + late[slot] if slot in late else kept
     return [slots[number] for number in found]

@@ -162,7 +162,7 @@ class ShardedRounds(Rounds):
         if self.reduction.finite is not None and self._transport.device is not None:
             self._shard_update.decide(self.reduction.finite, self._transport.device)
         for slot in self.slots:
-            slot.cleared = slot.zeroed_later = False
+            slot.cleared_to = None
         self._end(pending=True)
         self._guard()
         with self._aside():
