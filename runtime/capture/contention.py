@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.documents.load import Load
+from pace.errors import InvalidOptions
 from pace.runtime.capture.allreduce_cost import Network, median_interval, time_run
 
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
@@ -338,7 +340,13 @@ def measure_contention(
     -------
     Contention
         Both factors, the same on all ranks; 1 if they are within noise.
+
+    Raises
+    ------
+    InvalidOptions
+        On all ranks, if `iterate` computes on a GPU and the network is not NCCL's.
     """
+    _warm_up(iterate, network)
     measurement = ContentionMeasurement(network, costs_up_to(size_bytes, network), pairs=pairs)
     while not measurement.finished:
         measurement.begin()
@@ -350,24 +358,45 @@ def measure_contention(
     return contention_of([LoadedIteration(**dict(zip(names, each, strict=True))) for each in of_slowest])
 
 
-def slowest_contention(found: Sequence[dict[str, Any]]) -> Contention:
-    """Return the largest factors of all ranks, given as fields by name, as the others wait for that rank."""
+def slowest_of(found: Sequence[Contention]) -> Contention:
+    """Return the largest factors of all ranks, as the others wait for that rank."""
     added_s: dict[int, float] = {}
-    for size, seconds in (entry for each in found for entry in each["added_s"]):
+    for size, seconds in (entry for each in found for entry in each.added_s):
         added_s[size] = max(added_s.get(size, 0.0), seconds)
-    names = ("compute_slowdown", "allreduce_slowdown", "slowdown_while_carried")
     return Contention(
-        **{name: max(each[name] for each in found) for name in names}, added_s=tuple(sorted(added_s.items()))
+        compute_slowdown=max(each.compute_slowdown for each in found),
+        allreduce_slowdown=max(each.allreduce_slowdown for each in found),
+        slowdown_while_carried=max(each.slowdown_while_carried for each in found),
+        added_s=tuple(sorted(added_s.items())),
     )
 
 
-def slowest_of(network: Network, found: Contention) -> Contention:
-    """Return the largest factors of all ranks, as the others wait for that rank; every rank must call it."""
-    return Contention(
-        compute_slowdown=greatest(network, found.compute_slowdown),
-        allreduce_slowdown=greatest(network, found.allreduce_slowdown),
-        slowdown_while_carried=greatest(network, found.slowdown_while_carried),
-    )
+class _Devices(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Notes the devices that compute inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
+    ) -> Any:
+        result = operation(*arguments, **(options or {}))
+        leaves = torch.utils._pytree.tree_leaves(result)
+        self.found.update(leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return result
+
+
+def _warm_up(iterate: Callable[[], None], network: Network) -> None:
+    """Iterate once; on all ranks, refuse what the network's clock cannot time."""
+    with _Devices() as devices:
+        iterate()
+    behind = sorted(devices.found - {"cpu", "meta"})
+    if greatest(network, float(bool(behind) and not network.clock.runs_behind)):
+        raise InvalidOptions(
+            f"iterate() computes on {behind[0] if behind else 'a device of another rank'}, but the host times"
+            " this network, and runs ahead of that device: give measure_contention a network over NCCL"
+        )
 
 
 def costs_up_to(size_bytes: int, network: Network) -> list[tuple[int, float]]:

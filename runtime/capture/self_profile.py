@@ -21,7 +21,7 @@ from pace.runtime.capture.contention import (
     LEAST_PAIRS,
     Contention,
     ContentionMeasurement,
-    slowest_contention,
+    slowest_of,
 )
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_factor, warn_if_inexact
@@ -213,7 +213,7 @@ class SelfProfile:
             return True, None
         warn_if_inexact(mine)
         # All wait for the rank that is slowed down most.
-        slowest = slowest_contention([each["contention"] for each in replies])
+        slowest = slowest_of([Contention(**each["contention"]) for each in replies])
         beside: dict[str, Any] = {"allreduce_slowdown": slowest.allreduce_slowdown}
         factor = slowest_factor([replies[rank]["plain_s"] for rank in able], able.index(of_rank))
         profile = scaled(mine, factor).replace(compute_slowdown=slowest.compute_slowdown)

@@ -148,8 +148,7 @@ def _contention(name: str, on: Sequence[Host], backend: Backend, pairs: int) -> 
             alone_s.append(alone.ask("iterate"))
             group.ask("measure")
         own: list[list[float]] = [list(times) for times in zip(*alone_s, strict=True)]
-        found: list[Contention] = group.ask_each("found", [(times,) for times in own])
-    return found[0]
+        return slowest_of(group.ask_each("found", [(times,) for times in own]))
 
 
 def _iterations(rank: int, name: str) -> Callable[[], None]:
@@ -204,8 +203,8 @@ class _LoadedRank:
             self._measurement.end()
 
     def found(self, alone_s: Sequence[float]) -> Contention:
-        """Return the factors of the slowest rank, against compute where no backend runs."""
-        return slowest_of(self._network, self._measurement.contention(alone_s))
+        """Return this rank's factors, against compute where no backend runs."""
+        return self._measurement.contention(alone_s)
 
 
 def _beside_traffic(rank: int, name: str, on: Sequence[Host], backend: Backend) -> Answer:

@@ -8,13 +8,16 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pace.errors import InvalidOptions
 from pace.runtime.capture.contention import (
     PAIRS_PER_SIZE,
     BesideTraffic,
     ContentionMeasurement,
     LoadedIteration,
     contention_of,
+    slowest_of,
 )
 from pace.runtime.capture.recorder import num_steps, slowest_factor
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
@@ -237,6 +240,44 @@ def test_all_ranks_agree_on_the_factor() -> None:
     assert first[0] == first[1]
     assert first[0].compute_slowdown >= 1.0
     assert first[0].allreduce_slowdown >= 1.0
+
+
+def _on_a_gpu(rank: int, _size: int) -> str:
+    with FakeTensorMode():
+        weights = torch.ones(4, 4, device="cuda" if rank else "cpu")
+
+    def iterate() -> None:
+        torch.mm(weights, weights)
+
+    try:
+        measure_contention(iterate, torch_network(), size_bytes=64)
+    except InvalidOptions as error:
+        return str(error)
+    return ""
+
+
+def test_compute_on_a_gpu_is_refused_over_gloo_on_all_ranks() -> None:
+    """The host would time the queueing of kernels. No GPU is needed to tell what device a tensor is on."""
+    first, second = run_ranks(_on_a_gpu, 2, timeout_s=120)
+    assert "iterate() computes on a device of another rank" in first
+    assert "iterate() computes on cuda" in second
+    assert "network over NCCL" in second
+
+
+def test_the_slowest_rank_counts_for_each_factor_and_size() -> None:
+    """Ranks wait for one another; a size that only one of them timed counts, too."""
+    found = slowest_of(
+        [
+            Contention(compute_slowdown=1.5, added_s=((64, 1e-3), (128, 3e-3))),
+            Contention(allreduce_slowdown=2.0, slowdown_while_carried=1.25, added_s=((64, 2e-3),)),
+        ]
+    )
+    assert (found.compute_slowdown, found.allreduce_slowdown, found.slowdown_while_carried) == (
+        1.5,
+        2.0,
+        1.25,
+    )
+    assert found.added_s == ((64, 2e-3), (128, 3e-3))
 
 
 def test_iterations_take_as_long_as_their_slowest_rank_compared_with_one() -> None:
