@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pace.runtime.transports.gloo import GlooTransport
@@ -164,8 +165,15 @@ class QueuedTransport(GlooTransport):
         Whether it does; else it is like Horovod, whose sums the host waits for.
     """
 
-    def __init__(self, device: QueuedDevice, *, knows_moments: bool = True) -> None:
-        super().__init__(timeout_s=60)
+    def __init__(
+        self,
+        device: QueuedDevice,
+        *,
+        knows_moments: bool = True,
+        timeout_s: float = 60.0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(timeout_s=timeout_s, process_group=process_group)
         self.device: QueuedDevice = device
         self.sent: list[int] = []
         self._knows_moments = self.queues_calls = knows_moments

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 import pace.runtime.torch
+from benchmarks.studies.gpu.simulation import simulate_gpu
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.engine import Engine
 from pace.runtime.transports.compression import Compression, compressed
 from pace.runtime.transports.transport import Discipline
 from tests.runtime.engine.plans import plan_of
-from tests.runtime.engine.queued_device import LaggingDevice, QueuedDevice, QueuedTransport
+from tests.runtime.engine.queued_device import QueuedDevice, QueuedTransport
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.loops.user_loops import LOOPS, run_loop, run_plainly
@@ -296,16 +297,8 @@ def test_every_round_sees_its_own_sums_on_all_ranks(discipline: Discipline) -> N
     run_ranks(_train_seeds, 2, discipline)
 
 
-def _behind(rank: int) -> None:
-    """Have the wrappers of this process believe that the model lies on a device."""
-    vars(pace.runtime.torch).update(
-        device_of=lambda _model: LaggingDevice(rank),
-        CudaTransport=lambda device, **_options: QueuedTransport(device),
-    )
-
-
 def _wrap_with_one_connection(rank: int, _size: int) -> list[str]:
-    _behind(rank)
+    simulate_gpu(rank)
     model = torch.nn.Linear(2, 2)
     with captured_events() as events:
         pace.runtime.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model).close()
@@ -322,7 +315,7 @@ def test_an_environment_in_which_nothing_overlaps_is_reported_once() -> None:
 
 
 def _run_loops(rank: int, _size: int) -> dict[str, Any]:
-    _behind(rank)
+    simulate_gpu(rank)
     found: dict[str, Any] = {}
     for name, loop in LOOPS.items():
         try:
@@ -359,7 +352,7 @@ WAYS = [
 
 
 def _train_all_ways(rank: int, _size: int) -> Any:
-    _behind(rank)
+    simulate_gpu(rank)
     return [train_case(rank, "gloo", Case(steps=STEPS, options=options)) for options in WAYS]
 
 
