@@ -111,17 +111,26 @@ def cut_while_sending(
     )
 
 
-def necessary_segments(elements: IntArray, element_bytes: IntArray, max_segment_bytes: float) -> int:
+def necessary_segments(
+    elements: IntArray,
+    element_bytes: IntArray,
+    max_segment_bytes: float,
+    *,
+    row_bytes: IntArray | None = None,
+) -> int:
     """Return the number of segments if every segment but the last of a group has the largest allowed size.
 
-    `elements` and `element_bytes` are those of ``Buffers``.
+    `elements` and `element_bytes` are those of ``Buffers``. `row_bytes` are the bytes of an element that
+    follow one another in memory (default: all).
     """
     if np.isinf(max_segment_bytes):
         return int(np.count_nonzero(elements))
     from pace.solver.kernels.partition import aligned
 
     largest = np.maximum(max_segment_bytes // element_bytes, 1).astype(np.int64)
-    return int(np.sum(-(-elements // [aligned(count) for count in largest.tolist()])))
+    together = element_bytes if row_bytes is None else row_bytes
+    counts = zip(largest.tolist(), together.tolist(), strict=True)
+    return int(np.sum(-(-elements // [aligned(count, float(size)) for count, size in counts])))
 
 
 def least_durations(whole_s: FloatArray, groups: IntArray, segments_s: FloatArray) -> FloatArray:
@@ -172,6 +181,7 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
     total = np.zeros(len(buffers.elements))
     np.add.at(total, solution.jobs, lengths)
     served = np.zeros(len(buffers.elements))
+    sizes = buffers.element_bytes.astype(np.float64).tolist()
     sent = np.zeros(len(buffers.elements), dtype=np.int64)
     counts = np.zeros(len(lengths), dtype=np.int64)
     final = dict(zip(solution.jobs.tolist(), range(len(lengths)), strict=True))
@@ -179,8 +189,9 @@ def cut_as_solved(buffers: Buffers, solution: Solution) -> tuple[IntArray, IntAr
         served[job] += length
         # Multiply first: of 49 elements in 49 slots, each slot carries one, but 49 * (1 / 49) is less than 1.
         share = int(buffers.elements[job] * served[job] / total[job])
-        until = buffers.elements[job] if final[job] == piece else sent[job] + aligned(share - sent[job])
-        until = min(until, buffers.elements[job] - (final[job] != piece))
+        until = int(buffers.elements[job])
+        if final[job] != piece:
+            until = sent[job] + aligned(min(share, until - 1) - sent[job], sizes[job])
         counts[piece] = until - sent[job]
         sent[job] = until
     kept = np.flatnonzero(counts)

@@ -186,7 +186,7 @@ def cut_while_sending(
         job = by_rank[heap[0]]
         count = left[job]
         if count * element_bytes[job] > max_segment_bytes:
-            count = aligned(max(1, int(max_segment_bytes / element_bytes[job])))
+            count = aligned(max(1, int(max_segment_bytes / element_bytes[job])), element_bytes[job])
         end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
         following = upcoming
         while following < n and ready[by_ready[following]] < end:
@@ -200,9 +200,9 @@ def cut_while_sending(
             # A cut costs about one more latency, so a segment whose bytes take less than that is useless.
             if fitting >= 1.0 and release - now > 2.0 * knot_durations[0]:
                 if int(fitting) < count:
-                    count = aligned(int(fitting))
+                    count = aligned(int(fitting), element_bytes[job])
                 end = now + price(count * element_bytes[job], knot_sizes, knot_durations, slope)
-            elif fitting < grain(count) or release - now <= patience:
+            elif fitting < grain(count, element_bytes[job]) or release - now <= patience:
                 now = release
                 continue
         jobs[segments] = job

@@ -65,23 +65,24 @@ def most_within(duration: float, sizes: FloatArray, durations: FloatArray, slope
 
 
 @compiled
-def grain(count: int) -> int:
+def grain(count: int, element_bytes: float) -> int:
     """Return of how many elements a segment of about `count` carries a multiple, unless it is the last.
 
-    So the next segment begins at a multiple of 16 bytes, for elements of four bytes of 64 or 512: NCCL is
-    several times slower on misaligned memory. Segments become at most 1.6 % shorter.
+    So the next segment begins at a multiple of 16 bytes, or of 128 if the segment is at most 1.6 % shorter
+    then: NCCL is several times slower on misaligned memory. Segments of less than 16 bytes are left as short.
     """
-    if count >= 16384:
-        return 128
-    if count >= 1024:
-        return 16
+    size = count * element_bytes
+    if size >= 8192:
+        return max(1, int(128 // element_bytes))
+    if size >= 16:
+        return max(1, int(16 // element_bytes))
     return 1
 
 
 @compiled
-def aligned(count: int) -> int:
+def aligned(count: int, element_bytes: float) -> int:
     """Return how many of `count` elements a segment carries that is not its group's last; see ``grain``."""
-    return count - count % grain(count)
+    return count - count % grain(count, element_bytes)
 
 
 @compiled

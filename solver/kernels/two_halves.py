@@ -14,6 +14,7 @@ def send_chained(
     tail: FloatArray,
     elements: IntArray,
     element_bytes: FloatArray,
+    row_bytes: FloatArray,
     after: IntArray,
     first_after: IntArray,
     missing: IntArray,
@@ -37,7 +38,8 @@ def send_chained(
     The jobs are the n reduce-scatters, then the gathers. The gathers that need reduce-scatter i are
     ``after[first_after[i]:first_after[i + 1]]``, numbered from n. `missing` holds the number of
     reduce-scatters that each gather needs; it is overwritten. Jobs are cut as in
-    ``kernels.jackson.cut_while_sending``. Only reduce-scatters can be released during a segment.
+    ``kernels.jackson.cut_while_sending``; `row_bytes` of an element follow one another in memory. Only
+    reduce-scatters can be released during a segment.
 
     Writes each segment's job, number of elements, start and end. Returns the number of segments (-1 if the
     arrays have no room for them) and max(end + tail) over the gathers.
@@ -68,7 +70,7 @@ def send_chained(
             sizes, durations, slope = scatter_sizes, scatter_durations, scatter_slope
         count = left[job]
         if count * element_bytes[job] > max_segment_bytes:
-            count = aligned(max(1, int(max_segment_bytes / element_bytes[job])))
+            count = aligned(max(1, int(max_segment_bytes / element_bytes[job])), row_bytes[job])
         end = now + price(count * element_bytes[job], sizes, durations, slope)
         following = upcoming
         while following < n and ready[by_ready[following]] < end:
@@ -81,9 +83,9 @@ def send_chained(
             # A cut costs about one more latency, so a segment whose bytes take less than that is useless.
             if fitting >= 1.0 and release - now > 2.0 * durations[0]:
                 if int(fitting) < count:
-                    count = aligned(int(fitting))
+                    count = aligned(int(fitting), row_bytes[job])
                 end = now + price(count * element_bytes[job], sizes, durations, slope)
-            elif fitting < grain(count) or release - now <= patience:
+            elif fitting < grain(count, row_bytes[job]) or release - now <= patience:
                 now = release
                 continue
         jobs[segments] = job

@@ -48,6 +48,7 @@ def send_chained(
     gathered: Half,
     columns: IntArray,
     column_bytes: IntArray,
+    row_bytes: IntArray,
     *,
     reduce_scatter: CostCurve,
     all_gather: CostCurve,
@@ -61,9 +62,9 @@ def send_chained(
 
     Parameters
     ----------
-    columns, column_bytes : arrays of shape (num_calls,)
-        The number of columns of each call's buffer and the bytes of one column; gathers after
-        reduce-scatters.
+    columns, column_bytes, row_bytes : arrays of shape (num_calls,)
+        The number of columns of each call's buffer, the bytes of one column, and of one of its elements;
+        gathers after reduce-scatters.
 
     Returns
     -------
@@ -76,7 +77,7 @@ def send_chained(
     instance = chained_instance(scattered, gathered, reduce_scatter=reduce_scatter, all_gather=all_gather)
     pairs = dependencies(scattered, gathered)
     room = MAX_SEGMENTS_PER_CALL * len(instance) + necessary_segments(
-        columns, column_bytes, max_segment_bytes
+        columns, column_bytes, max_segment_bytes, row_bytes=row_bytes
     )
     jobs, counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     starts, ends = np.empty(room), np.empty(room)
@@ -87,6 +88,7 @@ def send_chained(
         instance.tail,
         columns,
         column_bytes.astype(np.float64),
+        row_bytes.astype(np.float64),
         pairs[:, 1] + n,
         np.searchsorted(pairs[:, 0], np.arange(n + 1)).astype(np.int64),
         np.bincount(pairs[:, 1], minlength=len(gathered)).astype(np.int64),
@@ -120,6 +122,7 @@ def send_behind_norm(
     gathered: Half,
     columns: IntArray,
     column_bytes: IntArray,
+    row_bytes: IntArray,
     *,
     reduce_scatter: CostCurve,
     all_gather: CostCurve,
@@ -131,6 +134,8 @@ def send_behind_norm(
     Optimal for these calls if `max_segment_bytes` cuts none of them (``pace.solver.two_halves.behind_norm``).
     Parameters are those of ``send_chained``; `norm_s` is how long the exchange of norms takes.
     """
+    from pace.solver.kernels.partition import aligned
+
     n = len(scattered)
     calls: list[int] = []
     counts: list[int] = []
@@ -150,7 +155,7 @@ def send_behind_norm(
             now = max(now, float(scattered.times[call]))
         most = int(columns[call])
         if most * column_bytes[call] > max_segment_bytes:
-            most = max(1, int(max_segment_bytes / column_bytes[call]))
+            most = aligned(max(1, int(max_segment_bytes / column_bytes[call])), float(row_bytes[call]))
         left = int(columns[call])
         while left:
             count = min(most, left)

@@ -154,3 +154,18 @@ def test_sending_in_order_keeps_the_order(buffers: Buffers, cost: CostCurve) -> 
     sending = send_in_order(buffers, groups, buffers.elements[groups], cost)
     assert sending.groups.tolist() == groups.tolist()
     assert_is_sending(buffers, sending, cost)
+
+
+@given(GROUPS, CURVES, st.sampled_from([0.0, 1.0]), st.sampled_from([17.0, 50.0, np.inf]))
+@properties(100)
+def test_segments_of_16_bytes_and_more_begin_at_aligned_places(
+    buffers: Buffers, cost: CostCurve, patience_s: float, max_segment_bytes: float
+) -> None:
+    """Every segment but a group's last carries a multiple of 16 bytes."""
+    sending = cut_while_sending(buffers, cost, patience_s=patience_s, max_segment_bytes=max_segment_bytes)
+    if sending is None:
+        return
+    sizes = sending.elements * buffers.element_bytes[sending.groups]
+    for group in range(len(buffers.ready)):
+        own = sizes[sending.groups == group][:-1]
+        assert np.all((own % 16 == 0) | (own < 16))

@@ -216,11 +216,17 @@ def _cut_evenly(
     Groups are in order of ready time. Each gets at least `spread` segments, unless they would have fewer than
     `least` elements.
     """
+    from pace.solver.kernels.partition import aligned, grain
+
     groups: list[int] = []
     elements: list[int] = []
     for group in np.lexsort((-buffers.tail, buffers.ready)).tolist():
-        step = max(int(most[group]), 1)
-        step = max(min(step, -(-int(buffers.elements[group]) // spread)), int(least[group])) or 1
+        size = float(buffers.element_bytes[group])
+        fair = max(-(-int(buffers.elements[group]) // spread), int(least[group]), 1)
+        fair += -fair % grain(fair, size)
+        step = min(aligned(max(int(most[group]), 1), size), fair)
+        if step < least[group]:
+            step = int(least[group]) + -int(least[group]) % grain(int(least[group]), size)
         whole, rest = divmod(int(buffers.elements[group]), step)
         parts = [step] * whole + ([rest] if rest else [])
         groups += [group] * len(parts)

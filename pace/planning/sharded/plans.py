@@ -183,7 +183,8 @@ def _plan(
     shards = common_shards(first, second)
     columns = columns_of(shards, problem.elements, problem.workers)
     heads = np.array([shard[0] for shard in shards], dtype=np.int64)
-    column_bytes = problem.gradients.element_bytes[heads] * problem.workers
+    element_bytes = problem.gradients.element_bytes[heads]
+    column_bytes = element_bytes * problem.workers
     padded = columns * column_bytes
     scattered_shards, gathered_shards = _shards_of(first, shards), _shards_of(second, shards)
     half_first = _half(first, scattered_shards, problem.gradients.ready, padded)
@@ -191,8 +192,9 @@ def _plan(
     every = (*scattered_shards, *gathered_shards)
     call_columns = np.array([columns[list(call)].sum() for call in every], dtype=np.int64)
     call_bytes = np.array([column_bytes[call[0]] for call in every], dtype=np.int64)
+    row_bytes = np.array([element_bytes[call[0]] for call in every], dtype=np.int64)
     limit = float(options.max_segment_bytes or np.inf)
-    segments = necessary_segments(call_columns, call_bytes, limit)
+    segments = necessary_segments(call_columns, call_bytes, limit, row_bytes=row_bytes)
     if segments > MAX_SEGMENTS:
         raise InvalidOptions(
             f"max_segment_bytes of {limit:.0f} cuts the gradients into {segments:,} segments; at most "
@@ -205,6 +207,7 @@ def _plan(
             half_second,
             call_columns,
             call_bytes,
+            row_bytes,
             reduce_scatter=problem.reduce_scatter,
             all_gather=problem.all_gather,
             norm_s=problem.norm_s,
@@ -218,6 +221,7 @@ def _plan(
             half_second,
             call_columns,
             call_bytes,
+            row_bytes,
             reduce_scatter=problem.reduce_scatter,
             all_gather=problem.all_gather,
             patience_s=patience,

@@ -136,6 +136,7 @@ def test_what_is_sent_is_possible_and_no_faster_than_the_optimum(
         second,
         columns,
         np.ones(len(columns), dtype=np.int64),
+        np.ones(len(columns), dtype=np.int64),
         reduce_scatter=scatter,
         all_gather=gather,
         patience_s=patience,

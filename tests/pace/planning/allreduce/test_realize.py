@@ -7,8 +7,11 @@ import pytest
 from hypothesis import assume, given
 
 from pace import Gradient, Op, Profile, Schedule, load_profile, make_policy, optimize
+from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
+from pace.documents.profile import DType, UpdateRule
+from pace.documents.push_pull import PushPull
 from pace.kinds import check
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan
 from pace.planning.allreduce.under_load import UnderLoad
@@ -20,6 +23,10 @@ from pace.simulation import run_policy
 from pace.solver.sending import cut_while_sending
 from tests.strategies import affine, options, profiles, properties
 
+SERVERS = Cluster(
+    name="four servers",
+    exchange=PushPull(servers=4, worker_bytes_per_s=1.25e9, partition_s=1e-3, round_trip_s=2e-4),
+)
 RESNET50 = Path(__file__).parents[4] / "examples" / "profiles" / "resnet50.json"
 
 
@@ -119,23 +126,33 @@ def test_groups_that_the_options_give_are_not_merged() -> None:
     )
 
 
+@pytest.mark.parametrize("dtypes", [("float32",), ("float16", "float32")], ids=["one dtype", "two dtypes"])
 @pytest.mark.parametrize(
-    "chosen",
+    ("update", "chosen"),
     [
-        Options(),
-        Options(max_segment_bytes=1_000_003),
-        Options(slot_s=1e-3),
-        Options(exchange="sharded"),
-        Options(exchange="sharded", max_segment_bytes=1_000_003),
+        ("per-gradient", Options()),
+        ("per-gradient", Options(max_segment_bytes=1_000_003)),
+        ("per-gradient", Options(slot_s=1e-3)),
+        ("per-gradient", Options(exchange="sharded")),
+        ("per-gradient", Options(exchange="sharded", max_segment_bytes=1_000_003)),
+        ("global-norm", Options(exchange="sharded", max_segment_bytes=1_000_003)),
+        ("per-gradient", Options(exchange="servers", cluster=SERVERS)),
+        ("per-gradient", Options(exchange="servers", cluster=SERVERS, partition_bytes=1_000_003)),
     ],
-    ids=["real", "small", "slots", "sharded", "small and sharded"],
 )
-def test_segments_begin_at_aligned_places(chosen: Options) -> None:
-    """NCCL is several times slower where they do not."""
-    profile = load_profile(RESNET50)
+def test_segments_begin_at_aligned_places(
+    update: UpdateRule, chosen: Options, dtypes: tuple[DType, ...]
+) -> None:
+    """NCCL is several times slower where they do not. Of a sharded segment, that is each rank's part."""
+    one = load_profile(RESNET50)
+    gradients = tuple(
+        gradient.model_copy(update={"dtype": dtypes[number % len(dtypes)]})
+        for number, gradient in enumerate(one.gradients)
+    )
+    profile = one.replace(update=update, gradients=gradients, workers=7)
     schedule = optimize(profile, chosen)
-    assert len(schedule.transfers) > len(schedule.groups) or chosen.exchange == "sharded"
-    assert [each for each in schedule.transfers if each.offset_bytes % 16] == []
+    parts = profile.workers if schedule.exchange == "sharded" else 1
+    assert [each for each in schedule.transfers if each.offset_bytes % (16 * parts)] == []
     assert check(profile, schedule) == []
 
 
