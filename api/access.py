@@ -224,7 +224,7 @@ class AccessControl:
 
     async def _let_in(self, keys: KeyRing, token: str | None, address: str) -> Principal:
         if token is None:
-            raise Unauthorized("no API key was sent: send the header Authorization: Bearer KEY")
+            raise Unauthorized("no API key was sent as Authorization: Bearer KEY")
         failures, origin = self._failures, _origin(address)
         if failures is not None and failures.is_full(origin) and not self._was_valid(token):
             reset_s = failures.reset_s(origin)

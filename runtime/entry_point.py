@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict
+from urllib.parse import urlsplit
 
 from torch import nn
 
@@ -113,9 +114,8 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         job=plan.job or os.environ.get("PACE_JOB") or None,
         api_key=plan.api_key or os.environ.get("PACE_API_KEY"),
     )
-    if service.url is not None and "://" not in service.url:
-        named = "service" if plan.service else "PACE_URL"
-        raise InvalidOptions(f"{named} is {service.url!r}, which is not a URL: use 'http://{service.url}'")
+    if service.url is not None:
+        _refuse_other_than_url("service" if plan.service else "PACE_URL", service.url)
     if plan.service is not None and service.job is None and transport.rank == 0:
         raise InvalidOptions(
             f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"
@@ -132,6 +132,17 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         sharding=options.communication.sharding,
     )
     return options, source
+
+
+def _refuse_other_than_url(named: str, given: str) -> None:
+    try:
+        parts = urlsplit(given)
+        host, _port = parts.hostname, parts.port  # the port is checked when it is read
+    except ValueError as error:
+        raise InvalidOptions(f"{named} is {given!r}, which is not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        address = given.partition("://")[2] or given
+        raise InvalidOptions(f"{named} is {given!r}, which is not a URL: use 'http://{address}'")
 
 
 def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]) -> None:

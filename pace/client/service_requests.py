@@ -9,16 +9,19 @@ import httpx
 import tenacity
 from pydantic import BaseModel, ValidationError
 
-from pace.client.documents import Problem, TaskResource
+from pace.client.documents import Health, Problem, TaskResource
 from pace.client.http_request import HttpAnswer, HttpRequest, certificates
 from pace.client.problem_errors import detail_of, error_of
 from pace.documents.base import explain
 from pace.errors import ServiceUnavailable
+from pace.version import __version__
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
 
 # Far more than the schedule of any model, or any what-if grid, takes.
 MOST_BYTES = 64 << 20
+
+_RELEASE_TIMEOUT_S = 2.0
 
 D = TypeVar("D", bound=BaseModel)
 _backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2)
@@ -145,13 +148,27 @@ class ServiceRequests:
                 problem = Problem.model_validate_json(answer.body)
             except ValidationError:
                 self._nonsense(f"status {answer.status}")
+            if answer.status == 422:  # the service may not know a field yet
+                problem = problem.model_copy(update={"detail": f"{problem.detail}{self._other_release()}"})
             raise error_of(problem, self.url)
         if not answer.has_its_digest:
             self._nonsense("a body that does not have its digest")
         try:
-            return document.model_validate_json(answer.body, strict=True)
+            # A newer service may send fields that this release does not know.
+            return document.model_validate_json(answer.body, strict=True, extra="ignore")
         except ValidationError as error:
-            self._nonsense(explain(error))
+            self._nonsense(f"{explain(error)}{self._other_release()}")
+
+    def _other_release(self) -> str:
+        """Return that the service is of another release, and what to do; "" if it is not, or does not say."""
+        try:
+            answer = self._send(time.monotonic() + _RELEASE_TIMEOUT_S, "GET", "/healthz")
+            theirs = Health.model_validate_json(answer.body, extra="ignore").version
+        except (httpx.HTTPError, ServiceUnavailable, ValidationError):
+            return ""
+        if theirs == __version__:
+            return ""
+        return f" (the service has PACE {theirs}, this is {__version__}: install the same on both)"
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} sent a wrong answer: {what}")

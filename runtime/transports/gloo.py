@@ -101,7 +101,7 @@ class GlooTransport(SumsAlone):
         self.peers = Peers(
             stores.peers, self.rank, self.size, keeper=keeper, names=names, sockets=stores.sockets
         )
-        with self._sockets.opened_here():
+        with self._sockets.opened_here(), self.peers.meeting(self._timeout.total_seconds()):
             connected = call_within(
                 max(deadline - time.monotonic(), 0.0),
                 lambda: [

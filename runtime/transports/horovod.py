@@ -108,7 +108,8 @@ class HorovodTransport(SumsAlone):
             with self._control_message("connecting to the other ranks"):
                 self.peers = self._open_peers()
             # All ranks are here, or the error names those that are not.
-            self.gather(b"")
+            with self.peers.meeting(timeout_s) if self.peers is not None else contextlib.nullcontext():
+                self.gather(b"")
         except BaseException:
             self.close(failed=True)
             if self.peers is not None:

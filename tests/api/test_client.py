@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,38 @@ def _resource(**changes: object) -> bytes:
     ).encode()
 
 
+def _as_newer(answer: object) -> object:
+    """Add a field to every object of an answer."""
+    if isinstance(answer, dict):
+        return {name: _as_newer(value) for name, value in answer.items()} | {"newer": {"is": "unknown"}}
+    return [_as_newer(each) for each in answer] if isinstance(answer, list) else answer
+
+
+@ON_SQLITE
+def test_answers_of_a_newer_service(service: Caller) -> None:
+    """Unknown fields are ignored, wherever they are; what cannot be read names both releases."""
+    schema_version = 1
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        found = service.http.get(handler.path)
+        document: Any = _as_newer(found.json())
+        if "schedule" in document:
+            document["schedule"]["schema_version"] = schema_version
+        if "version" in document:
+            document["version"] = "9.0.0"
+        send(handler, found.status_code, json.dumps(document).encode())
+
+    with Client(service.url, service.token, timeout_s=250) as client:
+        schedule = client.create_schedule(PROFILE, job="newer")
+    with answering(answer) as url, Client(url, timeout_s=60) as client:
+        assert client.newest_schedule("newer", PROFILE.fingerprint) == schedule
+        schema_version = 2
+        with pytest.raises(
+            ServiceUnavailable, match=r"the service has PACE 9\.0\.0, this is .*install the same"
+        ):
+            client.newest_schedule("newer", PROFILE.fingerprint)
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "complaint"),
     [
@@ -171,7 +204,7 @@ def _resource(**changes: object) -> bytes:
         (_resource()[:-200], {}, "sent a wrong answer"),
         (_resource(), {"Content_Digest": "sha-256=:AAAA:"}, "digest"),
         (_resource(fingerprint="0" * 64), {}, "fingerprint"),
-        (_resource(segments=[]), {}, "sent a wrong answer"),
+        (_resource(transfers=[]), {}, "sent a wrong answer"),
     ],
     ids=["no JSON", "truncated", "wrong digest", "another model", "broken schedule"],
 )

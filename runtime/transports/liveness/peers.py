@@ -9,11 +9,12 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, Protocol
 
-from pace.runtime.transports.liveness.signs import left, lost, names_in_job, unsent
+from pace.runtime.event_log import log
+from pace.runtime.transports.liveness.signs import absent, left, lost, names_in_job, unsent
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import torch_thread
 
@@ -38,6 +39,9 @@ _SILENCE_S = 2.5 * PERIOD_S
 
 # The store may be on the lost rank: without an answer in this many seconds, it is taken for lost.
 _ANSWER_S = 1.5
+
+# How long, in seconds, ranks wait for others to wrap their optimizers before one of them tells of it.
+_AWAITED_S = 5.0
 
 # How long, in seconds, the rank with the store stays for ranks that notice a failure later.
 _LINGER_S = 6.0
@@ -345,6 +349,23 @@ class Peers:
         if self._stalled is None:
             return self._no_store()
         return unsent(self._stalled, self._names) or EVERYTHING_SENT
+
+    @contextlib.contextmanager
+    def meeting(self, timeout_s: float) -> Iterator[None]:
+        """Within this context this rank waits for all others; the first that waits long names the absent."""
+        timer = threading.Timer(min(_AWAITED_S, timeout_s / 2), self._tell_of_absent)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell_of_absent(self) -> None:
+        signs = self.look() or []
+        here = [rank for rank, each in enumerate(signs) if each["beat"]]
+        if here[:1] == [self._rank] and (names := absent(signs, self._names)):
+            log.warning("pace.stall", waiting_for="all ranks to wrap their optimizers", peers=names)
 
     def _within_answer(self, call: Callable[[], None], name: str) -> None:
         """Call the store with a time limit, and without waiting once it is lost; ignore a missing answer."""

@@ -7,6 +7,9 @@ left the training), and maybe ``reason`` (why).
 from collections.abc import Sequence
 from typing import Any
 
+# The most ranks that a message names.
+_MOST_NAMED = 5
+
 Signs = Sequence[dict[str, Any]]
 """The last sign of life of every rank, in rank order."""
 
@@ -30,6 +33,16 @@ def lost(before: Signs, after: Signs, names: Sequence[str], own: int) -> str:
         elif early["beat"] == late["beat"] and rank != own:
             told[rank] = f"{names[rank]} gives no sign of life"
     return ", ".join(told[rank] for rank in sorted(told))
+
+
+def absent(signs: Signs, names: Sequence[str]) -> str:
+    """Return which ranks have written no sign of life yet, and what to do; "" for none."""
+    away = [name for name, each in zip(names, signs, strict=True) if not each["beat"]]
+    if not away:
+        return ""
+    shown = f"{', '.join(away[:_MOST_NAMED])}{', ...' if len(away) > _MOST_NAMED else ''}"
+    have = "has not wrapped its optimizer" if len(away) == 1 else "have not wrapped their optimizers"
+    return f"{shown} {have}: make the same call on every rank, and see whether all of them still run"
 
 
 def left(signs: Signs, names: Sequence[str], own: int) -> dict[int, str]:

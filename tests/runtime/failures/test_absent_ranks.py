@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import pace.runtime.optimizer.start
 from tests.runtime.launch import Outcome, try_jobs, try_ranks
+from tests.runtime.logs import captured_events
 from tests.runtime.models import build
 from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
 
@@ -58,11 +59,13 @@ def _wrap_all_but_one(
             patch.setattr(
                 pace.runtime.optimizer.start, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             )
-        try:
-            wrap(transport, optimizer, model, timeout_s=TIMEOUT_S)
-        except Exception as error:
-            Path(folder, str(rank)).touch()
-            return type(error).__name__, str(error)
+        with captured_events() as events:
+            try:
+                wrap(transport, optimizer, model, timeout_s=TIMEOUT_S)
+            except Exception as error:
+                Path(folder, str(rank)).touch()
+                stalls = [each["peers"] for each in events if each["event"] == "pace.stall"]
+                return type(error).__name__, str(error), stalls
     return None
 
 
@@ -104,12 +107,17 @@ def ended(transport: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
 def test_a_rank_that_does_not_wrap_is_named(
     ended: dict[tuple[str, int], list[Outcome]], transport: str, how: str, absent: int
 ) -> None:
-    """The others raise at their own time-out, whatever that of the job's store; no rank keeps the store."""
+    """The others raise at their own time-out, whatever that of the job's store; no rank keeps the store.
+
+    Long before, the first of them logs which rank did not come.
+    """
+    told = []
     for outcome in ended[how, absent]:
         if outcome.rank == absent:
             continue
         assert outcome.result is not None, outcome.output
-        kind, message = outcome.result
+        kind, message, stalls = outcome.result
+        told += stalls
         assert kind == "CommunicationFailed"
         fault = f"rank {absent} has not wrapped its optimizer"
         if how == "killed meanwhile":
@@ -118,3 +126,8 @@ def test_a_rank_that_does_not_wrap_is_named(
             assert "is gone: the store that it keeps does not answer" in message
             fault = "rank 0"
         assert fault in message
+    if how == "late":
+        (line,) = told
+        assert line.startswith(
+            f"rank {absent} has not wrapped its optimizer: make the same call on every rank"
+        )
