@@ -1,12 +1,13 @@
 """The runtime's log: events with their values, through Python's ``logging``, as "pace.runtime".
 
-Nothing is set up here: without any configuration Python writes warnings to stderr, and a job that
-configures ``logging`` decides about the rest. What holds for all ranks is logged by rank 0; what is
-about one rank (an error, a stall) is logged by that rank, with its number. Every event is declared here: a
-test holds the calls to these declarations.
+Nothing is set up here. In a job that does not configure ``logging``, warnings and the few lines that tell
+what happens go to stderr; a job that configures it decides. What holds for all ranks is logged by rank 0;
+what is about one rank (an error, a stall) is logged by that rank, with its number. Every event is declared
+here: a test holds the calls to these declarations.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -17,19 +18,22 @@ TRAINING_EVENTS = {
     "pace.one_connection": LogEvent(
         "warning", "reason", "The environment keeps communication and compute from overlapping on the GPU"
     ),
+    "pace.wrapped": LogEvent(
+        "info", "gradients megabytes ranks mode", "Ranks agreed on the model, the arguments and the plan"
+    ),
     "pace.no_service": LogEvent(
         "warning",
-        "missing service job",
+        "missing service job consequence",
         "The service or the job's name is missing, so the job makes its own plan",
     ),
     "pace.service_unavailable": LogEvent(
-        "warning", "service reason", "The service did not answer at the start; the job trains and asks again"
+        "warning",
+        "service reason consequence",
+        "The service did not answer at the start; the job trains and asks again",
     ),
-    "pace.no_schedule_yet": LogEvent(
-        "info", "service job fingerprint", "The service has no schedule of this job"
-    ),
+    "pace.no_schedule_yet": LogEvent("info", "service job", "The service has no schedule of this job"),
     "pace.schedule_found": LogEvent(
-        "info", "groups predicted_iteration_s", "The service had a schedule of this job at the start"
+        "info", "groups predicted_iteration_s bound_s", "The service had a schedule of this job at the start"
     ),
     "pace.access_denied": LogEvent(
         "warning",
@@ -37,12 +41,23 @@ TRAINING_EVENTS = {
         "The service refused this job's API key, or got none; the job does not ask it again",
     ),
     "pace.schedule_refused": LogEvent(
-        "warning", "service job reason", "The service's schedule does not fit this model or number of ranks"
+        "warning",
+        "service job reason consequence",
+        "The service's schedule does not fit this model or number of ranks",
     ),
     "pace.schedule_request_failed": LogEvent(
         "warning", "reason", "The request for a schedule failed; the job tries again"
     ),
-    "pace.schedule_adopted": LogEvent("info", "round groups", "Training changes to a new schedule"),
+    "pace.schedule_adopted": LogEvent(
+        "info",
+        "round groups predicted_iteration_s bound_s",
+        "Training changes to a new schedule; no plan is faster than `bound_s`",
+    ),
+    "pace.job_name_shared": LogEvent(
+        "warning",
+        "job consequence",
+        "Two jobs of one name train at once, and this one follows the schedule of the other's profile",
+    ),
     "pace.graph_planned": LogEvent(
         "info",
         "graph nodes collectives buckets unplanned_s planned_s bound_s search_s",
@@ -54,17 +69,23 @@ TRAINING_EVENTS = {
         "A search for the plan begins; `plain_s` is the iteration time before the search",
     ),
     "pace.tuning_trial": LogEvent(
-        "info", "iteration_s number *", "A proposed plan was timed; other fields are its sizes and order"
+        "debug", "iteration_s number *", "A proposed plan was timed; other fields are its sizes and order"
     ),
     "pace.tuning_failed": LogEvent(
         "warning", "reason", "The search stopped early; the best proposals so far are compared"
     ),
+    "pace.trial": LogEvent("info", "modes steps", "Each mode of these is timed, for `steps` in all"),
     "pace.mode_chosen": LogEvent(
-        "info", "mode measured_s", "The trial of modes ended; `measured_s` has each mode's iteration time"
+        "info",
+        "mode measured_s speedup",
+        "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain operation",
+    ),
+    "pace.ended_without_schedule": LogEvent(
+        "info", "reason", "Training ended before it changed to the schedule that it waited for"
     ),
     "pace.profiling": LogEvent("info", "reason iterations", "Recording of a profile begins"),
     "pace.measuring_network": LogEvent(
-        "info", "expected_s steps", "Ranks measure all-reduces, for `expected_s` spread over `steps`"
+        "debug", "expected_s steps", "Ranks measure all-reduces, for `expected_s` spread over `steps`"
     ),
     "pace.profile_submitted": LogEvent(
         "info",
@@ -73,14 +94,14 @@ TRAINING_EVENTS = {
     ),
     "pace.profile_not_submitted": LogEvent(
         "warning",
-        "service job profile_sha256 reason",
+        "service job profile_sha256 reason consequence",
         "The profile could not be sent to the service; the job tries again",
     ),
     "pace.profile_refused": LogEvent("warning", "reason", "The service refused the profile"),
     "pace.profile_failed": LogEvent("warning", "reason", "No profile could be made"),
     "pace.capture_inexact": LogEvent(
         "warning",
-        "profile error plain_iteration_s overhead",
+        "profile error plain_iteration_s overhead consequence",
         "A captured profile differs from plain iterations by more than expected",
     ),
     "pace.drift": LogEvent(
@@ -89,12 +110,12 @@ TRAINING_EVENTS = {
         "Iterations became slower or faster than at first under this schedule",
     ),
     "pace.report_sent": LogEvent(
-        "info",
+        "debug",
         "service job measured_iteration_s predicted_iteration_s",
         "The measured iteration time was sent to the service",
     ),
     "pace.report_not_sent": LogEvent(
-        "info", "service job measured_iteration_s reason", "The measured iteration time could not be sent"
+        "debug", "service job measured_iteration_s reason", "The measured iteration time could not be sent"
     ),
     "pace.weights_broadcast": LogEvent(
         "info", "changed total", "Weights of other ranks differed, and were replaced by rank 0's"
@@ -159,21 +180,61 @@ TRAINING_EVENTS = {
     "pace.caller_refused": LogEvent("warning", "caller reason", "A listening process refused a connection"),
 }
 
+# Digits of the numbers in a line; records hold them whole.
+_DIGITS = 3
+
 # Frames of structlog between the line that logs and ``logging``.
 _FRAMES = 4
+
+
+def _unasked(
+    logger: logging.Logger, method: str, values: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Drop what ``logging`` does not want; in a job that does not configure it, write "info" to stderr.
+
+    Python itself does this for warnings only.
+    """
+    declared = TRAINING_EVENTS.get(values["event"])
+    if declared is not None and method == declared.level == "info" and _is_unconfigured(logger):
+        rest = {name: value for name, value in values.items() if name != "event"}
+        text = _text(values["event"], rest)
+        if logging.lastResort is not None:
+            logging.lastResort.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
+        raise structlog.DropEvent
+    return structlog.stdlib.filter_by_level(logger, method, values)
+
+
+def _is_unconfigured(logger: logging.Logger) -> bool:
+    """Return whether nobody has set a handler or a level for this logger."""
+    if logger.hasHandlers() or logger.manager.disable >= logging.INFO:
+        return False
+    above = [logger, logging.getLogger("pace")]
+    return not any(each.level for each in above) and logging.getLogger().level == logging.WARNING
+
+
+def _text(event: str, values: Mapping[str, Any]) -> str:
+    return " ".join([event, *(f"{name}={_rounded(value)!r}" for name, value in values.items())])
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def _render(
     _logger: Any, _method: str, values: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, Any]]:
     event = values.pop("event")
-    text = " ".join([event, *(f"{name}={value!r}" for name, value in values.items())])
+    text = _text(event, values)
     return (text,), {"extra": {"pace_event": event, "pace_values": dict(values)}, "stacklevel": _FRAMES}
 
 
 log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     logging.getLogger("pace.runtime"),
-    processors=[structlog.stdlib.filter_by_level, _render],
+    processors=[_unasked, _render],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
 )

@@ -353,6 +353,7 @@ def warn_if_inexact(profile: Profile) -> None:
             error=found["capture_error"],
             plain_iteration_s=found["plain_iteration_s"],
             overhead=found["capture_overhead"],
+            consequence="predictions may be as wrong: profile while the machine does nothing else",
         )
 
 

@@ -137,7 +137,7 @@ class SelfProfile:
         self._record(Recorder.end)
         if self._sampler is not None and self._left < self._slices:
             if self._left == self._slices - 1 and self._transport.rank == 0:
-                log.info("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
+                log.debug("pace.measuring_network", expected_s=BUDGET_S, steps=self._slices)
             self._sampler.advance()
         if self._left:
             self._record(Recorder.begin)

@@ -109,7 +109,8 @@ class LiveSearch:
             self.trials.append(
                 TriedProposal(settings=settings, candidate=self.current, iteration_s=measured.cost)
             )
-            self._say("pace.tuning_trial", iteration_s=measured.cost, number=len(self.trials), **settings)
+            if self._transport.rank == 0:
+                log.debug("pace.tuning_trial", iteration_s=measured.cost, number=len(self.trials), **settings)
             place = self._propose(measured)
         if place is None:
             self._begin_final()

@@ -74,6 +74,7 @@ class Choice:
         tune: Tune | None = None,
     ) -> None:
         self.measured_s: dict[str, float] = {}
+        self._source = source
         self._sizes = sizes
         self._transport = transport
         self._auto = auto
@@ -129,7 +130,7 @@ class Choice:
             self._change(self._while_recorded(), switch)
             self.replanner.begin_profile("training drifted")
         elif news is not None:
-            self._say("pace.schedule_adopted", round=number, groups=len(news.groups))
+            self._say("pace.schedule_adopted", round=number, **self._source.promise)
             self._trial = None
             self._change(self._start(news), switch)
         # The time spent here is not part of the next iteration.
@@ -153,7 +154,10 @@ class Choice:
                 self._trial = None
                 if self.running.name == "plain":
                     self.replanner.rest()
-                self._say("pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s)
+                gain = self.measured_s["plain"] / self.measured_s[self.running.name]
+                self._say(
+                    "pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s, speedup=gain
+                )
 
     def _plainly(self) -> Candidate:
         return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
@@ -208,7 +212,9 @@ class Choice:
             candidates.append(Candidate(name="overlap", plan=plan, barrier=False))
         if self._sharding == "auto" and self._transport.size > 1:
             candidates.append(Candidate(name="sharded", plan=self._in_halves(in_halves), barrier=False))
-        self._trial = Trial(candidates, self._transport)
+        trial = Trial(candidates, self._transport)
+        self._say("pace.trial", modes=[each.name for each in candidates], steps=trial.num_steps)
+        self._trial = trial
         return self._trial.current
 
     def _without_shards(self, candidate: Candidate) -> Candidate:

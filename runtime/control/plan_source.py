@@ -20,6 +20,9 @@ _START_TIMEOUT_S = 2.0
 _ASK_TIMEOUT_S = 10.0
 _SUBMIT_TIMEOUT_S = 60.0
 
+# What rank 0 sends in a schedule's place: the service is not asked again.
+_DENIED = b"denied"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobService:
@@ -81,6 +84,7 @@ class PlanSource:
         self._gradients: list[GradientSize] = []
         self._seen: set[str] = set()
         self._unfit: set[bytes] = set()
+        self._unsent_reason = ""
         self._followed: Schedule | None = None
         self._reports: ReportSender | None = None
         if transport.rank == 0 and self._service is not None and self.job is not None:
@@ -117,6 +121,22 @@ class PlanSource:
         """Return the settings that ``accept`` takes on other ranks."""
         return [self.asks, self.job, self.replanning.to_json()]
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a schedule was given or found, whichever plan is in use; the same on all ranks."""
+        return self._followed is not None
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """Return what the log says of the schedule: its groups, its iteration time, and the bound of it."""
+        assert self._followed is not None
+        predicted = self._followed.predicted
+        return {
+            "groups": len(self._followed.groups),
+            "predicted_iteration_s": predicted.iteration_s,
+            "bound_s": predicted.lower_bound_s,
+        }
+
     def accept(self, terms: list[Any]) -> None:
         """Use rank 0's settings, as launchers may give ranks different environments."""
         self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])
@@ -137,17 +157,22 @@ class PlanSource:
         """Return the plan to start with; every rank must call this, after ``load`` and ``accept``."""
         plan = self._plan
         if plan is None and self.asks:
-            found = self._ask_at_start(gradients) if self._transport.rank == 0 else None
-            plan = self.read(self._transport.broadcast(found), gradients)
+            mine = self._ask_at_start(gradients) if self._transport.rank == 0 else None
+            found = self._transport.broadcast(mine)
+            if found == _DENIED:
+                self.asks, self._reports, found = False, None, b""
+            plan = self.read(found, gradients)
             if plan is not None and self._transport.rank == 0:
-                log.info(
-                    "pace.schedule_found",
-                    groups=len(plan.groups),
-                    predicted_iteration_s=plan.predicted_iteration_s,
-                )
+                log.info("pace.schedule_found", **self.promise)
         elif plan is None and self._transport.rank == 0 and (self._service or self.job):
             missing = "PACE_JOB, or Plan(job=...)" if self.job is None else "PACE_URL, or Plan(service=...)"
-            log.warning("pace.no_service", missing=missing, service=self._service, job=self.job)
+            log.warning(
+                "pace.no_service",
+                missing=missing,
+                service=self._service,
+                job=self.job,
+                consequence="no schedule is asked for: set what is missing on rank 0",
+            )
         return plan or self._with_credit(self._plan_locally(gradients))
 
     def _plan_locally(self, gradients: list[GradientSize]) -> SendPlan:
@@ -157,8 +182,16 @@ class PlanSource:
     def _ask_at_start(self, gradients: list[GradientSize]) -> bytes:
         try:
             return self._ask(gradients, self._start_timeout_s, told=True)
+        except AccessDenied as error:
+            log.warning("pace.access_denied", reason=str(error))
+            return _DENIED
         except Exception as error:  # whatever it is, training starts
-            log.warning("pace.service_unavailable", service=self._service, reason=str(error))
+            log.warning(
+                "pace.service_unavailable",
+                service=self._service,
+                reason=str(error),
+                consequence="training goes on, and the job asks again",
+            )
             return b""
 
     def read(self, payload: bytes, gradients: list[GradientSize]) -> SendPlan | None:
@@ -205,7 +238,7 @@ class PlanSource:
             found = client.newest_schedule(self.job, key)
         if found is None:
             if told:
-                log.info("pace.no_schedule_yet", service=self._service, job=self.job, fingerprint=key)
+                log.info("pace.no_schedule_yet", service=self._service, job=self.job)
             return b""
         return b"" if found.profile_sha256 in self._seen else self._fitting(found, gradients)
 
@@ -216,7 +249,13 @@ class PlanSource:
             self._planned(found, gradients)
         except ScheduleMismatch as error:
             if document not in self._unfit:
-                log.warning("pace.schedule_refused", service=self._service, job=self.job, reason=str(error))
+                log.warning(
+                    "pace.schedule_refused",
+                    service=self._service,
+                    job=self.job,
+                    reason=str(error),
+                    consequence="training goes on without it, and the job asks again",
+                )
             self._unfit.add(document)
             return b""
         return document
@@ -246,7 +285,15 @@ class PlanSource:
         except AccessDenied:
             raise
         except ServiceUnavailable as error:
-            log.warning("pace.profile_not_submitted", reason=str(error), **sent)
+            reason = str(error)
+            if reason != self._unsent_reason:
+                log.warning(
+                    "pace.profile_not_submitted",
+                    reason=reason,
+                    consequence="training goes on, and the job tries again; logged once",
+                    **sent,
+                )
+            self._unsent_reason = reason
             return b""
         log.info("pace.profile_submitted", predicted_iteration_s=schedule.predicted.iteration_s, **sent)
         return self._fitting(schedule, self._gradients)

@@ -95,6 +95,11 @@ class Replanner:
         return "none" if self._drift is None else "watching"
 
     @property
+    def has_schedule(self) -> bool:
+        """Whether there is a schedule, whichever plan is in use."""
+        return self._source.has_schedule
+
+    @property
     def drift(self) -> Drift | None:
         """The comparison of iteration times with the first ones; None without a schedule."""
         return self._drift
@@ -224,7 +229,15 @@ class Replanner:
             )
 
     def close(self) -> None:
-        """Stop asking and recording."""
+        """Stop asking and recording; log if the schedule that was waited for did not come."""
+        if self.state == "profiling":
+            self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
+        elif self._searching and self._late is not None:
+            came = "came after the last step: the next run of this job starts with it"
+            not_yet = "has not come: run the job again, which asks for it first"
+            self._say(
+                "pace.ended_without_schedule", reason=f"the schedule {came if self._late.poll() else not_yet}"
+            )
         if self._late is not None:
             self._late.close()
         if self._profile is not None:
@@ -250,6 +263,13 @@ class Replanner:
         self._late = None
         plan = self._source.read(schedule, self._sizes)
         assert plan is not None  # rank 0 found that it fits
+        if self.num_profiles and not own and self._transport.rank == 0:
+            log.warning(
+                "pace.job_name_shared",
+                job=self._source.job,
+                consequence="another job of this name sent a profile meanwhile, and this job follows its"
+                " schedule: if it runs on other machines, give each job a PACE_JOB of its own",
+            )
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
         self._drift_logged = False
         self._reported_at_s = None

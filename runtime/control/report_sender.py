@@ -69,9 +69,9 @@ class ReportSender:
             with Client(self._service, api_key=self._api_key, timeout_s=_TIMEOUT_S) as client:
                 client.send_report(schedule, self._job, measured_s, num_iterations, plain_s)
         except Exception as error:  # a report is never a reason for training to fail
-            log.info("pace.report_not_sent", reason=f"{type(error).__name__}: {error}", **values)
+            log.debug("pace.report_not_sent", reason=f"{type(error).__name__}: {error}", **values)
         else:
-            log.info("pace.report_sent", predicted_iteration_s=schedule.predicted.iteration_s, **values)
+            log.debug("pace.report_sent", predicted_iteration_s=schedule.predicted.iteration_s, **values)
 
     def close(self) -> None:
         """Wait for a short time until a report is sent."""

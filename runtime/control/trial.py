@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pace.runtime.engine.plan import SendPlan
@@ -73,6 +74,14 @@ class Trial:
         self._warm_up = self.current.warm_up
         self.measured_s: dict[str, float] = {}
         self.winner: Candidate | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of iterations of the turns that are left, if no candidate is left out."""
+        turns = [self.current, *(self._candidates[each] for each in self._turns)]
+        changes = [pair for pair in pairwise(turns) if pair[0] is not pair[1]]
+        warm_up = sum(max(one.warm_up, other.warm_up) for one, other in changes)
+        return self._warm_up + warm_up + MEASURED * len(turns)
 
     @property
     def current(self) -> Candidate:

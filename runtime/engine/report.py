@@ -65,6 +65,9 @@ class Report:
         "priority" (rank 0 chooses during training).
     source
         Source of the plan: "schedule", "local" (the job's own groups) or "plain" (plain operation).
+    has_schedule
+        Whether there is a schedule. If `source` is "plain" all the same, the trial of ``mode="auto"`` has not
+        ended, or found plain operation faster.
     rounds
         Number of steps taken.
     iteration_s
@@ -110,6 +113,7 @@ class Report:
     drift: float | None = None
     read_wait_s: float = 0.0
     checked_steps: int = 0
+    has_schedule: bool = False
 
 
 def lay_out_round(report: Report, plan: SendPlan, *, name: str) -> "Window":

@@ -116,6 +116,14 @@ def start_together(
 
     (options, source, parameters, sizes), statements = exchange(transport, describe)
     source.accept(statements[0].terms)
+    if transport.rank == 0:
+        log.info(
+            "pace.wrapped",
+            gradients=len(sizes),
+            megabytes=sum(each.size_bytes for each in sizes) / 1e6,
+            ranks=transport.size,
+            mode=options.mode,
+        )
     reasons = [(rank, each.whole_reason) for rank, each in enumerate(statements) if each.whole_reason]
     sharding = _sharding(options.communication.sharding, _join(reasons, len(statements)), rank=transport.rank)
     if sharding != "off":

@@ -529,6 +529,7 @@ class WrappedOptimizer(StandIn):
             mode=self._choice.running.name if self._poison is None else "check",
             order=self._disciplines.segments,
             source=self._plan.source,
+            has_schedule=replanner.has_schedule,
             rounds=rounds.number,
             iteration_s=self._choice.iteration_s,
             predicted_iteration_s=self._plan.predicted_iteration_s,

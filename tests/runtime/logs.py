@@ -23,7 +23,7 @@ def captured_events() -> Iterator[list[dict[str, Any]]]:
     collector = _Collector()
     before = logger.level, logger.propagate
     logger.addHandler(collector)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:
         yield collector.events

@@ -1,8 +1,10 @@
 """Where the runtime's log goes, and which ranks write to it."""
 
 import os
+import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+import pace.runtime.control.plan_source
 from pace.runtime.capture.recorder import warn_if_inexact
 from pace.runtime.event_log import log
+from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
@@ -71,10 +75,55 @@ def test_only_rank_0_logs_and_never_to_stdout() -> None:
     """Warnings go to stderr without any set-up, the rest to whoever asks ``logging`` for it."""
     (stdout, stderr, events), *others = run_ranks(_train_twice, 2)
     assert stdout == ""
-    assert stderr.startswith("pace.service_unavailable service='http://127.0.0.1:9' reason=")
-    assert stderr.count("\n") == 1
-    assert set(events) == {"pace.service_unavailable", "pace.weights_broadcast", "pace.mode_chosen"}
+    told = ["wrapped", "service_unavailable", "weights_broadcast", "trial", "mode_chosen"]
+    assert events == [f"pace.{each}" for each in (*told, "ended_without_schedule")]
+    assert [line.split()[0] for line in stderr.splitlines()] == events
+    assert "consequence='training goes on, and the job asks again'" in stderr
     assert others == [("", "", [])]
+
+
+def _train_with(rank: int, _size: int, url: str, starts: int) -> list[list[str]]:
+    pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
+    os.environ["PACE_PROFILE_ITERATIONS"] = "2"
+    found = []
+    for _ in range(starts):
+        model = build("conv")
+        with tempfile.TemporaryDirectory() as folder, _written(folder) as (_, stderr):
+            inner = OPTIMIZERS["sgd"](trainable(model))
+            optimizer = wrap("gloo", inner, model, mode="auto", service=url, job="told")
+            batch = batches("conv", 1, rank)[0]
+            deadline = time.monotonic() + 100.0
+            # The trial of the schedule, not that of the groups before it.
+            while not (optimizer._choice.replanner.has_schedule and optimizer._choice.measured_s):
+                assert time.monotonic() < deadline
+                optimizer.zero_grad()
+                backward(model(*batch))
+                optimizer.step()
+                if optimizer._choice._trial is not None:
+                    optimizer._choice.measured_s = {}
+            optimizer.close()
+            found.append(stderr.read_text().splitlines())
+    return found
+
+
+def test_rank_0_tells_the_story_in_ten_lines(tmp_path: Path) -> None:
+    """Without any set-up: what is trained, what was found or made, what is kept and what it gains."""
+    with ServiceProcess(tmp_path) as service:
+        (first, second), others = run_ranks(_train_with, 2, service.url, 2, timeout_s=250)
+    assert others == [[], []]
+    chosen = ["pace.trial", "pace.mode_chosen"]
+    events = [line.split()[0] for line in first if not line.startswith("pace.capture_inexact")]
+    assert events[:3] == ["pace.wrapped", "pace.no_schedule_yet", "pace.profiling"]
+    assert events[-3:] == ["pace.schedule_adopted", *chosen]
+    assert "pace.profile_submitted" in events
+    assert [line.split()[0] for line in second] == ["pace.wrapped", "pace.schedule_found", *chosen]
+    assert max(len(first), len(second)) <= 10
+    assert re.search(r"gradients=\d+ megabytes=[\d.e-]+ ranks=2 mode='auto'$", second[0])
+    assert re.search(r"groups=\d+ predicted_iteration_s=[\d.e-]+ bound_s=[\d.e-]+$", second[1])
+    assert re.search(r"modes=\['plain', 'barrier', 'overlap'\] steps=\d+$", second[2])
+    assert re.search(r"speedup=[\d.]+$", second[3])
+    for number in re.findall(r"\d+\.\d+", "\n".join([*first, *second])):
+        assert len(number.replace(".", "").strip("0")) <= 3 or number.startswith("127."), number
 
 
 def test_importing_sets_up_no_logs() -> None:

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import pace.runtime.control.schedule_polling
+from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.runtime.options import Replanning
 from pace.runtime.transports.clock import HostClock
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done
 from tests.runtime.models import batches, build, weights
+from tests.runtime.schedules import profile_of, sizes_of
 from tests.runtime.training import OPTIMIZERS, Weights, backward, trainable, wrap
 
 FAST_S, SLOW_S = 0.01, 0.2
@@ -46,6 +48,7 @@ class Diary:
     states: list[str] = field(default_factory=list)
     drift: float | None = None
     profiles: int = 0
+    has_schedule: bool = False
     events: Counter[str] = field(default_factory=Counter)
     consequences: list[str] = field(default_factory=list)
     profile_sha256: str = ""
@@ -117,6 +120,7 @@ class Job:
         report = self.optimizer.report()
         assert report.replanning == self.diary.states[-1]
         self.diary.drift, self.diary.profiles = report.drift, report.profiles
+        self.diary.has_schedule = report.has_schedule
         self.diary.trained = weights(self.model)
         self.optimizer.close()
         for entry in self.logs:
@@ -185,6 +189,16 @@ def with_a_schedule_given(rank: int, schedule: Schedule, logs: list[Any]) -> Dia
     job.slow_down()
     job.train(MOST_STEPS, until=lambda: job.replanner.drift.drifted)
     job.train(5)
+    return job.close()
+
+
+def whose_name_another_job_has(rank: int, url: str, logs: list[Any]) -> Diary:
+    """While it profiles itself, a job of the same name and model gets a schedule."""
+    job = Job(rank, logs, service=url, job="twins", replanning=NEVER_AGAIN)
+    if rank == 0:
+        with Client(url, timeout_s=PATIENCE_S) as client:
+            client.create_schedule(profile_of(sizes_of(job.model), 2), job="twins")
+    job.train(MOST_STEPS, until=job.adopted)
     return job.close()
 
 

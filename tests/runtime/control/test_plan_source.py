@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 import pace.runtime.control.plan_source
 import pace.runtime.control.schedule_polling
+from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
@@ -25,6 +26,14 @@ from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule, sizes_of
 from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
+
+ABOUT_PLANS = {
+    "pace.no_service",
+    "pace.schedule_found",
+    "pace.schedule_refused",
+    "pace.schedule_adopted",
+    "pace.access_denied",
+}
 
 
 def _sources_of_plans(_rank: int, _size: int, choices: dict[str, Any]) -> dict[str, tuple[str, int]]:
@@ -173,7 +182,10 @@ def _halves_of_an_address(
         options = {key: url if value == "URL" else value for key, value in given.items()}
         with captured_events() as logs:
             optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
-        found[name] = optimizer.report().source, [each["event"] for each in logs]
+        found[name] = (
+            optimizer.report().source,
+            [each["event"] for each in logs if each["event"] in ABOUT_PLANS],
+        )
         optimizer.close()
         for key in environment:
             os.environ.pop(key, None)
@@ -205,50 +217,68 @@ def test_arguments_and_environment_complete_each_other() -> None:
     assert not any(events for _, events in second.values())
 
 
-def _with_address(_rank: int, _size: int, address: str) -> str:
-    model = build("conv")
-    try:
-        wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=address, job="train")
-    except InvalidOptions as error:
-        return str(error)
-    return ""
+def _with_addresses(_rank: int, _size: int, addresses: Sequence[str]) -> list[str]:
+    found = []
+    for address in addresses:
+        model = build("conv")
+        with pytest.raises(InvalidOptions) as raised:
+            wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=address, job="train")
+        found.append(str(raised.value))
+    return found
 
 
-def test_an_address_without_a_scheme_is_refused() -> None:
+def test_an_address_that_is_not_a_url_is_refused() -> None:
     """The message has the address that was meant."""
-    (first, second) = run_ranks(_with_address, 2, "scheduler:8080")
-    assert first == second == "service is 'scheduler:8080', which is not a URL: use 'http://scheduler:8080'"
+    addresses = ["scheduler:8080", "localhost", "htp://scheduler:8080", "http://scheduler:port"]
+    first, second = run_ranks(_with_addresses, 2, addresses)
+    assert first == second
+    meant = [f"http://{each}" for each in ("scheduler:8080", "localhost", "scheduler:8080")]
+    for address, message, use in zip(addresses[:3], first[:3], meant, strict=True):
+        assert message == f"service is {address!r}, which is not a URL: use '{use}'"
+    assert first[3].startswith("service is 'http://scheduler:port', which is not a URL: Port")
 
 
 def _train_without_a_key(rank: int, _size: int, url: str) -> list[str]:
-    pace.runtime.control.schedule_polling.FIRST_DELAY_S = 0.05
+    pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
     model = build("conv")
     (batch,) = batches("conv", 1, rank)
     with captured_events() as logs:
-        never = Replanning(profile_iterations=0)
-        optimizer = wrap(
-            "gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=url, job="train", replanning=never
-        )
-        asking = [thread for thread in threading.enumerate() if thread.name == "pace.late"]
-        for thread in asking:
-            thread.join(60)
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, service=url, job="train")
+        assert not [thread for thread in threading.enumerate() if thread.name == "pace.late"]
         optimizer.zero_grad()
         backward(model(*batch))
         optimizer.step()
+        assert optimizer.report().replanning == "none"  # no profile that nobody would take
         optimizer.close()
-    assert not any(thread.is_alive() for thread in asking)
     return [f"{each['event']}: {each['reason']}" for each in logs if "reason" in each]
 
 
-def test_a_service_that_wants_a_key_is_told_of_and_not_asked_for_ever(tmp_path: Path) -> None:
+def test_a_service_that_wants_a_key_is_told_of_and_not_asked_again(tmp_path: Path) -> None:
     """Training goes on; rank 0 says once which variable to set."""
     with ServiceProcess(tmp_path, auth="required") as service:
         first, second = run_ranks(_train_without_a_key, 2, service.url)
+        assert len([each for each in service.events("request") if each["status"] == 401]) == 1
     assert second == []
-    assert first[0].startswith("pace.service_unavailable")
-    assert first[1].startswith("pace.access_denied")
-    assert all("401" in each and "set PACE_API_KEY" in each for each in first)
-    assert len(first) == 2
+    (line,) = first
+    assert line.startswith("pace.access_denied")
+    assert "401" in line
+    assert "set PACE_API_KEY" in line
+
+
+def test_a_key_that_is_withdrawn_ends_the_asking(tmp_path: Path) -> None:
+    """The thread that asks during training says it once, and ends."""
+    with ServiceProcess(tmp_path, auth="required") as service, captured_events() as logs:
+
+        def ask() -> bytes:
+            with Client(service.url, "pace_withdrawn", timeout_s=60) as client:
+                client.newest_schedule("train", "0" * 64)
+            return b""
+
+        late = pace.runtime.control.schedule_polling.LateSchedule(ask)
+        late._thread.join(60)
+        assert not late._thread.is_alive()
+    (line,) = [each for each in logs if each["event"] == "pace.access_denied"]
+    assert "set PACE_API_KEY" in line["reason"]
 
 
 def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
@@ -283,7 +313,10 @@ def test_an_answer_that_does_not_fit_is_not_the_last() -> None:
 
     with _service(answer) as url:
         first, second = run_ranks(_train_until_it_fits, 2, url)
-    assert first == ["pace.schedule_refused", "pace.schedule_adopted"]
+    assert [each for each in first if each in ABOUT_PLANS] == [
+        "pace.schedule_refused",
+        "pace.schedule_adopted",
+    ]
     assert second == []  # rank 0 speaks for all
     assert answers == []
 

@@ -35,6 +35,7 @@ from tests.runtime.control.replanning_jobs import (
     that_gets_its_schedule_soon,
     that_keeps_plain,
     unlike_itself,
+    whose_name_another_job_has,
     whose_service_dies,
     with_a_schedule_given,
 )
@@ -68,6 +69,7 @@ def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict
         "given": lambda logs: with_a_schedule_given(rank, schedule, logs),
         "ticks": lambda logs: by_logical_time(rank, url, logs),
         "unlike": lambda logs: unlike_itself(rank, url, logs),
+        "twins": lambda logs: whose_name_another_job_has(rank, url, logs),
         "orphan": lambda logs: whose_service_dies(rank, url, pid, logs),
     }
     found = {}
@@ -139,6 +141,7 @@ def test_a_job_that_chose_plain_operation_is_not_profiled_when_it_drifts(lives: 
     assert plain.events["pace.mode_chosen"] == 1
     assert plain.events["pace.profiling"] == plain.events["pace.drift"] == plain.profiles == 0
     assert plain.drift is None
+    assert plain.has_schedule  # found, and slower
 
 
 def test_the_second_start_finds_the_schedule_and_replans_when_it_drifts(lives: Lives) -> None:
@@ -169,6 +172,16 @@ def test_a_schedule_that_was_given_is_never_replaced(lives: Lives) -> None:
     assert given.events["pace.profiling"] == given.profiles == 0
     assert given.drift is not None
     assert given.drift > SETTINGS.drift_ratio
+
+
+def test_two_jobs_of_one_name_are_told_of(lives: Lives) -> None:
+    """The later one follows the schedule of the other's profile, and says what to do."""
+    twin = lives["twins"]
+    assert twin.states == ["profiling", "submitting", "watching"]
+    assert twin.events["pace.profile_submitted"] == 0
+    assert twin.events["pace.job_name_shared"] == 1
+    others = [diary for name, diary in lives.ranks[0].items() if name != "twins"]
+    assert not any(other.events["pace.job_name_shared"] for other in others)
 
 
 def test_communication_is_in_no_op(lives: Lives) -> None:
@@ -212,6 +225,7 @@ def test_iterations_that_are_not_alike_give_no_profile(lives: Lives) -> None:
     assert unlike.states[-1] == "asking"
     assert unlike.sources[-1] == "local"
     assert unlike.profiles == 0
+    assert not unlike.has_schedule
     assert unlike.events["pace.profile_failed"] == unlike.events["pace.profiling"] == 3
 
 

@@ -30,6 +30,7 @@ def _try(costs_s: dict[str, float], drift_s: float, other: bytes | None = None) 
         cast("Transport", _Ranks(other)),
     )
     ran: list[str] = []
+    num_steps = trial.num_steps
     while trial.winner is None:
         # The first iteration after a change is a hundred times as long; with overlap the second one, too.
         ran.append(trial.current.name)
@@ -37,6 +38,7 @@ def _try(costs_s: dict[str, float], drift_s: float, other: bytes | None = None) 
         lasted_s = (100.0 if fresh else 1.0) * costs_s[ran[-1]] + drift_s * len(ran)
         changed = trial.record(Lap(HostClock(), 0, lasted_s * 1e9))
         assert changed == (trial.winner is not None or trial.current.name != ran[-1])
+    assert len(ran) == num_steps
     return trial, ran
 
 
