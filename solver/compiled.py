@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core import event
+try:
+    import numba
+    from numba.core import event
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "PACE's solver needs numba: pip install 'pace-scheduler[solver]'", name=error.name
+    ) from error
 
 # Whether other processes find what this one has compiled.
 is_kept = True

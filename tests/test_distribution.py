@@ -12,7 +12,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
@@ -111,6 +111,15 @@ def required(requirements: Iterable[Requirement]) -> set[str]:
     return names
 
 
+def flat(lines: Iterable[str], extras: Mapping[str, list[str]]) -> Iterator[Requirement]:
+    """Yield requirements, with those of the project's own extras in place of the extras."""
+    for each in map(Requirement, lines):
+        if each.name == "pace-scheduler":
+            yield from flat(chain(*(extras[extra] for extra in each.extras)), extras)
+        else:
+            yield each
+
+
 def link_distribution(name: str, packages: Path) -> None:
     """Link every file of an installed distribution into another folder of packages."""
     for file in distribution(name).files or ():
@@ -151,7 +160,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [packages] = environment.glob("lib/python*/site-packages")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for name in required(map(Requirement, chain(project["dependencies"], extras["api"], extras["client"]))):
+    for name in required(flat([*project["dependencies"], *extras["api"], *extras["client"]], extras)):
         link_distribution(name, packages)
     python, pins = environment / "bin" / "python", ROOT / "constraints.txt"
     options = ("--disable-pip-version-check", "--no-compile", "--no-index", "-c", pins)
@@ -225,6 +234,21 @@ def test_core_and_solver_import_nothing_that_belongs_to_an_extra(tmp_path: Path)
     files, loaded = import_all(Path(sys.executable), tmp_path, skip=skip)
     assert "pace.cli" in files
     assert sorted(loaded & set(FOREIGN)) == []
+
+
+def test_a_training_job_needs_no_solver() -> None:
+    """It loads nothing of the 400 MB that compute schedules, or the extra `torch` would not do."""
+    program = (
+        "import importlib, pkgutil, sys, pace.client.http, pace.runtime\n"
+        "others = ('accelerate', 'horovod', 'inductor', 'lightning', 'transformers')\n"
+        "doors = [each.name for each in pkgutil.walk_packages(pace.runtime.__path__, 'pace.runtime.')]\n"
+        "for name in doors:\n"
+        "    if not any(other in name for other in others): importlib.import_module(name)\n"
+        "print(*sorted({'ijson', 'llvmlite', 'numba', 'pulp', 'scipy'} & sys.modules.keys()))\n"
+    )
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert not any("solver" in each for each in extras["torch"])
+    assert run(sys.executable, "-c", program, cwd=ROOT).strip() == ""
 
 
 def test_constraints_pin_every_requirement_within_its_range() -> None:
