@@ -49,6 +49,17 @@ def test_importing_pace_loads_no_torch() -> None:
     assert done.stdout.strip() == "False []"
 
 
+def test_without_the_solver_its_extra_is_named() -> None:
+    """A training job's installation has none of it; the command ends with the line that installs it."""
+    program = "import sys; sys.modules['numba'] = None; from pace.cli import app; app()"
+    command = [sys.executable, "-c", program, "optimize", str(VGG)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.endswith(
+        'numba is not installed, and this command needs it: pip install "pace-scheduler[solver]"\n'
+    )
+
+
 def test_optimize_with_json_prints_the_schedule_and_nothing_else(solved: Path) -> None:
     """One document, the one that -o writes and the one that Python returns."""
     printed = succeeded("optimize", VGG, "--json")
