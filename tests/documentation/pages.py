@@ -7,6 +7,7 @@ How a block is run follows from its language and from the comment in front of it
 - ``python title="train.py"``: saved under this name, for commands that follow.
 - ``python``: run by itself. With ``<!-- in torch.py -->`` in front of it, by two ranks inside this program of
   the folder ``around``.
+- ``diff``: as ``python``, what the change leaves.
 - ``json``: parsed. ``text``: nothing, or with ``<!-- output -->`` in front what the block before it prints.
 - ``<!-- not run: REASON -->`` in front of a block: not run.
 """
@@ -139,6 +140,8 @@ class Reader:
             self._bash(text)
         elif block.language == "python":
             self._python(block, text)
+        elif block.language == "diff":
+            self._python(block, _changed(text))
         else:
             raise AssertionError(f"no way to run a block of {block.language or 'no language'}:\n{block.text}")
 
@@ -211,6 +214,11 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
             pass
         time.sleep(0.2)
     return False
+
+
+def _changed(difference: str) -> str:
+    """Return the new lines of a difference."""
+    return "".join(line[1:] for line in difference.splitlines(True) if not line.startswith("-"))
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

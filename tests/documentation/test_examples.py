@@ -13,7 +13,7 @@ from tests.preloaded import Programs
 def test_every_example_can_be_run_or_says_why_not(page: Path) -> None:
     """A block has a language, and what cannot run has a reason in words."""
     for block in blocks(page):
-        assert block.language in ("python", "bash", "json", "text"), block.text
+        assert block.language in ("python", "diff", "bash", "json", "text"), block.text
         assert not block.note or len(block.reason.split()) > 1 or block.around or block.prints, block.note
         assert not block.around or (AROUND / block.around).is_file()
 
