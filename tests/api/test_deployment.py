@@ -3,6 +3,7 @@
 Of the image, as far as it can be told without building it.
 """
 
+import json
 import os
 import re
 import shlex
@@ -91,6 +92,48 @@ def test_containers_are_confined_and_their_settings_exist() -> None:
     assert {name for name in given if name.startswith("PACE_")} <= known
     user = next(line for line in DOCKERFILE.splitlines() if line.startswith("USER"))
     assert user == f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+
+
+def test_large_bodies_wait_on_disk_and_pods_leave_the_service_before_they_stop() -> None:
+    """Memory would be shared with compiled functions and charts; a pod must not refuse connections."""
+    pod = _documents()[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (folder,) = (each["value"] for each in container["env"] if each["name"] == "PACE_SPOOL_FOLDER")
+    (name,) = (each["name"] for each in container["volumeMounts"] if each["mountPath"] == folder)
+    (volume,) = (each for each in pod["volumes"] if each["name"] == name)
+    assert "medium" not in volume["emptyDir"]
+    pause_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause_s + Settings().drain_s
+
+
+def test_the_alert_of_a_long_queue_comes_before_one_tenant_is_refused() -> None:
+    """A service without keys has one tenant, whose queue never gets longer than its own limit."""
+    groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"]
+    (rule,) = (rule for group in groups for rule in group["rules"] if rule["alert"] == "PaceLongQueue")
+    assert int(rule["expr"].rpartition(" ")[2]) < Settings().max_queued_per_tenant
+
+
+CHART = ROOT / "deploy" / "helm" / "pace"
+
+
+def test_the_chart_does_not_publish_the_names_of_tenants() -> None:
+    """``/metrics`` needs no key and is on the port of the API."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert "PACE_METRICS_TENANTS" not in values["settings"]
+    assert values["gracePeriodSeconds"] > 5 + Settings().drain_s
+
+
+def test_every_value_of_the_chart_is_in_its_schema_and_used() -> None:
+    """A value without an entry in the schema is refused; one that no template uses has no effect."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    assert values.keys() == schema.keys() - {"global"}
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    for name, value in values.items():
+        entries = schema[name].get("properties", {})
+        assert entries.keys() <= (value.keys() if isinstance(value, dict) else set())
+        for path in (f"{name}.{entry}" for entry in entries) if entries else (name,):
+            assert f".Values.{path}" in templates
 
 
 # Of every compiled function, for which types there is code in this process, compiled here or read.
