@@ -212,7 +212,10 @@ def workers(backend: str, places: list[Place], out: Path, jobs: dict[str, tuple[
         left = list(started)
         while left:
             if time.monotonic() > deadline:
-                raise SystemExit(f"demo: {' and '.join(jobs)} did not end in time; see {out}/*.log")
+                raise SystemExit(
+                    f"demo: {' and '.join(jobs)} did not end in time: run the demo while this machine does"
+                    f" nothing else, or see {out}/*.log"
+                )
             for job, process in left:
                 if process.poll():
                     tail = "\n".join((out / f"{job}.log").read_text(errors="replace").splitlines()[-30:])
