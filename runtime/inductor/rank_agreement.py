@@ -20,7 +20,7 @@ from pace.errors import (
 )
 from pace.runtime.inductor.fx_program import FxProgram
 from pace.runtime.transports.gloo_groups import connect_group, gather_over
-from pace.runtime.transports.job_store import group_name, meeting_store
+from pace.runtime.transports.job_store import given_up_on_failure, group_name, meeting_store
 
 T = TypeVar("T")
 
@@ -43,7 +43,10 @@ class CompilingRanks:
         self._timeout = timedelta(seconds=timeout_s)
         with self._reaching("the start"):
             store = meeting_store(f"planner/{group_name(members)}", self.rank, self._timeout)
-            self._group = connect_group(store, "planner", self.rank, len(self.ranks), timeout=self._timeout)
+            with given_up_on_failure(store):
+                self._group = connect_group(
+                    store, "planner", self.rank, len(self.ranks), timeout=self._timeout
+                )
         self.hosts: list[str] = self.gather(socket.gethostname(), "the start")
 
     def gather(self, value: T, what: str) -> list[T]:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import AllreduceOptions, Store
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
-from pace.runtime.transports.job_store import forget_connection, group_name, open_stores
+from pace.runtime.transports.job_store import forget_connection, given_up_on_failure, group_name, open_stores
 from pace.runtime.transports.liveness.peers import Peers
 from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.ring import Ring
@@ -101,23 +101,25 @@ class GlooTransport(SumsAlone):
         self.peers = Peers(
             stores.peers, self.rank, self.size, keeper=keeper, names=names, sockets=stores.sockets
         )
-        with self._sockets.opened_here(), self.peers.meeting(self._timeout.total_seconds()):
-            connected = call_within(
-                max(deadline - time.monotonic(), 0.0),
-                lambda: [
-                    self._connect(stores.meetings, name, threads)
-                    for name, threads in (
-                        ("segments", _THREADS),
-                        ("control", 1),
-                        ("decisions", 1),
-                        *((name, 1) for name in self.other_groups),
-                    )
-                ],
-                name="pace.connect",
-            )
-        self._segments, self._control, self._decisions, *others = connected
-        self._other_groups = dict(zip(self.other_groups, others, strict=True))
-        self._connect_sums(stores.meetings, group)
+        # Through the other connection, as the thread that connects may still wait in the first one.
+        with given_up_on_failure(stores.peers):
+            with self._sockets.opened_here(), self.peers.meeting(self._timeout.total_seconds()):
+                connected = call_within(
+                    max(deadline - time.monotonic(), 0.0),
+                    lambda: [
+                        self._connect(stores.meetings, name, threads)
+                        for name, threads in (
+                            ("segments", _THREADS),
+                            ("control", 1),
+                            ("decisions", 1),
+                            *((name, 1) for name in self.other_groups),
+                        )
+                    ],
+                    name="pace.connect",
+                )
+            self._segments, self._control, self._decisions, *others = connected
+            self._other_groups = dict(zip(self.other_groups, others, strict=True))
+            self._connect_sums(stores.meetings, group)
 
     def _connect_sums(self, store: Store, group: dist.ProcessGroup) -> None:
         """Connect what sums tensors that are not in the host's memory."""

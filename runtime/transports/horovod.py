@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pace.runtime.event_log import log
 from pace.runtime.transports.device import Device, apart
+from pace.runtime.transports.job_store import given_up_on_failure, new_name
 from pace.runtime.transports.liveness.peers import Peers
 from pace.runtime.transports.liveness.signs import names_in_job
 from pace.runtime.transports.ring import GlooHalves
@@ -40,9 +41,9 @@ _ADDRESS_BYTES = 300
 _LOOK_S = 5e-4
 
 
-# Names distinguish the instances, so ranks must create their transports in the same order. Counted by the
-# ranks of the process set: they may be in different numbers of other sets, and Horovod gives the number of a
-# removed set to the next one.
+# Names distinguish the instances. Counted by the ranks of the process set: they may be in different numbers
+# of other sets, and Horovod gives the number of a removed set to the next one. Used without a store; ranks
+# must then create their transports in the same order, and none may fail alone.
 _instances: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
@@ -97,8 +98,10 @@ class HorovodTransport(SumsAlone):
         self.has_halves = device is None
         self._calls = itertools.count()
         self._timeout_s = timeout_s
+        self._prefix = "pace"
         members = "-".join(map(str, process_set.ranks))
-        self._prefix = f"pace.{members}.{next(_instances[members])}"
+        with self._control_message("connecting to the other ranks"):
+            self._prefix = f"pace.{members}.{self._number_of(members)}"
         self._halves: GlooHalves | None = None
         self.sequencing: Sequencing = "submission"
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -108,13 +111,28 @@ class HorovodTransport(SumsAlone):
             with self._control_message("connecting to the other ranks"):
                 self.peers = self._open_peers()
             # All ranks are here, or the error names those that are not.
-            with self.peers.meeting(timeout_s) if self.peers is not None else contextlib.nullcontext():
+            with (
+                contextlib.nullcontext()
+                if _store is None
+                else given_up_on_failure(PrefixStore(self._meeting, _store)),
+                self.peers.meeting(timeout_s) if self.peers is not None else contextlib.nullcontext(),
+            ):
                 self.gather(b"")
         except BaseException:
             self.close(failed=True)
             if self.peers is not None:
                 self.peers.linger()
             raise
+
+    def _number_of(self, members: str) -> str:
+        """Return the number of this transport among those of the same ranks; equal on all of them."""
+        if _store is None:
+            return str(next(_instances[members]))
+        store: Any = _store
+        self._meeting: str = call_within(
+            self._timeout_s, lambda: new_name(store, members, self.rank), name="pace.store"
+        )
+        return self._meeting.rpartition("/")[2]
 
     def _open_store(self) -> Any:
         """Return a separate connection to the job's store, which must exist."""

@@ -4,9 +4,11 @@ No name comes back within a job. A process group that is made under an old name 
 earlier ranks left in the store, and waits for connections that are gone.
 """
 
+import contextlib
 import datetime
 import hashlib
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -14,6 +16,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from pace.runtime.transports.liveness.peers import Store as PeerStore
 from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import call_within
+
+_GIVEN_UP = "given_up"
+
+# How long, in seconds, a rank that gives up tries to say so.
+_GIVING_UP_S = 5.0
 
 
 class JobStores(NamedTuple):
@@ -44,7 +52,8 @@ def new_name(store: Any, group: str, rank: int) -> str:
     """Return a name under which these ranks have not met before; the same on all of them.
 
     The store counts meetings, by group and rank: ranks of a group meet in the same order, but may be in any
-    number of other groups, and the store may outlive a process group.
+    number of other groups, and the store may outlive a process group. Meetings that a rank has given up, as
+    another one did not come, do not count.
 
     Parameters
     ----------
@@ -52,7 +61,27 @@ def new_name(store: Any, group: str, rank: int) -> str:
         A name for this set of ranks, and this rank's number in it.
     """
     prefix = f"pace/{hashlib.sha256(group.encode()).hexdigest()[:16]}"
-    return f"{prefix}/{store.add(f'{prefix}/{rank}', 1)}"
+    while True:
+        name = f"{prefix}/{store.add(f'{prefix}/{rank}', 1)}"
+        if not store.check([f"{name}/{_GIVEN_UP}"]):
+            return name
+
+
+@contextlib.contextmanager
+def given_up_on_failure(meeting: Any) -> Iterator[None]:
+    """Tell ranks that come later, if a meeting fails inside, so that they go to the next one.
+
+    Parameters
+    ----------
+    meeting
+        The store with the keys of the meeting; after a failure no thread may be waiting in this connection.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError, OSError):
+            call_within(_GIVING_UP_S, lambda: meeting.set(_GIVEN_UP, b"1"), name="pace.store")
+        raise
 
 
 def meeting_store(group: str, rank: int, timeout: datetime.timedelta) -> Store:

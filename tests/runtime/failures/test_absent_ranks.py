@@ -6,17 +6,17 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import pace.runtime.optimizer.start
-from tests.runtime.launch import Outcome, try_jobs, try_ranks
+from tests.runtime.launch import Backend, Outcome, run_ranks, try_jobs, try_ranks
 from tests.runtime.logs import captured_events
-from tests.runtime.models import build
-from tests.runtime.training import OPTIMIZERS, meet, trainable, wrap
+from tests.runtime.models import batches, build, weights
+from tests.runtime.training import OPTIMIZERS, backward, equal_bits, meet, trainable, wrap
 
 pytestmark = pytest.mark.races_with_machine(
     reason="ranks must come, or be named, within a time-out of seconds", fixtures=("ended",)
@@ -131,3 +131,44 @@ def test_a_rank_that_does_not_wrap_is_named(
         assert line.startswith(
             f"rank {absent} has not wrapped its optimizer: make the same call on every rank"
         )
+
+
+def _wrap_after_one_rank_failed(rank: int, _size: int, transport: str) -> Any:
+    """Rank 1 alone fails, before it looks for the others; then all ranks wrap rightly, twice."""
+    meet(transport)
+    raised = []
+    found = []
+    for attempt in range(3):
+        model = build("conv")
+        wrong: dict[str, Any] = {"bogus": 1} if rank == 1 and attempt == 0 else {}
+        meet(transport)
+        try:
+            optimizer = wrap(
+                transport,
+                OPTIMIZERS["sgd"](trainable(model)),
+                model,
+                timeout_s=TIMEOUT_S if attempt == 0 else 60.0,
+                mode="overlap",
+                **wrong,
+            )
+        except Exception as error:
+            raised.append(type(error).__name__)
+            continue
+        for batch in batches("conv", 2, rank):
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        optimizer.close()
+        found.append(weights(model))
+    return raised, found
+
+
+@pytest.mark.slow
+def test_ranks_wrap_again_after_one_of_them_failed_to(transport: str) -> None:
+    """Ranks have tried to wrap a different number of times, and still meet."""
+    backend = cast("Backend", transport)
+    ranks = run_ranks(_wrap_after_one_rank_failed, 2, transport, backend=backend, timeout_s=240)
+    assert [raised for raised, _ in ranks] == [["CommunicationFailed"], ["InvalidOptions"]]
+    (_, first), (_, second) = ranks
+    assert len(first) == 2
+    assert all(equal_bits(one, other) for one, other in zip(first, second, strict=True))
