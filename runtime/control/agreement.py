@@ -283,6 +283,68 @@ def agree_on_weights(
         log.info("pace.weights_broadcast", changed=len(differing), total=len(state))
 
 
+def describe_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, str]:
+    """Return a digest of each entry of an optimizer's state and of each hyper-parameter, by its name."""
+    state = vars(optimizer)["state"]
+    values = {
+        f"{entry} of {name}": value
+        for name, parameter in parameters.items()
+        for entry, value in (dict.get(state, parameter) or {}).items()
+    } | {
+        f"{entry} of parameter group {number}": value
+        for number, group in enumerate(optimizer.param_groups)
+        for entry, value in group.items()
+        if entry != "params"
+    }
+    return {name: _digest(value) for name, value in values.items()}
+
+
+def _digest(value: Any) -> str:
+    """Return a text that is equal for equal values; the name of the type for what cannot be compared."""
+    if isinstance(value, torch.Tensor):
+        tensor = local_part(value).detach()
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta:
+            return f"{tensor.dtype} {tuple(tensor.shape)} {_sha256(tensor)}"
+    if isinstance(value, float):  # a schedule may compute it with another last digit on another machine
+        return f"{value:.9g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_digest, value))
+    return repr(value) if isinstance(value, int | str | None) else type(value).__name__
+
+
+def agree_on_state(transport: Transport, mine: Mapping[str, str]) -> None:
+    """Check that all ranks have the same optimizer state, as their updates would differ otherwise.
+
+    Parameters
+    ----------
+    mine
+        What ``describe_state`` returned on this rank.
+
+    Raises
+    ------
+    InvalidUse
+        On every rank, if states differ; the message names a rank and an entry.
+    """
+    statements: list[dict[str, str]] = [
+        json.loads(each) for each in transport.gather(json.dumps(mine).encode())
+    ]
+    first = statements[0]
+    for rank, theirs in enumerate(statements):
+        for name in first | theirs:
+            if theirs.get(name) == first.get(name):
+                continue
+            told = f"rank {rank} has another {name} than rank 0"
+            if name not in theirs or name not in first:
+                having, lacking = (0, rank) if name in first else (rank, 0)
+                told = f"rank {having} has {name}, and rank {lacking} has none"
+            raise InvalidUse(
+                f"the optimizer's state differs between ranks: {told}; load the same checkpoint by"
+                " load_state_dict() on every rank, in the same step"
+            )
+
+
 def _sha256(tensor: torch.Tensor) -> str:
     host = tensor.cpu().contiguous()
     # Not through NumPy: torch would never again resize the memory, as observers of quantization do.

@@ -66,6 +66,11 @@ def trained_parameters(
             )
         if dtype_name(parameter) not in ELEMENT_BYTES:
             raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
+        if (kind := getattr(parameter, "grad_dtype", parameter.dtype)) != parameter.dtype:
+            raise InvalidOptions(
+                f"{name} is {parameter.dtype} and its grad_dtype is {kind}, but gradients are summed in the"
+                " parameter's own dtype: leave grad_dtype as it is"
+            )
     return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
 

@@ -15,14 +15,24 @@ class PlannedParameters:
     ----------
     planned
         The parameters whose gradients are summed. The others were frozen.
+    model
+        The module that holds them; None if a framework replaces them in each pass.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, planned: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, planned: Iterable[nn.Parameter], model: nn.Module | None
+    ) -> None:
         self._optimizer = optimizer
         summed = set(planned)
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._num_updated = len(updated)
         self._frozen = [parameter for parameter in updated if parameter not in summed]
+        self._places = [
+            (module, name, parameter)
+            for module in (() if model is None else model.modules())
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter in summed
+        ]
 
     def refuse_others(self) -> None:
         """Check that a step would update only parameters that the plan covers.
@@ -30,8 +40,17 @@ class PlannedParameters:
         Raises
         ------
         InvalidUse
-            If the optimizer's parameters have changed, or one that was frozen has a gradient.
+            If the optimizer's parameters have changed, the model has another parameter in the place of one,
+            or one that was frozen has a gradient.
         """
+        for module, name, parameter in self._places:
+            held = dict.get(module._parameters, name, parameter)  # past the gate of gated parameters
+            if held is not parameter and held is not None:
+                raise InvalidUse(
+                    f"a parameter named {name}, of shape {tuple(held.shape)}, has replaced the one that the"
+                    " optimizer updates, so it would not be trained: wrap the optimizer after"
+                    " load_state_dict(assign=True), or load without assign"
+                )
         if self._grown:
             raise InvalidUse(
                 "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"

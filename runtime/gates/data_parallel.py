@@ -30,6 +30,7 @@ class DataParallelWrapper:
 
     quiet_passes = "in no_sync()"
     kinds: frozenset[str] = frozenset()
+    swaps_parameters = False
 
     wrapper: Any = None
 

@@ -35,6 +35,7 @@ class FullyShardWrapper:
     """
 
     quiet_passes = "after set_requires_all_reduce(False)"
+    swaps_parameters = True
     kinds = frozenset({UNIT_KIND})
     wrapper: Any = None
 

@@ -23,11 +23,14 @@ class ModelWrapper(Protocol):
         The name of such passes in messages.
     kinds
         Names of torch's classes that the model may contain, though they sum gradients.
+    swaps_parameters
+        Whether modules hold other tensors than the optimizer's parameters during a pass.
     """
 
     quiet: bool
     quiet_passes: str
     kinds: frozenset[str]
+    swaps_parameters: bool
 
     def wraps(self, parallel: DistributedDataParallel) -> bool:
         """Return whether this is the given DistributedDataParallel."""

@@ -123,6 +123,23 @@ class TwinOptimizer:
             self._twin.state = state
         self._step(self._twin)
 
+    def blank_state(self, tensor: torch.Tensor, owner: int) -> dict[str, Any]:
+        """Return the state that the optimizer creates in a first step with a zero gradient.
+
+        Parameters
+        ----------
+        owner
+            The index of the tensor's parameter group.
+        """
+        scratch = torch.zeros_like(tensor)
+        scratch.grad = torch.zeros_like(tensor)
+        self.snapshot()
+        made = self.new_state()
+        with without_gates(), plain_mode(tensor.device.type):
+            self.step({owner: [scratch]}, state=made)
+        found: dict[str, Any] = made[scratch]
+        return found
+
     @staticmethod
     def new_state() -> Any:
         """Return an empty state, like that of a new optimizer."""

@@ -46,6 +46,8 @@ class RoundSettings:
         See ``Engine``.
     ask
         See ``Reduction.attach``.
+    compare_state
+        See ``Reduction.attach``.
     clips
         Whether every ``step()`` clips gradients by their norm.
     model_wrapper
@@ -63,6 +65,7 @@ class RoundSettings:
     on_stall: Callable[[int], None]
     explain: Callable[[], str]
     ask: Callable[[int], None]
+    compare_state: Callable[[], None]
     clips: bool = False
     model_wrapper: ModelWrapper | None = None
     poison: Poison | None = None

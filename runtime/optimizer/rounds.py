@@ -96,6 +96,7 @@ class Rounds:
             self._before = before.totals
             self.accumulating = before.accumulating
             self.reduction.step, self.reduction.turn = before.reduction.step, before.reduction.turn
+            self.reduction.loaded = before.reduction.loaded
         self.closed = False
         self._lock = threading.RLock()
         self._num_pending = self._num_arrived = 0
@@ -140,7 +141,7 @@ class Rounds:
             on_stall=settings.on_stall,
             explain=settings.explain,
         )
-        self.reduction.attach(self.engine, settings.ask)
+        self.reduction.attach(self.engine, settings.ask, settings.compare_state)
         for slot, gate in self._gates:
             take_existing(slot)
             open_gate(slot.parameter, gate)
@@ -622,16 +623,19 @@ class Rounds:
     def lend_state(self) -> None:
         """Give the user's optimizer its whole state, and take over changes that user code makes to it."""
 
+    def refuse_copies(self, state_dict: dict[str, Any]) -> None:
+        """Check that a state to be loaded is not what ``state_dict()`` returned before an earlier step."""
+
+    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
+        """Inside, the user's optimizer has its whole state; yields whether it was gathered only for this."""
+        return contextlib.nullcontext(enter_result=False)
+
     def give_state(self, asked: list[int]) -> bool:  # noqa: ARG002
         """Answer another rank that asks for state; return whether the answer was complete."""
         return False
 
     def take_state(self) -> None:
         """Move the user's optimizer's state to where it is kept during training."""
-
-    def whole_state(self) -> contextlib.AbstractContextManager[bool]:
-        """Inside, the user's optimizer has its whole state; yields whether it was gathered only for this."""
-        return contextlib.nullcontext(enter_result=False)
 
 
 def _hook_gradient(rounds: Rounds, slot: Slot) -> Any:

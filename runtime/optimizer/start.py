@@ -13,7 +13,15 @@ from torch import nn
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, PaceError
 from pace.runtime.argument_checks import require_instance
-from pace.runtime.control.agreement import Statement, agree_on_plan, agree_on_weights, exchange, forms_of
+from pace.runtime.control.agreement import (
+    Statement,
+    agree_on_plan,
+    agree_on_state,
+    agree_on_weights,
+    describe_state,
+    exchange,
+    forms_of,
+)
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.parameters import gradient_sizes, trained_parameters
 from pace.runtime.control.plan_source import PlanSource
@@ -136,6 +144,8 @@ def start_together(
         broadcast=options.broadcast_parameters and model_wrapper is None,
         with_buffers=model_wrapper is None,
     )
+    if sums_gradients:
+        agree_on_state(transport, describe_state(optimizer, parameters))
     reasons = [(rank, each.barrier_reason) for rank, each in enumerate(statements) if each.barrier_reason]
     barrier_reason = _join(reasons, len(statements))
     if barrier_reason is not None and options.mode == "check":

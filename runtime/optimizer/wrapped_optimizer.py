@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.argument_checks import is_number, refusal
+from pace.runtime.control.agreement import agree_on_state, describe_state
 from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
@@ -82,6 +83,7 @@ class WrappedOptimizer(StandIn):
         self._forked = False  # whether this process was forked from the one that trains
         self._told_of_norm = self._state_is_held = False
         self._last_norm: torch.Tensor | None = None
+        self._loaded: dict[str, str] = {}  # with sharded updates: the state that was loaded since
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
             refuse_wrapped(optimizer)
@@ -105,7 +107,10 @@ class WrappedOptimizer(StandIn):
         self._transport: Transport = compressed(transport, options.communication.compression)
         warn_of_whole_gradients(model, self._transport)
         self.parameters_by_name = start.parameters
-        self._planned = PlannedParameters(optimizer, self.parameters_by_name.values())
+        swaps = self._model_wrapper is not None and self._model_wrapper.swaps_parameters
+        self._planned = PlannedParameters(
+            optimizer, self.parameters_by_name.values(), None if swaps else model
+        )
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
         self._order = options.plan.order
@@ -160,6 +165,7 @@ class WrappedOptimizer(StandIn):
             on_stall=weakly(self._report_stall),
             explain=weakly(self._explain_failure, otherwise=""),
             ask=weakly(self._ask),
+            compare_state=weakly(self._compare_state),
             clips=self._max_grad_norm is not None,
             model_wrapper=self._model_wrapper,
             poison=self._poison,
@@ -416,7 +422,9 @@ class WrappedOptimizer(StandIn):
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's whole state, after every pending update, like a plain optimizer.
 
-        With sharded updates this rank collects the state from the other ranks, whatever they are doing.
+        With sharded updates this rank collects the state from the other ranks, whatever they are doing. The
+        result is a copy. What would differ from torch's, which follows each step, is refused: to change it in
+        place, and to load it after another ``step()`` without ``copy.deepcopy``.
         """
         self.finish_updates()
         with self._rounds.whole_state() as gathered:
@@ -425,12 +433,25 @@ class WrappedOptimizer(StandIn):
             with without_gates():
                 return self.optimizer.state_dict()
 
-    def _before_loading(self, _optimizer: torch.optim.Optimizer, _state_dict: dict[str, Any]) -> None:
+    def _before_loading(self, _optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         self.finish_updates()
+        self._rounds.refuse_copies(state_dict)
 
     def _after_loading(self, _optimizer: torch.optim.Optimizer) -> None:
         gate_state(self.optimizer, weakly(self._make_state_current))
+        self._take_loaded()
+
+    def _take_loaded(self) -> None:
+        self._rounds.reduction.loaded = True
+        if isinstance(self._rounds, ShardedRounds):
+            self._loaded = describe_state(self.optimizer, self.parameters_by_name)
         self._rounds.take_state()
+
+    def _compare_state(self) -> None:
+        loaded, self._loaded = self._loaded, {}
+        if not isinstance(self._rounds, ShardedRounds):
+            loaded = describe_state(self.optimizer, self.parameters_by_name)
+        agree_on_state(self._transport, loaded)
 
     def _gate_state(self, *, replaced: bool = True) -> None:
         """Make reads of the optimizer's state wait for pending updates, also after it was replaced."""
@@ -455,7 +476,7 @@ class WrappedOptimizer(StandIn):
         self._state_is_held = False
         gate_state(optimizer, weakly(self._make_state_current))
         if replaced:
-            self._rounds.take_state()
+            self._take_loaded()
 
     def _make_state_current(self) -> None:
         self.finish_updates()

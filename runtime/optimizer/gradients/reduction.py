@@ -125,6 +125,8 @@ class Reduction:
         Whether sums were made for other ranks or for gradients that user code keeps, and none was read here.
     step
         Number of steps taken.
+    loaded
+        Whether the optimizer's state was loaded since this rank's contribution was last final.
     turn
         How often all groups have been submitted.
     by_rows
@@ -134,6 +136,7 @@ class Reduction:
     """
 
     engine: Engine  # from ``attach`` on
+    _compare_state: Callable[[], None]
     by_rows = False
     held: AbstractSet[Slot] = frozenset()
 
@@ -170,22 +173,30 @@ class Reduction:
         self._patience_s = _PATIENCE_S
         self._read = False
         self.turn = 0
-        self.unread = False
+        self.unread = self.loaded = False
         self.step = 0
 
     def _marks_of(self, groups: list[FusedGroup]) -> RoundMarks:
         return RoundMarks(self._transport, len(groups), scale=self._averaging.scale)
 
-    def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
+    def attach(
+        self,
+        engine: Engine,
+        ask: Callable[[int], None] | None = None,
+        compare_state: Callable[[], None] = lambda: None,
+    ) -> None:
         """Set the engine that sends the groups.
 
         Parameters
         ----------
         ask
             Asks other ranks to make their contributions to a turn final.
+        compare_state
+            Checks that all ranks have the same optimizer state; called on every rank after one loaded it.
         """
         self.engine = engine
         self._ask = ask
+        self._compare_state = compare_state
         for group in self._groups:
             group.settle_references()
 
@@ -317,7 +328,8 @@ class Reduction:
         self._void = [number for number, slot in enumerate(self._slots) if slot.dropped]
         late = (self._collect_late() if self.scattered else False) or bool(self._void)
         self._evaluated = False
-        code = RoundCode(late=late, read=read, idle=idle, kept=self._settled, step=self.step)
+        loaded, self.loaded = self.loaded, False
+        code = RoundCode(late=late, read=read, idle=idle, kept=self._settled, step=self.step, loaded=loaded)
         for group in self._groups:
             if not group.submitted:
                 self._submit(group, code if group is self.closing else None)
@@ -325,6 +337,8 @@ class Reduction:
             self._marks.exchange(code)
         self.sealed = True
         self.folded = False
+        if loaded and not self.by_rows:
+            self._evaluate()  # before this rank exchanges anything else
 
     @property
     def sums(self) -> bool:
@@ -393,14 +407,18 @@ class Reduction:
         self._evaluated = True
         self._substitute = substitute_for_idle(codes)
         self._note_keepers(codes)
-        if any(code.late for code in codes):
-            try:
+        void: list[Slot] = []
+        try:
+            if any(code.loaded for code in codes):
+                self._compare_state()
+            if any(code.late for code in codes):
                 void = find_void(
                     self._slots, self._void, codes, self._transport, sent=self._sent, late=self._late
                 )
-            except InvalidUse:
-                self.engine.abandon()
-                raise
+        except InvalidUse:
+            self.engine.abandon()
+            raise
+        if any(code.late for code in codes):
             self.resolve_all()
             for slot in void:
                 slot.present = slot.base = False

@@ -17,8 +17,8 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.transports.transport import Transport
 
-_LATE, _READ, _IDLE, _KEPT = 1, 2, 4, 8
-_STEPS = 4
+_LATE, _READ, _IDLE, _KEPT, _LOADED = 1, 2, 4, 8, 16
+_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,10 @@ class RoundCode:
         Whether the rank has computed no gradients.
     kept
         Whether user code keeps gradients, so that they must be complete when each backward pass ends.
+    loaded
+        Whether the optimizer's state was loaded since the rank's last round.
     step
-        How many steps the rank has taken, modulo 4.
+        How many steps the rank has taken, modulo 2: every step is a round, so no rank can be two ahead.
     """
 
     late: bool
@@ -44,11 +46,12 @@ class RoundCode:
     idle: bool
     kept: bool
     step: int
+    loaded: bool = False
 
     def __int__(self) -> int:
         """Encode as a number below 64, which every dtype of gradients holds exactly."""
         flags = _LATE * self.late + _READ * self.read + _IDLE * self.idle + _KEPT * self.kept
-        return flags + 16 * (self.step % _STEPS)
+        return flags + _LOADED * self.loaded + 2 * _LOADED * (self.step % _STEPS)
 
     @classmethod
     def decode(cls, number: int) -> Self:
@@ -58,7 +61,8 @@ class RoundCode:
             read=bool(number & _READ),
             idle=bool(number & _IDLE),
             kept=bool(number & _KEPT),
-            step=number // 16,
+            loaded=bool(number & _LOADED),
+            step=number // (2 * _LOADED),
         )
 
 
@@ -193,10 +197,18 @@ def find_void(
     found = sorted(set().union(*(each[0] for each in replies)))
     for rank, (_, gone) in enumerate(replies):
         if both := set(found).intersection(gone):
+            first = min(both)
+            name = slots[first].name
+            if not (codes[rank].read or codes[rank].idle):
+                clearing = next(other for other, (there, _) in enumerate(replies) if first in there)
+                raise InvalidUse(
+                    f"rank {clearing} cleared the gradient of {name} between two backward passes of a step, "
+                    f"and rank {rank} ran only one: let all ranks skip a step(), or none"
+                )
             did = "reads it" if codes[rank].read else "did not run the last backward pass"
             raise InvalidUse(
-                f"the gradient of {slots[min(both)].name} was cleared on some ranks but not on rank {rank},"
-                f" which {did}: before gradients are cleared, read them on every rank or call step()"
+                f"the gradient of {name} was cleared on some ranks but not on rank {rank}, which {did}:"
+                " before gradients are cleared, read them on every rank or call step()"
             )
     for number in found:
         slot = slots[number]

@@ -121,9 +121,14 @@ class ShardReduction(Reduction):
     def _marks_of(self, groups: list[FusedGroup]) -> ShardMarks:
         return ShardMarks(self._transport, groups)
 
-    def attach(self, engine: Engine, ask: Callable[[int], None] | None = None) -> None:
+    def attach(
+        self,
+        engine: Engine,
+        ask: Callable[[int], None] | None = None,
+        compare_state: Callable[[], None] = lambda: None,
+    ) -> None:
         """Send through this engine; see ``Reduction``."""
-        super().attach(engine, ask)
+        super().attach(engine, ask, compare_state)
         if not self._expects_early:
             engine.separate_halves(apart=True)
 

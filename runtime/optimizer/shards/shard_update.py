@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from pace.runtime.engine.buffers import Slot, kept_elsewhere, like
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.guarded_tensors import guard
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
-from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
+from pace.runtime.optimizer.group_update import TwinOptimizer
 from pace.runtime.optimizer.shards.checkpoint import (
     ParameterPiece,
     PieceState,
@@ -85,6 +86,7 @@ class ShardUpdate(TwinOptimizer):
         self._lock = threading.Lock()
         self._usage = usage
         self._last: dict[Slot, SlotState] | None = None
+        self._copies: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
         self.take_state()
 
     @property
@@ -166,6 +168,7 @@ class ShardUpdate(TwinOptimizer):
     def take_state(self) -> None:
         """Keep this rank's pieces of the user's optimizer's state, and remove the state there."""
         own = self._optimizer.state
+        self._copies.clear()
         with self._lock, without_gates():
             self.state = self.new_state()
             for slot in self._slots:
@@ -176,11 +179,52 @@ class ShardUpdate(TwinOptimizer):
                 if values:
                     _expire(values, slot.name)
 
-    def take_away(self) -> None:
-        """Remove the whole state from the user's optimizer again."""
+    def take_away(self, step: int) -> None:
+        """Remove the whole state from the user's optimizer again, and note what user code keeps of it.
+
+        Parameters
+        ----------
+        step
+            Number of steps taken.
+        """
         with without_gates():
             for slot in self._slots:
-                self._optimizer.state.pop(slot.parameter, None)
+                for value in (self._optimizer.state.pop(slot.parameter, None) or {}).values():
+                    if isinstance(value, torch.Tensor):
+                        self._copies.append((weakref.ref(value), value._version, step))
+
+    def refuse_changed_copies(self) -> None:
+        """Check that user code has not changed what ``state_dict()`` returned, as that has no effect.
+
+        Raises
+        ------
+        InvalidUse
+            If it has.
+        """
+        self._copies = [each for each in self._copies if each[0]() is not None]
+        for reference, version, _ in self._copies:
+            value = reference()
+            if value is not None and value._version != version:
+                raise InvalidUse(
+                    "what state_dict() returned was changed, but with sharded updates it is a copy: change"
+                    " optimizer.state, or pass the changed state to load_state_dict()"
+                )
+
+    def refuse_copies(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Check that a state to be loaded is not what ``state_dict()`` returned before an earlier step.
+
+        Raises
+        ------
+        InvalidUse
+            If it is: torch's own would be the current state.
+        """
+        copies = {id(reference()) for reference, _, taken in self._copies if taken != step}
+        entries = state_dict.get("state", {}).values()
+        if any(id(value) in copies for entry in entries for value in entry.values() if value is not None):
+            raise InvalidUse(
+                "state_dict() returned this state before a later step(), which without sharded updates would"
+                " have changed it: keep copy.deepcopy(optimizer.state_dict()), and load that"
+            )
 
     def hand_back(self, transport: Transport, step: int, *, last: bool) -> None:
         """Give the user's optimizer the whole state again; see ``gathered``."""
@@ -257,7 +301,7 @@ class ShardUpdate(TwinOptimizer):
                 start=place.start,
                 end=place.end,
                 state={name: _copied(value) for name, value in state.items()} if state else None,
-                blank=self._blank(slot, piece),
+                blank=self.blank_state(piece, self._owner[slot.parameter]),
             )
         groups = [
             {key: _copied(value) for key, value in dict.items(group) if key != "params"}
@@ -265,17 +309,6 @@ class ShardUpdate(TwinOptimizer):
         ]
         strides = {slot.name: tuple(slot.parameter.stride()) for slot in self._slots}
         return ShardedState(pieces, strides, groups, self._load)
-
-    def _blank(self, slot: Slot, piece: torch.Tensor) -> SlotState:
-        """Return a state with the entries that the optimizer creates for a piece; values are arbitrary."""
-        scratch = torch.zeros_like(piece)
-        scratch.grad = torch.zeros_like(piece)
-        self.snapshot()
-        made = self.new_state()
-        with without_gates(), plain_mode(piece.device.type):
-            self.step({self._owner[slot.parameter]: [scratch]}, state=made)
-        found: SlotState = made[scratch]
-        return found
 
     def _load(self, pieces: dict[str, PieceState], groups: list[dict[str, Any]]) -> None:
         own = self._optimizer.param_groups
@@ -317,8 +350,9 @@ def _expire(values: SlotState, name: str) -> None:
 
     def refuse(_tensor: torch.Tensor) -> None:
         raise InvalidUse(
-            f"the optimizer's state of {name} was read before the last step() and used after it, but with"
-            " sharded updates it is out of date: read optimizer.state again"
+            f"the optimizer's state of {name} was read, or given to load_state_dict(), before the last step()"
+            " and used after it, but with sharded updates it is out of date: read optimizer.state again, or"
+            " load copy.deepcopy(...) of a state that is loaded again"
         )
 
     for value in values.values():

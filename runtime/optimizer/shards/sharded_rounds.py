@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,6 +142,7 @@ class ShardedRounds(Rounds):
         recorded = self._profiling.aside is not None
         with self._aside():
             self.reduction.agree()
+        self._shard_update.refuse_changed_copies()
         self._take_back_state()
         self._shard_update.settle()
         self._shard_update.snapshot()
@@ -205,6 +207,10 @@ class ShardedRounds(Rounds):
             self._shard_update.hand_back(self._transport, self.number, last=False)
             self._lent = True
 
+    def refuse_copies(self, state_dict: dict[str, Any]) -> None:
+        """Check that a state to be loaded is none of an earlier step; see ``Rounds``."""
+        self._shard_update.refuse_copies(state_dict, self.number)
+
     def _take_back_state(self) -> None:
         """Take over changes of the state that user code has made since ``lend_state``."""
         if self._lent:
@@ -230,7 +236,7 @@ class ShardedRounds(Rounds):
         try:
             yield True
         finally:
-            self._shard_update.take_away()
+            self._shard_update.take_away(self.number)
 
     def sharded_state(self) -> ShardedState:
         """Return this rank's pieces of the optimizer's state."""

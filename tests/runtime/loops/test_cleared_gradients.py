@@ -5,7 +5,9 @@ import pytest
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_reference import differences, expected
 from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.models import batches, build
 from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 
 STEP: Operation = ("step",)
 ZERO: Operation = ("zero", "optimizer", True)
@@ -72,10 +74,34 @@ def test_gradients_are_cleared_on_every_rank(pool: RankPool, name: str, plan: in
     assert differences(found, expected(program)) == []
 
 
+def test_a_step_that_one_rank_skips_is_an_error_that_names_it(pool: RankPool) -> None:
+    """It cleared its gradients after the backward pass instead of calling ``step()``, as for a bad loss."""
+    for failed in pool.run(_skip_a_step):
+        assert isinstance(failed, Failed)
+        assert "rank 1 cleared the gradient of" in failed.reason
+        assert "and rank 0 ran only one: let all ranks skip a step(), or none" in failed.reason
+
+
+def _skip_a_step(rank: int) -> None:
+    model = build("conv")
+    with wrap(
+        "gloo", OPTIMIZERS["sgd"](trainable(model)), model, mode="overlap", timeout_s=60.0
+    ) as optimizer:
+        for step, batch in enumerate(batches("conv", 6, rank)):
+            optimizer.zero_grad()
+            backward(model(*batch))
+            if (rank, step) == (1, 3):
+                optimizer.zero_grad()
+                continue
+            optimizer.step()
+        optimizer.synchronize()
+
+
 def test_what_was_lost_is_an_error_on_every_rank(pool: RankPool) -> None:
     """One rank's only ``zero_grad()`` of a step looks like the usual one: what it sends later is not kept."""
     operations = (compute((1,), (2,)), STEP, compute((1, 2), ()), ZERO, compute((1, 0), (1,)), STEP, SAVE)
     found = pool.run(run_program, loop(*operations, plan=1))
     for each in found:
         assert isinstance(each, Failed)
-        assert "was cleared on some ranks but not on rank 1, which did not run" in each.reason
+        assert "rank 0 cleared the gradient of units.1.weight between two backward passes" in each.reason
+        assert "and rank 1 ran only one" in each.reason

@@ -14,17 +14,23 @@ from pace.runtime.optimizer.gradients.round_marks import (
 
 
 def _code(
-    *, late: bool = False, read: bool = False, idle: bool = False, kept: bool = False, step: int = 0
+    *,
+    late: bool = False,
+    read: bool = False,
+    idle: bool = False,
+    kept: bool = False,
+    loaded: bool = False,
+    step: int = 0,
 ) -> RoundCode:
-    return RoundCode(late=late, read=read, idle=idle, kept=kept, step=step)
+    return RoundCode(late=late, read=read, idle=idle, kept=kept, loaded=loaded, step=step)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_every_number_survives_every_dtype(dtype: torch.dtype) -> None:
     """Also divided by a scale and multiplied by it again, as over Horovod."""
-    for late, read, idle, kept in itertools.product([False, True], repeat=4):
-        for step in range(4):
-            code = _code(late=late, read=read, idle=idle, kept=kept, step=step)
+    for late, read, idle, kept, loaded in itertools.product([False, True], repeat=5):
+        for step in range(2):
+            code = _code(late=late, read=read, idle=idle, kept=kept, loaded=loaded, step=step)
             for scale in (1.0, 1 / 3, 7.0):
                 sent = torch.tensor(int(code) / scale, dtype=dtype) * scale
                 assert RoundCode.decode(round(float(sent))) == code
@@ -32,8 +38,8 @@ def test_every_number_survives_every_dtype(dtype: torch.dtype) -> None:
 
 def test_ranks_in_different_steps_are_named() -> None:
     """The message names a rank that is elsewhere; agreement gives none."""
-    assert disagreement([_code(step=2), _code(step=2)]) == ""
-    assert "rank 1" in disagreement([_code(step=2), _code(step=3)])
+    assert disagreement([_code(step=1), _code(step=1)]) == ""
+    assert "rank 1" in disagreement([_code(step=0), _code(step=1)])
 
 
 def test_one_reader_stands_in_for_ranks_without_gradients() -> None:
