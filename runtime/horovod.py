@@ -1,8 +1,9 @@
 """``DistributedOptimizer`` for Horovod, and the ``init`` that prepares Horovod for it."""
 
+import inspect
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
+from pace.runtime.optimizer.group_update import TwinOptimizer
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.options import AllReduce, GradientOp, Plan, Replanning, Tune
@@ -142,6 +144,51 @@ class DistributedOptimizer(WrappedOptimizer):
 
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=checked)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one optimizer step; see ``WrappedOptimizer``.
+
+        ``hvd.broadcast_optimizer_state`` calls it on ranks without state, to have one to overwrite. They get
+        the state of a new optimizer, and parameters stay as they are.
+        """
+        if not _in_state_broadcast():
+            return super().step(closure)
+        self.zero_grad()
+        update = TwinOptimizer(self.optimizer)
+        for parameter, owner in update.owners().items():
+            if parameter.requires_grad:
+                self.optimizer.state[parameter] = update.blank_state(parameter, owner)
+        return None
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are expected before ``step()``; call it between steps."""
+        require_whole("passes", passes, least=1)
+        self.synchronize()
+        self.backward_passes_per_step = passes
+        self._usage.expect(passes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's whole state; see ``WrappedOptimizer``.
+
+        Raises
+        ------
+        InvalidUse
+            In ``hvd.broadcast_optimizer_state`` with sharded updates, where no rank keeps the whole state.
+        """
+        if self._plan.shards and _in_state_broadcast():
+            raise InvalidUse(
+                "hvd.broadcast_optimizer_state cannot set sharded state, of which no rank has all: load the"
+                " checkpoint by load_state_dict() on every rank, or use AllReduce(sharding='off')"
+            )
+        return super().state_dict()
+
+
+def _in_state_broadcast() -> bool:
+    """Return whether ``hvd.broadcast_optimizer_state`` is among the callers."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not hvd.broadcast_optimizer_state.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _refuse_foreign(process_set: Any) -> None:

@@ -45,6 +45,13 @@ class Usage:
         self.at_entry: frozenset[str] = frozenset()
         self.at_step: frozenset[str] = frozenset()
 
+    def expect(self, passes: int) -> None:
+        """Forget how often gradients arrived, and expect them this often."""
+        self._least = passes
+        self.expected.clear()
+        self.expected.default_factory = lambda: passes
+        self._short.clear()
+
     @property
     def eager(self) -> bool:
         """Whether groups are to be sent as soon as their gradients have arrived."""

@@ -1,11 +1,13 @@
 """Horovod's own arguments: honoured as Horovod's own wrapper honours them, or refused with what to do."""
 
+import copy
 from typing import Any
 
 import pytest
+import torch
 
 from pace.errors import PaceError
-from pace.runtime.options import AllReduce, ParameterServers
+from pace.runtime.options import AllReduce, ParameterServers, ShardingChoice
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
@@ -175,3 +177,48 @@ def test_process_sets_train_apart_and_the_impossible_is_refused() -> None:
     for name, (_, said) in _REFUSED.items():
         assert said in refused[name], name
     assert "only its members wrap an optimizer for it" in refused["foreign set"]
+
+
+def _resume(rank: int, _size: int, sharding: ShardingChoice) -> Any:
+    """Rank 0 alone loads a checkpoint, and Horovod's own functions give it to the others."""
+    import horovod.torch as hvd
+
+    import pace.runtime.horovod
+
+    pace.runtime.horovod.init()
+    shares = batches("conv", 6, rank)
+    saved: Any = None
+    found: list[Weights] = []
+    for steps in (shares, shares[3:]):
+        model = build("conv")
+        inner = torch.optim.AdamW(trainable(model), lr=0.01, weight_decay=0.1)
+        optimizer = pace.runtime.horovod.DistributedOptimizer(
+            inner, model=model, mode="overlap", communication=AllReduce(sharding=sharding)
+        )
+        if saved is not None:
+            if rank == 0:
+                model.load_state_dict(saved[0])
+                if sharding == "off":
+                    optimizer.load_state_dict(saved[1])
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            try:
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            except PaceError as error:
+                return str(error)
+        for step, batch in enumerate(steps):
+            if saved is None and step == 3:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+        found.append(weights(model))
+        optimizer.close()
+    return found
+
+
+def test_horovods_own_way_to_resume_works_or_is_refused() -> None:
+    """Training goes on as without a break; with sharded updates every rank is told to load the checkpoint."""
+    for went_on, resumed in run_ranks(_resume, 2, "off", backend="horovod", timeout_s=240):
+        assert equal_bits(went_on, resumed)
+    for said in run_ranks(_resume, 2, "on", backend="horovod", timeout_s=240):
+        assert "load the checkpoint by load_state_dict() on every rank" in said

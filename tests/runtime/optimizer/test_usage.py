@@ -55,3 +55,13 @@ def test_sending_in_vain_is_punished_ever_longer() -> None:
             held[-1] += 1
             usage.end_round({})
     assert held == [1, 2, 4]
+
+
+def test_the_number_of_passes_can_be_changed() -> None:
+    """What earlier rounds taught is forgotten."""
+    usage, slot = Usage(1), _slot()
+    _round(usage, slot, 3)
+    usage.expect(2, [slot])
+    assert slot.expected == 2
+    _round(usage, slot, 2)
+    assert slot.expected == 2

@@ -105,7 +105,8 @@ def _one_element_overflows(run: Run) -> None:
             first = torch.ones(3, dtype=torch.float64)
             if step == 2 and run.rank == run.size - 1:
                 first[0] = float("inf")
-            hook = model.get_parameter("0.bias").register_hook(functools.partial(torch.mul, first))
+            bias: Any = model[0].bias
+            hook = bias.register_hook(functools.partial(torch.mul, first))
             scaler.scale(model(run.batch(step, 2, 4)).sum()).backward()
             hook.remove()
             run.average(model)
