@@ -42,7 +42,7 @@ class DataParallelWrapper:
         """Remove the reducer, with the memory of its buckets."""
         parallel: Any = self._parallel()
         parallel.reducer._remove_autograd_hooks()
-        parallel.logger = _Log(parallel._get_ddp_logging_data())  # the other one would keep the reducer
+        parallel.logger = _Log(parallel.logger._get_ddp_logging_data())  # the other one keeps the reducer
         parallel.reducer = _Aside(self)
 
     def note_forward(self, *, prepared: bool = False) -> None:
@@ -112,6 +112,7 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         "a communication hook for buffers is registered, which may wait for torch's own sums": (
             "buffer_hook" in state
         ),
+        f"the model is in join(): {_UNEVEN}": parallel._join_config.enable,
         "an optimizer is applied in the backward pass": (
             any(hasattr(parameter, "_in_backward_optimizers") for parameter in parallel.parameters())
         ),
@@ -124,26 +125,29 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")
 
 
+_UNEVEN = (
+    "ranks with fewer batches than others are not supported with PACE: give every rank as many, or close()"
+    " PACE's wrapper before"
+)
+
+
 class _Log:
     """Stands in for the object in which torch logs data of a reducer."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: Any) -> None:
         self._data = data
 
     def set_runtime_stats_and_log(self) -> None:
         """Do nothing: there are no statistics of a reducer."""
 
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
+    def _get_ddp_logging_data(self) -> Any:
         return self._data
 
     def _set_static_graph(self) -> None:
         """See ``ModelWrapper.close``."""
 
     def _set_uneven_input_join(self) -> None:
-        raise InvalidUse(
-            "join(): ranks with fewer batches than others are not supported with PACE: give every rank as"
-            " many, or close() PACE's wrapper before"
-        )
+        raise InvalidUse(f"join(): {_UNEVEN}")
 
 
 class _Aside:

@@ -94,6 +94,13 @@ def joined(rank: int) -> None:
         job.backward(model, 1)
 
 
+def attached_inside_join(_rank: int) -> None:
+    """Attaching where ranks may already have fewer batches than others."""
+    model: Any = DistributedDataParallel(Net())
+    with model.join():
+        attach(model)
+
+
 def nested(rank: int) -> None:
     """The model inside another DistributedDataParallel than the one attached to."""
     job = Job(rank, attach=True)
@@ -114,5 +121,6 @@ REFUSALS: Refusals = (
     (other_weights, "first.bias"),
     (local_step, "in no_sync()"),
     (joined, "join()"),
+    (attached_inside_join, "join()"),
     (nested, "reduce gradients a second time"),
 )
