@@ -8,6 +8,10 @@ from pace.solver.arrays import BoolArray, FloatArray
 
 _SAME = 1e-7
 
+# Senders that are slower than the fastest by more than this factor take only what no faster one holds: the
+# linear program takes so small a coefficient for zero, and what they could carry is less than this share.
+_LEAST_RATE = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderShares:
@@ -54,7 +58,7 @@ def share_among_senders(sizes: FloatArray, holds: BoolArray, rates: FloatArray) 
     if (holds.sum(axis=1) == 1).all():
         shares[holds] = sizes
     else:
-        shares = _least_busy(sizes / total, holds, rates / rates.max()) * total
+        shares = _least_busy(sizes / total, holds, rates) * total
     seconds = shares.sum(axis=0) / rates
     tight = _cannot_hand_on(seconds, shares, holds, sizes)
     alone = ~(holds & ~tight).any(axis=1)
@@ -68,6 +72,16 @@ def _least_busy(sizes: FloatArray, holds: BoolArray, rates: FloatArray) -> Float
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
+    rates = rates / rates.max()
+    fast = rates >= _LEAST_RATE
+    if not fast.all():
+        shares = np.zeros(holds.shape)
+        reached = (holds & fast).any(axis=1)
+        for some, by in ((reached, fast), (~reached, ~fast)):
+            if some.any():
+                part = np.ix_(some, by)
+                shares[part] = _least_busy(sizes[some], holds[part], rates[by])
+        return shares
     classes, senders = np.nonzero(holds)
     count = len(classes)
     numbers = np.arange(count)
