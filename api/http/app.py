@@ -83,6 +83,7 @@ def create_app(settings: Settings) -> Application:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the caller's Host
     )
     for routes in (
         health,

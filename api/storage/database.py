@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,6 +119,7 @@ def make_engine(url: URL) -> Engine:
         event.listen(engine, "handle_error", _note_read_only, retval=True)
         return engine
     engine = create_engine(url, connect_args={"timeout": 30})
+    event.listen(engine, "handle_error", _name_damaged_file, retval=True)
     event.listen(engine, "do_connect", lambda *_: _make_private(url))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -152,6 +154,15 @@ def _note_read_only(context: ExceptionContext) -> OperationalError | None:
         return None
     context.is_disconnect = True
     return OperationalError(context.statement, context.parameters, cause)
+
+
+def _name_damaged_file(context: ExceptionContext) -> OperationalError | None:
+    # As if the file could not be opened: it is something else, or a damaged database.
+    cause = context.original_exception
+    if type(cause) is not sqlite3.DatabaseError or context.engine is None:
+        return None
+    named = sqlite3.OperationalError(f"{context.engine.url.database} is no SQLite database: {cause}")
+    return OperationalError(context.statement, context.parameters, named)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -89,6 +89,14 @@ def test_a_method_that_is_not_allowed_is_told_which_are(
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
+def test_a_slash_too_many_is_not_found(spoken_to: ServiceProcess) -> None:
+    """A redirect would name the host that the caller gave, and http even behind a proxy with TLS."""
+    answer = spoken_to.http.get("/v1/schedules/")
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
+    for page in ("/docs", "/"):
+        assert spoken_to.http.get(page, follow_redirects=True).status_code == 200
+
+
 def test_a_target_may_be_a_whole_url(spoken_to: ServiceProcess) -> None:
     """Its host counts and not the header's."""
     for target, host, status in (

@@ -74,6 +74,15 @@ def test_the_document_is_written_once() -> None:
     assert json.loads(one.body) == json.loads(json.dumps(app.openapi()))
 
 
+def test_every_reference_leads_to_a_schema() -> None:
+    """Strict generators of clients refuse a document in which one does not."""
+    document = create_app(Settings()).openapi()
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert names <= document["components"]["schemas"].keys()
+    whole = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)))
+    assert all(re.match("#/components/(schemas|headers)/", each) for each in whole)
+
+
 def test_every_success_answer_has_an_example(operations: Operations) -> None:
     """Whatever its type."""
     missing = [entry[:3] for entry in successes(operations) if "example" not in entry[3]]

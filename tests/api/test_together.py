@@ -199,11 +199,13 @@ def test_a_service_that_never_gets_its_database_can_be_stopped(tmp_path: Path) -
 def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
     tmp_path: Path, database_url: str
 ) -> None:
-    """A file in a folder that is not there, and the schema of a newer version."""
+    """A file in a folder that is not there or of another kind, and the schema of a newer version."""
     _make_too_new(database_url)
+    Path(tmp_path, "dump").write_bytes(b"PGDMP" + bytes(5000))
     for url, reason in (
         (database_url, "of a newer version"),
         (f"sqlite:///{tmp_path}/nowhere/pace.db", "unable to open database file"),
+        (f"sqlite:///{tmp_path}/dump", "/dump is no SQLite database: file is not a database"),
     ):
         code, said = serve_in_vain(tmp_path, "--database-url", url)
         assert code == 3

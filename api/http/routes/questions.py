@@ -4,7 +4,7 @@ import asyncio
 import zlib
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -201,7 +201,10 @@ def _add_routes(router: APIRouter, kind: QuestionKind) -> None:
     )
     if not kind.about_profile:
         brought = kind.input_name
-        document = kind.request.model_fields[brought].annotation.__name__  # type: ignore[union-attr]  # a class
+        annotation = kind.request.model_fields[brought].annotation
+        # In a union each class is annotated with its tag.
+        models = [get_args(each)[0] for each in get_args(annotation)] or [annotation]
+        documents = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
         router.add_api_route(
             f"{one}/{brought}",
             get_brought,
@@ -213,7 +216,9 @@ def _add_routes(router: APIRouter, kind: QuestionKind) -> None:
             response_class=Response,
             responses={
                 200: {
-                    "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{document}"}}},
+                    "content": {
+                        JSON: {"schema": documents[0] if len(documents) == 1 else {"oneOf": documents}}
+                    },
                     "description": f"The {brought}",
                 },
                 **problems(401, 403, 404, 422, 429, 500, 503),
