@@ -59,9 +59,9 @@ def test_sending_in_vain_is_punished_ever_longer() -> None:
 
 def test_the_number_of_passes_can_be_changed() -> None:
     """What earlier rounds taught is forgotten."""
-    usage, slot = Usage(1), _slot()
-    _round(usage, slot, 3)
-    usage.expect(2, [slot])
-    assert slot.expected == 2
-    _round(usage, slot, 2)
-    assert slot.expected == 2
+    usage = Usage(1)
+    _round(usage, 3)
+    usage.expect(2)
+    assert usage.expected["weight"] == 2
+    _round(usage, 1)
+    assert usage.expected["weight"] == 2
