@@ -12,7 +12,7 @@ each group, group size and collective, by bytes of the collective's input.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ VIEWS = frozenset(
 )
 _FIELDS = {"i", "op", "name", "target", "deps", "bytes", "kind", "dur"}
 _MEGABYTE = 1 << 20
+# By what factor the times of a table and of a list may differ in all without a warning.
+MOST_APART = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +253,8 @@ def _communicators(
     times: Sequence[CollectiveTimes],
 ) -> Iterable[Communicator]:
     best = max(times, key=lambda table: _agreeing(table, collectives), default=None)
+    if best is not None:
+        _warn_of_other_times(path, best, collectives)
     for group in groups:
         ranks, costs = (2, ()) if best is None else best.costs(group)
         ranks = _ranks(row for row in collectives if row["group"] == group) or ranks
@@ -288,13 +292,32 @@ def _ranks(collectives: Iterable[dict[str, Any]]) -> int | None:
 
 def _agreeing(table: CollectiveTimes, collectives: Sequence[dict[str, Any]]) -> int:
     """Return how many collectives a table prices as the list does."""
+    prices = _priced(table, collectives)
+    return sum(abs(in_table - in_list) <= 1e-6 * max(1.0, in_list) for in_list, in_table in prices)
+
+
+def _priced(table: CollectiveTimes, collectives: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    """Yield the ms of each collective that a table prices: in the list, and in the table."""
     curves = {
         (group, op): SampledAllReduce(samples=((1.0, samples[0][1]), *samples)).cost(ranks)
         for (group, op), (ranks, samples) in table.rows.items()
     }
-    found = 0
     for row in collectives:
         curve = curves.get((row["group"], COLLECTIVES[row["kind"]]))
         if curve is not None:
-            found += abs(float(curve(row["in_bytes"])) * 1e3 - row["dur"]) <= 1e-6 * max(1.0, row["dur"])
-    return found
+            yield row["dur"], float(curve(row["in_bytes"])) * 1e3
+
+
+def _warn_of_other_times(
+    path: str | Path, table: CollectiveTimes, collectives: Sequence[dict[str, Any]]
+) -> None:
+    """Warn if the collectives of a list take other times in all than in a table."""
+    prices = list(_priced(table, collectives))
+    in_list, in_table = (sum(each) for each in zip(*prices, strict=True)) if prices else (0.0, 0.0)
+    if max(in_list, in_table) > MOST_APART * min(in_list, in_table):
+        warn(
+            path,
+            f"the {len(prices)} collectives in {table.path.name} take {in_table:,.4g} ms by that table, but "
+            f"{in_list:,.4g} ms by the list's own times: the table is used. If it is of another job or "
+            "network, leave it out",
+        )

@@ -9,6 +9,7 @@ import pytest
 
 from pace.errors import FormatError, InvalidGraph
 from pace.formats.node_list import is_view, read_node_list, read_times
+from pace.formats.reading import FormatWarning
 
 TABLE = """\
   Group    Group Size  Collective                    1MB (ms)    2MB (ms)
@@ -85,6 +86,18 @@ def test_a_table_prices_buckets(tmp_path: Path) -> None:
     curve = communicator.costs[0].curve(communicator.ranks)
     assert communicator.ranks == 8
     assert [float(curve(size)) for size in (1000, 1 << 20, 3 << 19)] == [0.00025, 0.00025, 0.000375]
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_table_of_another_job_is_told_with_both_times(tmp_path: Path, factor: float) -> None:
+    """The list has half or twice the time of the table, 0.25 ms."""
+    table = tmp_path / "times.table"
+    table.write_text(TABLE)
+    rows = program()
+    rows[1]["dur"] = 0.25 * factor
+    told = rf"0\.25 ms by that table, but {0.25 * factor:g} ms by the list's own times"
+    with pytest.warns(FormatWarning, match=told):
+        read_node_list(write(tmp_path, rows), times=[read_times(table)], copy_bytes_per_s=1e9)
 
 
 @pytest.mark.parametrize(
