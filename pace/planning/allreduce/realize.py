@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from pace.solver.arrays import IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.one_machine import Instance, solve
 from pace.solver.sending import (
+    MAX_SEGMENTS_PER_GROUP,
     Buffers,
     Sending,
     cut_as_solved,
@@ -37,6 +39,8 @@ FEW_CALLS_FACTORS = (0.0, 2.0, np.inf)
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
 MOST_CROSSED = 2000
 ROUNDING = 1e-9
+# Of at most so many gradients, all groups of neighbors are tried.
+MOST_DIVIDED = 5
 # Up to this number of slots, a double still distinguishes fractions of a slot.
 MAX_SLOTS = 1e9
 # By what share of the window rounding to slots may lengthen it without a warning.
@@ -45,6 +49,10 @@ MOST_ROUNDING = 0.01
 MOST_MERGED = 40
 # So many plans are tried, the fastest ones.
 MOST_TRIED = 3
+# Cuts are optimized in so many plans, the fastest ones; for few gradients, in all.
+MOST_RECUT = 2
+# Of a measured cost, so many sizes of segments are tried that cost less per byte than whole groups.
+MOST_SIZES = 3
 # Merged plans are kept if their windows exceed the shortest by at most this share.
 MOST_MERGED_SHARE = 0.01
 # Each segment is an entry of the document and a call of the network library.
@@ -111,6 +119,15 @@ def fastest_plan(
             if merged_plan is not None:
                 plans.append(merged_plan)
                 expected_s.append(seconds)
+    if options.fusion == "optimal" and options.framework is None and problem.sizes.any():
+        most = MOST_RECUT if len(problem.sent_by_ready()) > MOST_GRADIENTS else len(plans)
+        for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:most]:
+            groups, elements, _ = load.recut(plans[number], options)
+            buffers = plans[number].buffers
+            sending = send_in_order(buffers, groups, elements, problem.cost)
+            plans.append(replace(plans[number], sending=sending))
+            expected_s.append(load.expected_s(plans[-1]))
+            curve.append((len(groups), expected_s[-1]))
     chosen = fewest_calls(expected_s, [len(plan.sending.groups) for plan in plans])
     best = load.replayed(plans[chosen])
     least = min(_window(problem, load.replayed(plan)) for plan in plans)
@@ -148,6 +165,8 @@ def _candidates(
     extra_s = max(load.extra.durations_s)
     crossed = () if len(problem.ready) > MOST_CROSSED else tuple(factor * extra_s for factor in CUT_FACTORS)
     partitions = [(0.0, partition) for partition in fusion.partitions] + list(fusion.of_few_calls)
+    if options.fusion == "optimal" and options.framework is None and options.max_group_bytes is None:
+        partitions += [(0.0, partition) for partition in _all_runs(problem)]
     seen, done = set(), set()
     for own_s, groups in partitions:
         partition = _in_order(problem, groups)
@@ -166,6 +185,21 @@ def _candidates(
                     continue
                 seen.add(key)
                 yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
+
+
+def _all_runs(problem: FusionProblem) -> Iterator[Partition]:
+    """Yield all ways to put few gradients of one type into groups of neighbors in order of ready time."""
+    sent = problem.sent_by_ready().tolist()
+    if len(problem.classes()) != 1 or len(sent) > MOST_DIVIDED:
+        return
+    for cuts in product((False, True), repeat=len(sent) - 1):
+        groups = [[sent[0]]]
+        for number, begins in zip(sent[1:], cuts, strict=True):
+            if begins:
+                groups.append([number])
+            else:
+                groups[-1].append(number)
+        yield tuple(tuple(group) for group in groups) + problem.unsent()
 
 
 def _merged(
@@ -276,12 +310,27 @@ def _sendings(
             yield sending
     if hurried_only:
         return
+    for size in _cheapest_sizes(buffers, cost, limit) if options.framework is None else ():
+        for patience in (0.0, np.inf):
+            sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=size)
+            if sending is not None:
+                yield sending
     # With these groups, no policy that sends in order of ready time is faster than this plan.
     unhurried = replace(buffers, tail=np.zeros_like(buffers.tail))
     if (
         sending := cut_while_sending(unhurried, cost, patience_s=np.inf, max_segment_bytes=limit)
     ) is not None:
         yield send_in_order(buffers, sending.groups, sending.elements, cost)
+
+
+def _cheapest_sizes(buffers: Buffers, cost: CostCurve, limit: float) -> list[float]:
+    """Return the sizes at which a measured cost has the fewest seconds per byte, if large calls have more."""
+    largest = float(np.max(buffers.sizes, initial=0))
+    sizes = [max(size, largest / MAX_SEGMENTS_PER_GROUP) for size in cost.sizes_bytes]
+    per_byte = {size: float(cost(size)) / size for size in sizes if 0 < size < min(limit, largest)}
+    whole = float(cost(largest)) / largest if largest else 0.0
+    cheap = [size for size in per_byte if per_byte[size] < whole * (1 - ROUNDING)]
+    return sorted(cheap, key=per_byte.__getitem__)[:MOST_SIZES]
 
 
 def _refuse_tiny_segments(buffers: Buffers, max_segment_bytes: float) -> None:

@@ -17,7 +17,7 @@ from pace.documents.schedule import Fusion
 from pace.planning.allreduce.fewer_calls import Call
 from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem, Partition
-from pace.solver.arrays import FloatArray
+from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost import CostCurve
 from pace.solver.loaded import Calls, Compute, LoadedRun, LoadedWindows
 from pace.solver.sending import Buffers, Sending, send_in_order
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 SEED = 20200706
 NUM_WINDOWS = 16
-# So many plans are priced in all windows.
+# So many plans are priced in all windows; twice as many of few gradients.
 MOST_PLANS = 12
 # Measured over NCCL: 1 to 1.5 ms a call beside ResNet-50. A job whose iteration is short has shorter kernels.
 ASSUMED_DELTA_S = 1.25e-3
 MOST_OF_WINDOW = 0.1
+# How many changes of cuts are tried in how many calls of all windows, and by how many calls a plan may grow.
+MOST_RECUTS = 2000
+MOST_REPLAYED = 200_000
+MOST_ADDED = 16
 # Standard deviation of an op's duration, relative to its mean; and of a rank's speed.
 OP_DEVIATION = 0.05
 RANK_DEVIATION = 0.02
@@ -101,15 +105,18 @@ class UnderLoad:
 
     @cached_property
     def _random(self) -> LoadedWindows:
-        return self._sample(NUM_WINDOWS)
+        return self._sample(NUM_WINDOWS if self._deviation or self._spread.any() else 1)
 
     @cached_property
     def _typical(self) -> LoadedWindows:
         return self._sample(1)
 
+    @property
+    def _deviation(self) -> float:
+        return RANK_DEVIATION if self._sigma is None and not self._assumes_nothing else 0.0
+
     def _sample(self, count: int) -> LoadedWindows:
-        deviation = RANK_DEVIATION if self._sigma is None and not self._assumes_nothing else 0.0
-        return LoadedWindows.sample(self.profile.workers, count=count, deviation=deviation, seed=SEED)
+        return LoadedWindows.sample(self.profile.workers, count=count, deviation=self._deviation, seed=SEED)
 
     @cached_property
     def loaded_cost(self) -> CostCurve:
@@ -146,11 +153,12 @@ class UnderLoad:
 
         So few are priced in all windows.
         """
-        if len(plans) <= MOST_PLANS:
+        most = MOST_PLANS * (2 if len(self.problem.sizes) <= MOST_GRADIENTS else 1)
+        if len(plans) <= most:
             return plans
         rough_s = [self._expected_s(plan, self._typical) for plan in plans]
         by_window = sorted(range(len(plans)), key=rough_s.__getitem__)
-        kept = set(by_window[:MOST_PLANS])
+        kept = set(by_window[:most])
         of_calls: dict[int, int] = {}
         for number in by_window:
             of_calls.setdefault(len(plans[number].sending.groups), number)
@@ -163,7 +171,9 @@ class UnderLoad:
 
     def _window_s(self, found: LoadedRun) -> float:
         windows = found.windows + (self.problem.slowdown - 1) * found.busy
-        return float(windows.mean() if self.risk == "mean" else np.percentile(windows, 95))
+        if self.risk == "mean":
+            return float(np.add.reduce(windows)) / len(windows)
+        return float(np.percentile(windows, 95))
 
     def merges(self, calls: list[Call], options: Options) -> list[tuple[int, int, float]]:
         """Merge a call with the next one of its kind, again and again; return their places, and the window.
@@ -198,6 +208,43 @@ class UnderLoad:
         )
         places = zip(merges[:count].tolist(), means[:count].tolist(), strict=True)
         return [(first, second, seconds) for (first, second), seconds in places]
+
+    def recut(self, plan: "RealizedPlan", options: Options) -> tuple[IntArray, IntArray, float]:
+        """Search for better cuts and a better order of a plan's groups, at random.
+
+        Returns the group and the number of elements of each call, and the expected window in seconds.
+        """
+        from pace.solver.kernels.recut import recut
+
+        problem, compute, random = self.problem, self._compute, self._random
+        buffers, sending = plan.buffers, plan.sending
+        calls = len(sending.groups)
+        room = np.zeros(max(2 * calls, calls + MOST_ADDED), dtype=np.int64)
+        groups, counts = room.copy(), room.copy()
+        groups[:calls], counts[:calls] = sending.groups, sending.elements
+        sent = np.unique(sending.groups)
+        found, seconds = recut(
+            buffers.ready,
+            self._spread_of(plan.partition),
+            buffers.tail,
+            sent[np.argsort(-buffers.tail[sent], kind="stable")],
+            buffers.element_bytes.astype(np.float64),
+            *problem.cost.knots(),
+            *self.extra.knots(),
+            compute.backward_s,
+            compute.backward_spread_s,
+            compute.forward_s,
+            problem.slowdown,
+            random.slower,
+            random.lateness,
+            float(options.max_segment_bytes or np.inf),
+            min(MOST_RECUTS, MOST_REPLAYED // (calls * len(random.slower))),
+            SEED,
+            groups,
+            counts,
+            calls,
+        )
+        return groups[:found], counts[:found], seconds
 
     def _spread_of(self, partition: Partition) -> FloatArray:
         if partition not in self._spreads:

@@ -25,6 +25,8 @@ LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXTRA_FACTORS = (1 / 4, 1 / 2, 1.0, 3 / 2, 2.0, 5 / 2, 4.0, 8.0)
 EXTRA_SHARE = 0.01
 SEARCH_GAP = 1e-3
+# The local search tells what it has found in this share of its calls, too.
+EARLY = 4
 RELAXED = 1e-5
 CONTRACT_BEYOND = 2000
 CONTRACTED = 1000
@@ -252,10 +254,13 @@ def _fuse_optimally(
             method=_method_of_layered(problem, options),
         )
     seeds.sort(key=lambda seed: _continuous_window(problem, seed))
-    best, calls = _improve(problem, seeds[0], options, bounds)
+    # What was found early has fewer groups, which may be better under load.
+    early, calls = _improve(problem, seeds[0], options.search_calls // EARLY, options, bounds)
+    best, more = _improve(problem, early, options.search_calls - calls, options, bounds)
+    calls += more
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
     return FusionResult(
-        partitions=_with_unsent(problem, [best, *seeds, *simple], options, oracle), method=method
+        partitions=_with_unsent(problem, [best, early, *seeds, *simple], options, oracle), method=method
     )
 
 
@@ -365,7 +370,7 @@ def _is_contracted(problem: FusionProblem, layered: Chain) -> bool:
 
 
 def _improve(
-    problem: FusionProblem, seed: Partition, options: Options, bounds: Bounds
+    problem: FusionProblem, seed: Partition, budget: int, options: Options, bounds: Bounds
 ) -> tuple[Partition, int]:
     from pace.solver.kernels import search as kernel
 
@@ -390,7 +395,7 @@ def _improve(
         *problem.cost.knots(),
         cap,
         max((bounds.best_s - bounds.stretch_s) * (1 + SEARCH_GAP), problem.compute_s),
-        options.search_calls,
+        budget,
         SEED,
     )
     by_group: dict[int, list[int]] = {}

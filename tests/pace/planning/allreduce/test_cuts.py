@@ -1,0 +1,126 @@
+"""Where groups are cut: against all groups, cuts and orders of small profiles."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pace import Gradient, Op, Options, Profile, check, optimize
+from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.load import NO_LOAD
+from pace.planning.fusion.choice import TIE
+from pace.planning.fusion.problem import FusionProblem
+from pace.solver.cost import CostCurve
+from tests.strategies import affine, set_partitions
+
+GRAIN = 16
+# Plans that are this much slower than the fastest one are found.
+MOST = 5e-3
+
+
+def is_feasible(problem: FusionProblem, window_s: float) -> bool:
+    """Return whether any groups, cut at multiples of 16 bytes and sent in any order, keep to the window.
+
+    Of each state, the bytes that are left of each group, only the earliest end counts.
+    """
+    if window_s < problem.compute_s:
+        return False
+    for partition in set_partitions(range(len(problem.sizes))):
+        if any(len({int(problem.dtypes[number]) for number in group}) > 1 for group in partition):
+            continue
+        ready = [max(float(problem.ready[number]) for number in group) for group in partition]
+        tail = [max(float(problem.tail[number]) for number in group) for group in partition]
+        sizes = tuple(sum(int(problem.sizes[number]) for number in group) for group in partition)
+        earliest = {sizes: 0.0}
+        for state in sorted(_states(sizes), key=sum, reverse=True):
+            if state not in earliest:
+                continue
+            for group, left in enumerate(state):
+                for after in range(left - GRAIN, -GRAIN, -GRAIN) if left else ():
+                    rest = max(after, 0)
+                    rest += -rest % GRAIN if rest and (sizes[group] - rest) % GRAIN else 0
+                    start = max(earliest[state], ready[group])
+                    end = start + _price(problem.cost, left - rest)
+                    if end + (0.0 if rest else tail[group]) > window_s:
+                        continue
+                    following = (*state[:group], rest, *state[group + 1 :])
+                    earliest[following] = min(end, earliest.get(following, np.inf))
+        if tuple(0 for _ in sizes) in earliest:
+            return True
+    return False
+
+
+def _states(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if not sizes:
+        yield ()
+        return
+    for left in {0, *range(sizes[0], 0, -GRAIN)}:
+        for rest in _states(sizes[1:]):
+            yield (left, *rest)
+
+
+def _price(cost: CostCurve, size_bytes: int) -> float:
+    return float(cost(size_bytes))
+
+
+def drawn(seed: int, kind: str) -> Profile:
+    """Return up to three gradients, with communication 0.3 to 2 times as long as compute."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, 4))
+    seconds = [float(random.exponential()) if random.random() < 0.85 else 0.0 for _ in range(2 * count)]
+    stream = None if kind == "branches" else "compute"
+    sizes = [GRAIN * int(random.integers(1, 6 if kind != "jump" else 12)) for _ in range(count)]
+    compute_s, total = sum(seconds) or 1.0, sum(sizes)
+    latency_s = float(random.choice([0.0, 0.01, 0.05, 0.2])) * compute_s
+    per_byte_s = float(random.uniform(0.3, 2)) * compute_s / total
+    allreduce: AllReduce = affine(latency_s, per_byte_s)
+    if kind == "jump":
+        at = [GRAIN * (1 + number) for number in range(total // GRAIN)]
+        steps = [GRAIN * per_byte_s * float(random.choice([0.1, 0.3, 1, 4])) for _ in at]
+        allreduce = SampledAllReduce(
+            samples=tuple(zip(at, (latency_s + np.cumsum(steps)).tolist(), strict=True))
+        )
+    return Profile(
+        name=kind,
+        workers=2,
+        ops=(
+            *(Op(name=f"bwd/{at}", duration_s=seconds[at], stream=stream) for at in range(count)),
+            *(
+                Op(name=f"fwd/{at}", duration_s=seconds[count + at], stream=stream, waits_for=(f"g{at}",))
+                for at in reversed(range(count))
+            ),
+        ),
+        gradients=tuple(
+            Gradient(
+                name=f"g{at}",
+                size_bytes=size,
+                producer=f"bwd/{at}",
+                dtype="float16" if kind == "branches" and random.random() < 0.3 else "float32",
+            )
+            for at, size in enumerate(sizes)
+        ),
+        allreduce=allreduce,
+        load=NO_LOAD,
+    )
+
+
+@pytest.mark.parametrize("kind", ["layered", "branches", "jump"])
+def test_no_plan_of_small_profiles_is_faster(kind: str) -> None:
+    """60 random profiles of each kind, against all groups, cuts and orders."""
+    for seed in range(60):
+        profile = drawn(seed, kind)
+        schedule = optimize(profile)
+        window_s = schedule.predicted.iteration_s
+        assert check(profile, schedule) == []
+        assert not is_feasible(FusionProblem.of(profile), window_s * (1 - MOST)), seed
+
+
+@pytest.mark.parametrize("kind", ["layered", "branches", "jump"])
+def test_no_restriction_makes_a_plan_faster(kind: str) -> None:
+    """Neither smaller segments nor smaller groups."""
+    for seed in range(30):
+        profile = drawn(100 + seed, kind)
+        iteration_s = optimize(profile).predicted.iteration_s
+        for limit in (16, 32, 48, 64, 96):
+            for chosen in (Options(max_segment_bytes=limit), Options(max_group_bytes=limit)):
+                assert iteration_s <= optimize(profile, chosen).predicted.iteration_s * (1 + 2 * TIE), seed
