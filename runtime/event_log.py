@@ -95,7 +95,7 @@ TRAINING_EVENTS = {
     "pace.profile_not_submitted": LogEvent(
         "warning",
         "service job profile_sha256 reason consequence",
-        "The profile could not be sent to the service; the job tries again",
+        "The service did not take the profile, or computes its schedule for long; the job tries again",
     ),
     "pace.profile_refused": LogEvent("warning", "reason", "The service refused the profile"),
     "pace.profile_failed": LogEvent("warning", "reason", "No profile could be made"),

@@ -73,9 +73,10 @@ def unsent(signs: Signs, names: Sequence[str]) -> str:
 
 
 def _when(sign: dict[str, Any]) -> str:
-    """Return why a rank left, or after which step it ended as it should."""
+    """Return why a rank left, or after which step it ended as it should, and what to do."""
     if "reason" in sign:
         return f" ({sign['reason']})"
     if "round" not in sign:
         return ""
-    return f" after its step {sign['round']}" if sign["round"] else " before its first step"
+    when = f"after its step {sign['round']}" if sign["round"] else "before its first step"
+    return f" {when}: let every rank take the same number of steps"

@@ -159,7 +159,8 @@ def test_who_left_is_named_where_the_keeper_ends_while_others_ask() -> None:
     store.set("alive/0", json.dumps({"beat": 9, "round": 4, "open": True}))
     store.set("alive/1", json.dumps({"beat": 9, "round": 4, "left": True}))
     asking = Peers(store, 2, 3, dict)
-    assert asking.explain_failure() == "rank 1 has left the training after its step 4"
+    said = "rank 1 has left the training after its step 4: let every rank take the same number of steps"
+    assert asking.explain_failure() == said
     asking.close()
 
 
