@@ -63,6 +63,12 @@ def read_cost_csv(path: str | Path) -> CostLog:
     return cost_log(path, "CSV", samples, workers.pop() if workers else None)
 
 
+def is_cost_header(line: str) -> bool:
+    """Return whether a line is the header of such a table: it names a size and a time."""
+    cells = {cell.strip().lower() for cell in line.split(",")}
+    return not cells.isdisjoint(_SIZES) and not cells.isdisjoint(_TIMES)
+
+
 def _is_number(cell: str) -> bool:
     try:
         float(cell)

@@ -14,7 +14,7 @@ _SLOWEST, _FASTEST = 1.25e6, 2e13
 _LARGE_BYTES = 1 << 16
 # mpirun --tag-output writes [1,0]<stdout>:, srun --label writes 0:
 _RANK_PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<\w+>:?|\d+:)\s?")
-_DEVICE_HOST = re.compile(r"^#\s+Rank\s+\d+\s.*\son\s+(\S+)\s+device\s")
+_DEVICE_HOST = re.compile(r"^#?\s*Rank\s+\d+\s.*\son\s+(\S+)\s+device\s")
 _MESSAGE = re.compile(
     r"(?:\[[^\[\]]*\] *|(?<![\w.-]))(?P<host>[\w.-]+):\d+:\d+ (?:\S+ )*?NCCL [A-Z]{4,5}\b|NCCL version \d"
 )

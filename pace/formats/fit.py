@@ -8,13 +8,14 @@ import numpy as np
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import FormatError, InvalidOptions
-from pace.formats.cost_csv import read_cost_csv
+from pace.formats.cost_csv import is_cost_header, read_cost_csv
 from pace.formats.cost_log import CostLog
 from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
 from pace.formats.osu import read_osu
 from pace.formats.reading import open_binary
+from pace.formats.recognize import head_of, refuse_foreign
 
 _READERS: dict[str, Callable[[str | Path], CostLog]] = {
     "nccl-tests": read_nccl_tests,
@@ -136,11 +137,14 @@ def _recognize(path: str | Path) -> str:
             first = first or next(
                 (line for line in text.splitlines() if line.strip() and not line.startswith("#")), ""
             )
+            if is_cost_header(first):  # further columns may have the names of any tool
+                return "csv"
             for name, markers in _MARKERS.items():
                 if any(marker in text for marker in markers):
                     return name
     if "," in first and not first.lstrip().startswith(("{", "[")):
         return "csv"
+    refuse_foreign(head_of(path), path)
     raise FormatError(
         path, f"not a log of a known tool ({', '.join(FORMATS)}); its first line is {first[:40]!a}"
     )

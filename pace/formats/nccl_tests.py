@@ -16,7 +16,7 @@ from pace.formats.tensor_types import DTYPES
 
 _TOOL = "nccl-tests"
 _HEADER = re.compile(r"^#\s+size\s+count\s")
-_DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s")
+_DEVICE = re.compile(r"^#?\s*Rank\s+(\d+)\s")  # copies lose the "#", which Markdown takes for a title
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
 _SIDE = ["time", "algbw", "busbw", "#wrong"]
 _DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *_SIDE, *_SIDE]
@@ -88,6 +88,10 @@ def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
                 cells = []
     if cells:
         warn(path, f"{begun_at}: the last row, of {cells[0]} bytes, is not complete and was left out")
+    for ranks in runs:
+        if missing := set(range(max(ranks, default=-1))) - ranks:
+            reason = f"lists the device of rank {max(ranks)} and not that of rank {min(missing)}"
+            raise FormatError(path, f"{reason}: restore that line, or remove all of them and give --workers")
     counts = [len(ranks) for ranks in runs if ranks]
     if len(set(counts)) > 1:
         told = " and ".join(map(str, counts))

@@ -22,6 +22,8 @@ from pace.errors import FormatError, InvalidProfile, InvalidSteps
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _CHUNK_BYTES = 1 << 20
+# What version control keeps instead of a large file, and what it is called.
+_POINTERS = {b"version https://git-lfs.": "Git LFS", b"/annex/objects/": "git-annex"}
 _MARK = b"\xef\xbb\xbf"  # spreadsheets put it before a text in UTF-8
 
 
@@ -38,10 +40,13 @@ def warn(path: object, message: str) -> None:
 def open_binary(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that may be gzipped, whatever its name; damage becomes a FormatError."""
     with open(path, "rb") as raw:
-        magic = raw.read(2)
+        head = raw.read(max(map(len, _POINTERS)))
         raw.seek(0)
+        for mark, tool in _POINTERS.items():
+            if head.startswith(mark):
+                raise FormatError(path, f"this is a pointer of {tool} to a large file: fetch that file")
         try:
-            if magic == _GZIP_MAGIC:
+            if head.startswith(_GZIP_MAGIC):
                 with gzip.open(raw) as unpacked:
                     yield cast("IO[bytes]", unpacked)
             else:

@@ -50,6 +50,16 @@ _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
         f"XLA's ops are not read: {_TABLE}.",
     ),
     (
+        (b'"pid": "CPU functions"', b'"pid": "CUDA functions"'),
+        "a trace of torch.autograd.profiler before PyTorch 1.8, whose events have no categories",
+        f"{_RECORD}.",
+    ),
+    (
+        (b"Comm. Op ", b"Comm. Op\t"),
+        "DeepSpeed's summary of communication, which has no operators and no order",
+        f"{_RECORD}. For the cost of all-reduces run nccl-tests, and `pace fit` on its output.",
+    ),
+    (
         (b'"workload_graph"',),
         "a Chakra trace as JSON",
         "Pass the trace (.et) that it was made from.",
@@ -70,9 +80,13 @@ def tell_format(path: str | Path) -> KnownFormat:
     FormatError
         If it is of no known tool, or of one whose files are not read: the reason names it.
     """
+    return format_of(head_of(path), path, Path(path).name)
+
+
+def head_of(path: str | Path) -> bytes:
+    """Return the beginning of a file, from which its format is told."""
     with open_binary(path) as file:
-        head = file.read(SNIFFED_BYTES)
-    return format_of(head, path, Path(path).name)
+        return file.read(SNIFFED_BYTES)
 
 
 def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
@@ -94,7 +108,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     told = _json_format(start) if start[:1] in (b"{", b"[") else None
     if told is not None and told != "profile":
         return told
-    _refuse_foreign(head, path)
+    refuse_foreign(head, path)
     if told is not None:
         return told
     if any(mark in head for mark in _COST_LOG):
@@ -137,7 +151,8 @@ def _json_format(start: bytes) -> KnownFormat | None:
     return "profile"
 
 
-def _refuse_foreign(head: bytes, path: str | Path) -> None:
+def refuse_foreign(head: bytes, path: str | Path) -> None:
+    """Raise FormatError for a file that begins like one of a tool that is not read; it names the tool."""
     for marks, what, following in _FOREIGN:
         if any(mark in head for mark in marks):
             raise FormatError(path, f"this is {what}. {following}")

@@ -301,6 +301,18 @@ def test_csv_faults_are_named(tmp_path: Path, text: str, reason: str) -> None:
         read_cost_log(_file(tmp_path, text))
 
 
+def test_a_table_may_have_columns_of_a_tool(tmp_path: Path) -> None:
+    """A size and a time in the header make it a table, whatever else is there."""
+    log = read_cost_log(_file(tmp_path, "size_bytes,time_us,algbw_GBs,busbw_GBs\n1048576,32.9,31.87,47.81\n"))
+    assert dict(log.samples) == pytest.approx({1048576: 32.9e-6})
+
+
+def test_a_tool_that_is_not_read_is_named_when_fitting(tmp_path: Path) -> None:
+    """As `pace headroom` names it."""
+    with pytest.raises(FormatError, match="DeepSpeed's summary of communication"):
+        read_cost_log(_file(tmp_path, "Comm. Op            Message Size        Count\nall_reduce\n"))
+
+
 def test_gzip_is_seen_through_whatever_the_name(tmp_path: Path) -> None:
     """A compressed log reads like the plain one; one that is cut off is refused."""
     packed = gzip.compress(OSU.encode() * 50)
@@ -350,6 +362,16 @@ def test_an_unknown_format_is_refused_with_the_choices(tmp_path: Path) -> None:
     """The option's value is named."""
     with pytest.raises(InvalidOptions, match=r'"xml".*nccl-tests'):
         read_cost_log(_file(tmp_path, ""), "xml")
+
+
+def test_a_rank_that_is_listed_otherwise_counts_and_a_missing_one_is_missed(tmp_path: Path) -> None:
+    """Markdown and copies change the list of devices; there are no ranks 1 to 3 without a rank 0."""
+    other = NCCL_HEADER.replace("#  Rank  0", "   Rank  0")
+    assert read_cost_log(_file(tmp_path, other + NCCL_ROWS)).workers == 4
+    for lost in (0, 1, 2):
+        lines = [line for line in NCCL_HEADER.splitlines(keepends=True) if f"Rank  {lost}" not in line]
+        with pytest.raises(FormatError, match=f"of rank 3 and not that of rank {lost}: restore that line"):
+            read_cost_log(_file(tmp_path, "".join(lines) + NCCL_ROWS))
 
 
 def test_runs_of_different_numbers_of_ranks_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: 
         (b'{"rocprofiler-sdk-tool":[{"metadata":{}}]}', "rocprof.* torch.profiler"),
         (b'"Index","KernelName","gpu-id"\n1,"k",0\n', "rocprof.* torch.profiler"),
         (b"SQLite format 3\0" + bytes(80), "Nsight Systems .* torch.profiler"),
+        (
+            b'[{"name": "conv2d", "ph": "X", "ts": 1.0, "dur": 1.0, "tid": 0, "pid": "CPU functions"}]',
+            "torch.autograd.profiler before .* torch.profiler",
+        ),
+        (b"Comm. Op            Message Size        Count\nall_reduce\n", "DeepSpeed's summary .*pace fit"),
+        (b"version https://git-lfs.github.com/spec/v1\nsize 5\n", "pointer of Git LFS .* fetch"),
+        (b"/annex/objects/SHA256E-s5--00.json\n", "pointer of git-annex .* fetch"),
         (gzip.compress(bytes(257) + b"ustar\x0000" + bytes(248), mtime=0), "an archive: unpack it"),
         (b"PK\x03\x04" + bytes(26), "an archive: unpack it"),
         ("# nThread 1 busbw".encode("utf-16"), "UTF-16: save it in UTF-8"),
