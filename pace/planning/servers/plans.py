@@ -24,6 +24,8 @@ from pace.solver.sending import Buffers, cut_while_sending
 
 # Partition sizes to try, in multiples of delta0.
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Then neighbors of the best size are tried, closer and closer.
+FINER = (1.41, 1.23, 1.15, 1.09, 1.06, 1.035, 1.02, 1.01)
 # Most segments for the search by insertion, whose time grows with the cube of their number.
 MOST_INSERTED = 250
 # How many of the fusions are tried with every partition size.
@@ -77,6 +79,11 @@ def best_plan(
             for size in sizes:
                 if size != first:
                     found += _plans(problem, *ordered[at], size, by_sent=True)
+        for factor in FINER:
+            best = min(found, key=_preference)
+            for size in (int(best.partition_bytes / factor), int(best.partition_bytes * factor)):
+                if max(problem.least_bytes, 1) <= size <= sizes[-1]:
+                    found += _plans(problem, best.partition, best.buffers, size, by_sent=True)
     return min(found, key=_preference)
 
 

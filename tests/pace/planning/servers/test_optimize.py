@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace import Profile
+from pace import Profile, load_profile
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.schedule import Fusion, Schedule, parse_schedule
@@ -370,3 +370,16 @@ def test_clusters_whose_times_cannot_be_added_are_refused(fields: dict[str, Any]
     """In a line that names the cluster, instead of failing inside the solver."""
     with pytest.raises(InvalidCluster, match=f'cluster "[^"]*": .*{message}'):
         optimize_servers(three_layers((4, 4, 4), 1.0), Options(cluster=cluster(**fields)))
+
+
+@pytest.mark.parametrize("model", ["resnet50", "transformer"])
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_no_given_size_of_partitions_is_much_faster(model: str, servers: int) -> None:
+    """The window is a jagged function of the size; the sizes given here are 6 % apart."""
+    profile = load_profile(f"examples/profiles/{model}.json")
+    chosen = cluster(servers, bytes_per_s=1.25e9, partition_s=1e-3, round_trip_s=2e-4)
+    schedule = optimize_servers(profile, Options(cluster=chosen))
+    assert check(profile, schedule) == []
+    for size in np.geomspace(1e6, 16e6, 48).astype(int).tolist():
+        given_size = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size))
+        assert schedule.predicted.iteration_s <= given_size.predicted.iteration_s * 1.015, size
