@@ -40,12 +40,15 @@ class PlacedWork:
         Kernels launched before recording began, and their time.
     lost_s
         Time of kernels within the steps that belong to no operator.
+    between_s
+        The part of it that was launched on the host between operators.
     """
 
     kernels: list[PlacedKernel] = field(default_factory=list)
     early: int = 0
     early_s: float = 0.0
     lost_s: float = 0.0
+    between_s: float = 0.0
 
 
 def place_device_work(
@@ -110,10 +113,16 @@ def place_device_work(
                 steps[number].update_work_s += work.duration_s
             elif around is None:
                 placed.lost_s += work.duration_s
+                placed.between_s += work.duration_s
     if placed.lost_s > 0.1 * total:
+        why = "ids are missing"
+        if 2 * placed.between_s > placed.lost_s:
+            why = (
+                "it was launched between operators, as by an extension or a Triton kernel that Python calls"
+                " itself. Register such calls by torch.library.custom_op, and record again"
+            )
         raise FormatError(
-            trace.path,
-            f"{placed.lost_s / total:.0%} of the device's time belongs to no operator: ids are missing",
+            trace.path, f"{placed.lost_s / total:.0%} of the device's time belongs to no operator: {why}"
         )
     if placed.lost_s > 0.01 * total:
         share = placed.lost_s / total

@@ -8,6 +8,7 @@ does not add to the gradients of the one before.
 """
 
 import bisect
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -49,14 +50,26 @@ def pass_starts(backward: Sequence[HostOp], made: Mapping[int, float]) -> list[i
     return edges
 
 
-def accumulates(backward: Sequence[HostOp], edges: Sequence[int]) -> bool:
-    """Return whether every pass added to as many gradients: the passes of micro-batches."""
-    ends = [*edges[1:], len(backward)]
+def accumulates(backward: Sequence[HostOp], edges: Sequence[int], accumulated: Sequence[HostOp]) -> bool:
+    """Return whether every pass added to the same gradients, told by their shapes: micro-batches.
+
+    Parameters
+    ----------
+    accumulated
+        The ops that added to gradients, sorted.
+    """
+    bounds = [*edges, len(backward)]
     counts = {
         sum(op.name == BACKWARD + ACCUMULATE for op in backward[first:last])
-        for first, last in zip(edges, ends, strict=True)
+        for first, last in pairwise(bounds)
     }
-    return len(edges) > 1 and len(counts) == 1 and 0 not in counts
+    starts_s = [*(backward[edge].start_s for edge in edges), math.inf]
+    shapes = [
+        Counter(op.shape for op in accumulated if first <= op.start_s < last)
+        for first, last in pairwise(starts_s)
+    ]
+    same = all(each == shapes[0] for each in shapes)
+    return len(edges) > 1 and len(counts) == 1 and 0 not in counts and same
 
 
 def segments_between(forward: Sequence[HostOp], starts_s: Sequence[float]) -> list[list[int]]:

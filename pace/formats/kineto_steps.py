@@ -196,12 +196,10 @@ def _fold_micro_batches(
     trace: KinetoTrace, step: KinetoStep, backward: list[HostOp], main: list[HostOp]
 ) -> list[HostOp]:
     """Return the ops of the passes that sent nothing, if the last one sent the sum of all."""
-    ops = [
-        op for op in ops_between(trace.ops, step.start_s, step.end_s) if main and op.thread == main[0].thread
-    ]
-    edges = pass_starts(backward, made_at(ops, main))
+    ops = ops_between(trace.ops, step.start_s, step.end_s)
+    edges = pass_starts(backward, made_at([op for op in ops if main and op.thread == main[0].thread], main))
     step.passes = len(edges)
-    if not accumulates(backward, edges):
+    if not accumulates(backward, edges, [op for op in ops if op.name == ACCUMULATE]):
         return []
     step.pass_starts_s = [backward[edge].start_s for edge in edges]
     first, last = step.pass_starts_s[0], step.pass_starts_s[-1]

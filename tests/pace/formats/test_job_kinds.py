@@ -29,7 +29,7 @@ from tests.pace.formats.job_kinds import (
     single_events,
     tensor_parallel_events,
 )
-from tests.pace.formats.traces import NCCL, Event, kineto_document, kineto_events, write_json
+from tests.pace.formats.traces import ACCUMULATE, NCCL, Event, kineto_document, kineto_events, write_json
 
 
 def _read(folder: Path, events: list[Event], workers: int = 2) -> Profile:
@@ -55,6 +55,18 @@ def test_a_kind_that_is_not_planned_is_named_with_what_to_do_next(
         _read(tmp_path, make())
     assert refusal.value.reason.startswith(f"{kind} (")
     assert following in refusal.value.reason
+
+
+def test_passes_of_two_models_are_no_accumulation(tmp_path: Path) -> None:
+    """As in a GAN: gradients of other shapes, each sent once a step; `no_sync` would separate ranks."""
+    events = [
+        event | {"args": event["args"] | {"Input Dims": [[1, *event["args"]["Input Dims"][0]]]}}
+        if event["name"] == ACCUMULATE and (event["ts"] - 1_000_000) % 14_000 > 8_000
+        else event
+        for event in accumulation_events(no_sync=False)
+    ]
+    with pytest.warns(FormatWarning, match="3 gradients have no forward op"):  # those of the other model
+        assert _read(tmp_path, events).metadata["job"]["kind"] == "DDP"
 
 
 def test_micro_batches_before_the_last_are_compute(tmp_path: Path) -> None:

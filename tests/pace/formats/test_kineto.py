@@ -260,6 +260,17 @@ def test_kernels_without_an_op_are_never_silently_dropped(tmp_path: Path) -> Non
         _read(tmp_path, [*events, stray | {"dur": 5000}])
 
 
+def test_kernels_launched_between_operators_are_told_from_missing_ids(tmp_path: Path) -> None:
+    """Extensions, and Triton kernels that Python calls itself, make no operators."""
+    events = kineto_events()
+    launched = next(event for event in events if event["name"] == "cudaLaunchKernel")
+    launch = launched | {"ts": 1_000_001, "dur": 1, "args": {"correlation": 987}}
+    kernel = {"ph": "X", "cat": "kernel", "name": "own", "pid": 0, "tid": 7, "ts": 1_003_000, "dur": 5000}
+    events += [launch, kernel | {"args": {"correlation": 987}}]
+    with pytest.raises(FormatError, match=r"it was launched between operators.*torch\.library\.custom_op"):
+        _read(tmp_path, events)
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
