@@ -89,7 +89,11 @@ def _check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> 
         expected = (
             ("ready_s", group.ready_s, max(times.ready[name] for name in group.tensors) if scatters else 0.0),
             ("tail_s", group.tail_s, 0.0 if scatters else max(times.tail[name] for name in group.tensors)),
-            ("transfer_s", group.duration_s, half_s(profile, group.op, group.size_bytes)),
+            (
+                "transfer_s",
+                group.duration_s,
+                half_s(profile, group.op, group.size_bytes) + times.extra_of(group.size_bytes),
+            ),
         )
         for field, stated, derived in expected:
             if not same(stated, derived, times):
@@ -101,7 +105,7 @@ def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -
     for number, segment in enumerate(schedule.transfers):
         group = schedule.groups[segment.group]
         assert group.op is not None
-        duration = half_s(profile, group.op, segment.size_bytes)
+        duration = half_s(profile, group.op, segment.size_bytes) + times.extra_of(segment.size_bytes)
         stated = segment.end_s - segment.start_s
         if not same(stated, duration, times):
             yield f"segment {number}: takes {stated!r} s, derived {duration!r}"

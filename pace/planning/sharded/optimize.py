@@ -40,7 +40,8 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
     With a global norm the plan is optimal if the costs are affine and all gradients have one dtype
     (``pace.solver.two_halves.behind_norm``). Without a norm it is a heuristic
     (``pace.solver.two_halves.chains``). The same profile and options give the same schedule, byte for byte.
-    The prediction assumes that the update of a shard takes no time.
+    The prediction assumes that the update of a shard takes no time, and that compute runs during every call:
+    each takes the extra time of the profile's load. Bounds contain no extra time.
 
     Raises
     ------
@@ -50,10 +51,12 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
     options = options or Options()
     problem, plan, method = _search(profile, options)
     proof = proof_of_calls(problem, plan)
-    bound = set_bound(problem) if problem.norm_s is None else norm_bound(problem)
+    # Calls that start while no compute runs take no extra time, so bounds count none.
+    alone = problem if profile.clocked_extra is None else ShardingProblem.of(profile.replace(load=None))
+    bound = set_bound(alone) if problem.norm_s is None else norm_bound(alone)
     floor = problem.floor_s
     slowdown = profile.compute_slowdown
-    lower = max(floor + least_stretch_s(problem, bound), bound.bound_s)
+    lower = max(floor + least_stretch_s(alone, bound), bound.bound_s)
     iteration = max(floor, plan.sending.objective) + stretch_s(problem, plan)
     clock = _clock(plan, slowdown)
     shards = _shards(profile, plan)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pace import Options, Profile
 from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
-from pace.documents.load import NO_LOAD
+from pace.documents.load import NO_LOAD, Load
+from pace.documents.profile import UpdateRule
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
@@ -396,3 +397,34 @@ def test_a_bound_from_the_sum_of_both_costs_is_refused() -> None:
     predicted = schedule.predicted.model_copy(update={"lower_bound_s": 9.0, "gap": 0.0})
     (found,) = check(profile, schedule.model_copy(update={"bound": bound, "predicted": predicted}))
     assert found.startswith("bound: latency_s is 3.0, of lines below both halves at most")
+
+
+@pytest.mark.parametrize("update", ["per-gradient", "global-norm"])
+def test_bounds_count_no_extra_time_of_calls_that_run_alone(update: UpdateRule) -> None:
+    """A second each of backward pass, reduce-scatter, gather and forward pass: no call is beside compute.
+
+    So the window takes 4 s and the norm's exchange, although the profile says that calls take 0.5 s longer
+    beside compute.
+    """
+    second = AffineHalf(latency_s=1.0, seconds_per_byte=0.0)
+    profile = layered([4], allreduce=affine(0, 0)).replace(
+        update=update,
+        reduce_scatter=second,
+        all_gather=second,
+        load=Load(delta=((1, 0.5),), sigma={}),
+    )
+    schedule = optimize_sharded(profile)
+    assert check(profile, schedule) == []
+    assert schedule.predicted.lower_bound_s == 4.0
+    assert schedule.predicted.iteration_s >= 5.0
+
+
+@given(sharded_profiles(), sharded_options, st.lists(st.floats(0, 3), min_size=1, max_size=3))
+@properties(40)
+def test_the_checker_agrees_with_a_stated_load(
+    profile: Profile, chosen: Options, seconds: list[float]
+) -> None:
+    """Every call takes the extra time of its bytes, and no bound is above the schedule's own window."""
+    delta = tuple((1 + 20 * number, extra_s) for number, extra_s in enumerate(sorted(seconds)))
+    loaded = profile.replace(load=Load(delta=delta, sigma={}))
+    assert check(loaded, optimize_sharded(loaded, chosen)) == []
