@@ -1,6 +1,7 @@
 """The gradients of a profile and the costs of both halves, for the search for a sharded plan."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,12 +49,18 @@ class ShardingProblem:
         Raises
         ------
         InvalidOptions
-            If the profile's cost has no reduce-scatters and all-gathers.
+            If the profile's cost has no reduce-scatters and all-gathers, or its load makes a larger one take
+            less time than a smaller one.
         """
         try:
             first, second = profile.clocked_half_costs
         except ValueError as error:
             raise InvalidOptions(f'profile "{profile.name}": {error}') from None
+        if any(after < before for half in (first, second) for before, after in pairwise(half.durations_s)):
+            raise InvalidOptions(
+                f'profile "{profile.name}": with the delta of its load, a larger reduce-scatter or '
+                'all-gather takes less time than a smaller one: use exchange "allreduce"'
+            )
         norm_s = float(profile.clocked_cost(NORM_BYTES)) if profile.update == "global-norm" else None
         return cls(
             gradients=FusionProblem.of(profile, barrier=False),

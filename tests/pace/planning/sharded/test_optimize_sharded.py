@@ -428,3 +428,13 @@ def test_the_checker_agrees_with_a_stated_load(
     delta = tuple((1 + 20 * number, extra_s) for number, extra_s in enumerate(sorted(seconds)))
     loaded = profile.replace(load=Load(delta=delta, sigma={}))
     assert check(loaded, optimize_sharded(loaded, chosen)) == []
+
+
+def test_calls_that_take_less_time_than_smaller_ones_are_refused() -> None:
+    """Sharded plans need costs that do not fall; the message says what to do."""
+    profile = layered([4, 64], allreduce=affine(1, 1e-3)).replace(
+        load=Load(delta=((1, 1.0), (21, 0.0)), sigma={})
+    )
+    with pytest.raises(InvalidOptions, match="takes less time than a smaller one"):
+        optimize_sharded(profile)
+    assert check(profile, optimize(profile)) == []
