@@ -44,7 +44,10 @@ class PlannedParameters:
             or one that was frozen has a gradient.
         """
         for module, name, parameter in self._places:
-            held = dict.get(module._parameters, name, parameter)  # past the gate of gated parameters
+            held_there = module._parameters
+            # Past the gate of gated parameters. A scripted module keeps its parameters in no dictionary, and
+            # none can be put in their place.
+            held = dict.get(held_there, name, parameter) if isinstance(held_there, dict) else parameter
             if held is not parameter and held is not None:
                 raise InvalidUse(
                     f"a parameter named {name}, of shape {tuple(held.shape)}, has replaced the one that the"

@@ -54,7 +54,7 @@ def _parse(pieces: list[tuple[bool, str]], parts: dict[str, list[Any]]) -> list[
     for is_action, content in pieces:
         if not is_action:
             stack[-1][1].append(content)
-        elif content.partition(" ")[0] in ("if", "range", "define"):
+        elif content.partition(" ")[0] in ("if", "range", "with", "define"):
             stack.append((content, []))
         elif content == "end":
             head, children = stack.pop()
@@ -80,6 +80,9 @@ class _Template:
             "nindent": lambda width, text: "\n" + "\n".join(" " * width + line for line in text.splitlines()),
             "include": lambda name, _: self.run(self._parts[name], {}),
             "not": lambda value: not value,
+            "gt": lambda value, other: value > other,
+            "int": int,
+            "ternary": lambda value, other, chosen: value if chosen else other,
         }
 
     def run(self, tree: list[Any], variables: dict[str, Any]) -> str:
@@ -95,6 +98,12 @@ class _Template:
                 text += str(value)
             elif head.startswith("if "):
                 text += self.run(children, variables) if self._value(head[3:], variables) else ""
+            elif head.startswith("with "):
+                found = self._value(head[5:], variables)
+                text += self.run(children, {**variables, ".": found}) if found else ""
+            elif ":=" not in head:
+                for value in self._value(head.removeprefix("range "), variables):
+                    text += self.run(children, {**variables, ".": value})
             else:
                 names, _, what = head.removeprefix("range ").partition(":=")
                 first, second = (name.strip() for name in names.split(","))
@@ -106,6 +115,8 @@ class _Template:
 
     def _value(self, pipeline: str, variables: dict[str, Any]) -> Any:
         value: tuple[Any, ...] = ()
+        while inner := re.search(r"\(([^()]*)\)", pipeline):
+            pipeline = pipeline.replace(inner[0], json.dumps(self._value(inner[1], variables)))
         for stage in pipeline.split("|"):
             name, *words = _WORD.findall(stage)
             if name in self._functions:
@@ -117,6 +128,8 @@ class _Template:
         return value[0]
 
     def _word(self, word: str, variables: dict[str, Any]) -> Any:
+        if word == "." and "." in variables:
+            return variables["."]
         if word.startswith('"') or word.isdecimal():
             return json.loads(word)
         if word.startswith("$"):

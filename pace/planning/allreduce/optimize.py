@@ -238,9 +238,13 @@ def warm_up() -> None:
 
     This takes some seconds on a machine's first run, and less than a second once the compiled code is cached.
     """
+    from pace.solver.kernels.partition import price
+
     for profile in _smallest_profiles([1.0, 2.0] * 2):
         for options in (Options(), Options(fusion="paper"), Options(framework="ddp")):
             optimize_allreduce(profile, options)
+        # Merging calls asks for single prices, and plans of so few gradients leave nothing to merge.
+        price(1.0, *profile.cost.knots())
     # Groups of one dtype are found without the local search.
     for profile in _smallest_profiles([1.0, 2.0] * 2, dtypes=("float32", "int32")):
         optimize_allreduce(profile)
