@@ -55,7 +55,7 @@ def main() -> int:
     for attempt in range(1, arguments.attempts + 1):
         times = measure(console, arguments, f"{JOB}-{attempt}")
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
-        said, trusted = verdict(times, profile.timing.compute_s, difference(out))
+        said, trusted = verdict(times, profile.timing.compute_s, difference(out), RIVAL[arguments.backend])
         console.print(said)
         if trusted:
             break
@@ -94,7 +94,7 @@ def measure(console: Console, arguments: argparse.Namespace, job: str) -> dict[s
 
 
 def verdict(
-    times: dict[str, dict[str, float]], captured_s: float, largest_difference: float
+    times: dict[str, dict[str, float]], captured_s: float, largest_difference: float, rival: str = "DDP"
 ) -> tuple[str, bool]:
     """Say in one sentence what was measured, and whether it can be trusted.
 
@@ -106,14 +106,14 @@ def verdict(
     if max(alone) > STEADY * min(alone):
         at_capture, beside_ddp, beside_pace = (f"{each * 1e3:.0f} ms" for each in alone)
         return (
-            f"Not trustworthy here: compute alone took {at_capture} at the capture, {beside_ddp} under DDP,"
-            f" {beside_pace} under PACE. Something else uses this machine."
+            f"Not trustworthy here: compute alone took {at_capture} at the capture, {beside_ddp} under"
+            f" {rival}, {beside_pace} under PACE. Something else uses this machine."
         ), False
     weights = "equal" if largest_difference < SAME else f"up to {largest_difference:.1%} apart"
     ratio = plain["iteration_s"] / pace["iteration_s"]
     gain = "PACE kept plain training" if pace["is_plain"] else f"{ratio:.2f} times as fast"
     milliseconds = [f"{each['iteration_s'] * 1e3:.0f} ms" for each in (plain, pace)]
-    return f"DDP {milliseconds[0]}, PACE {milliseconds[1]}: {gain}; weights {weights}.", True
+    return f"{rival} {milliseconds[0]}, PACE {milliseconds[1]}: {gain}; weights {weights}.", True
 
 
 def difference(out: Path) -> float:
@@ -123,6 +123,7 @@ def difference(out: Path) -> float:
     return largest / max(float(weight.abs().max()) for weight in plain.values())
 
 
+RIVAL = {"gloo": "DDP", "horovod": "Horovod"}
 PLAIN = {"gloo": "PyTorch DistributedDataParallel", "horovod": "hvd.DistributedOptimizer"}
 
 

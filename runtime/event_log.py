@@ -56,7 +56,7 @@ TRAINING_EVENTS = {
     "pace.job_name_shared": LogEvent(
         "warning",
         "job consequence",
-        "Two jobs of one name train at once, and this one follows the schedule of the other's profile",
+        "Two jobs with the same name train at once, and this one follows the other's schedule",
     ),
     "pace.graph_planned": LogEvent(
         "info",
@@ -74,11 +74,13 @@ TRAINING_EVENTS = {
     "pace.tuning_failed": LogEvent(
         "warning", "reason", "The search stopped early; the best proposals so far are compared"
     ),
-    "pace.trial": LogEvent("info", "modes steps", "Each mode of these is timed, for `steps` in all"),
+    "pace.trial": LogEvent(
+        "info", "modes steps", "Each of these modes is timed; the trial takes `steps` steps in total"
+    ),
     "pace.mode_chosen": LogEvent(
         "info",
         "mode measured_s speedup",
-        "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain operation",
+        "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain training",
     ),
     "pace.ended_without_schedule": LogEvent(
         "info", "reason", "Training ended before it changed to the schedule that it waited for"
@@ -95,7 +97,7 @@ TRAINING_EVENTS = {
     "pace.profile_not_submitted": LogEvent(
         "warning",
         "service job profile_sha256 reason consequence",
-        "The service did not take the profile, or computes its schedule for long; the job tries again",
+        "The service did not accept the profile, or still computes its schedule; the job tries again",
     ),
     "pace.profile_refused": LogEvent("warning", "reason", "The service refused the profile"),
     "pace.profile_failed": LogEvent("warning", "reason", "No profile could be made"),

@@ -151,7 +151,8 @@ class DistributedOptimizer(WrappedOptimizer):
         ``hvd.broadcast_optimizer_state`` calls it on ranks without state, to have one to overwrite. They get
         the state of a new optimizer, and parameters stay as they are.
         """
-        if not _in_state_broadcast():
+        # It calls step() only where there is no state: later steps read no stack.
+        if vars(self.optimizer)["state"] or not _in_state_broadcast():
             return super().step(closure)
         self.zero_grad()
         update = TwinOptimizer(self.optimizer)

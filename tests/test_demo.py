@@ -69,6 +69,7 @@ def test_the_demo_says_what_it_measured_or_that_it_cannot() -> None:
 
     said, trusted = verdict(times(0.52, 0.53), 0.5, 1e-7)
     assert (said, trusted) == ("DDP 1002 ms, PACE 853 ms: 1.17 times as fast; weights equal.", True)
+    assert verdict(times(0.52, 0.53), 0.5, 0.0, "Horovod")[0].startswith("Horovod 1002 ms")
     assert "weights up to 2.0% apart" in verdict(times(0.52, 0.53), 0.5, 0.02)[0]
     assert "PACE kept plain training" in verdict(times(0.52, 0.53, is_plain=True), 0.5, 0.0)[0]
     said, trusted = verdict(times(0.70, 0.771), 0.511, 1e-7)

@@ -51,7 +51,7 @@ _OF_GRAPHS = For(("graph",))
         "fsdp2": _OF_GRAPHS,
         "other_pass": _OF_GRAPHS,
         "timeline": For(OF_PROFILES),
-        "write_lp": For(("allreduce",), needs=("oracle", "lp")),
+        "write_lp": For(("allreduce",), needs=("slot_s", None)),
     },
 )
 def optimize(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from pace.cli.what_if_table import show_what_if
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import OF_PROFILES, For
 from pace.documents.profile import Profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.kinds import kind_of, load_problem
 from pace.terminal.console import (
@@ -46,37 +48,37 @@ def _profiled(what: str, panel: str) -> Any:
     return typer.Option(help=what, show_default="as profiled", rich_help_panel=panel)
 
 
-_NETWORKS = For(("allreduce", "sharded"))
-_NETWORKS_AND_SERVERS = For(OF_PROFILES)
-_SERVERS = For(("servers",))
-_GRAPHS = For(("graph",))
+_ON_NETWORKS: tuple[Exchange, ...] = ("allreduce", "sharded")
+_GRIDS: dict[tuple[Exchange, ...], type] = {
+    _ON_NETWORKS: Grid,
+    ("servers",): ServerGrid,
+    ("graph",): GraphGrid,
+}
+
+
+def _axes() -> dict[str, For]:
+    """Return which exchanges have an option that is a field of a grid: those of all grids with this field."""
+    names = dict.fromkeys(field.name for grid in _GRIDS.values() for field in fields(grid))
+    return {
+        name: For(
+            tuple(
+                exchange
+                for exchanges, grid in _GRIDS.items()
+                if name in {field.name for field in fields(grid)}
+                for exchange in exchanges
+            )
+        )
+        for name in names
+    }
 
 
 @with_options_of(
-    own={
-        "baseline": _NETWORKS,
-        "target_efficiency": _NETWORKS,
-        "workers": _NETWORKS_AND_SERVERS,
-        "batch": _NETWORKS,
-        "compute_speedup": _NETWORKS,
-        "compression": _NETWORKS,
-        "bandwidth_gbps": _NETWORKS_AND_SERVERS,
-        "latency_s": _NETWORKS,
-        "algorithm": _NETWORKS,
-        "workers_per_node": _NETWORKS,
-        "intra_gbps": _NETWORKS,
-        "bandwidth_factor": _GRAPHS,
-        "ranks": _GRAPHS,
-        "memory_gb": _GRAPHS,
-        "servers": _NETWORKS_AND_SERVERS,
-        "colocated": _SERVERS,
-        "staleness": _SERVERS,
-        "jitter": _SERVERS,
-        "processes": _NETWORKS,
-        "service": For(("allreduce", "sharded", "graph")),
-        "plot": For(("allreduce", "sharded", "graph")),
-        "html": _NETWORKS,
-    }
+    own=_axes()
+    | dict.fromkeys(
+        ("target_efficiency", "workers_per_node", "intra_gbps", "processes", "html"), For(_ON_NETWORKS)
+    )
+    | dict.fromkeys(("service", "plot"), For((*_ON_NETWORKS, "graph")))
+    | {"servers": For(OF_PROFILES)}
 )
 def what_if(
     ctx: typer.Context,
@@ -343,8 +345,6 @@ def _ask(
 
 
 def _run(profile: Profile, grid: Grid, processes: int | None, target_efficiency: float | None) -> WhatIf:
-    from dataclasses import replace
-
     from pace.whatif import what_if as run
     from pace.whatif.target import answer_all
 

@@ -1,5 +1,6 @@
 """What a caller may ask of the optimizer and the simulator: in Python, in commands and of the service."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -27,12 +28,19 @@ class For:
     unset
         What leaving the option out means, if its value does not say so.
     needs
-        Another option and its value, without which this one means nothing.
+        Another option and its value, without which this one means nothing; None for any value.
     """
 
     exchanges: tuple[Exchange, ...]
     unset: str | None = None
-    needs: tuple[str, str] | None = None
+    needs: tuple[str, str | None] | None = None
+
+    def is_chosen(self, value_of: Callable[[str], object]) -> bool:
+        """Return whether the option that this one needs has a value that it needs."""
+        if self.needs is None:
+            return True
+        value = value_of(self.needs[0])
+        return value is not None and self.needs[1] in (None, value)
 
 
 class ExchangeOptions(Document):
@@ -45,7 +53,7 @@ class ExchangeOptions(Document):
 
     @classmethod
     def described(cls) -> dict[str, For]:
-        """Return which exchanges have an option, by its name; `exchange` itself is not among them."""
+        """Return which exchanges have an option, by its name."""
         return {
             name: each
             for name, field in cls.model_fields.items()
@@ -61,7 +69,9 @@ class ExchangeOptions(Document):
     def refuse_others(self, exchange: Exchange) -> None:
         """Refuse what an exchange does not have; raises InvalidOptions."""
         if self.exchange not in (None, exchange):
-            raise InvalidOptions(f'this has exchange "{exchange}", not "{self.exchange}": leave it out')
+            raise InvalidOptions(
+                f'exchange "{self.exchange}" is not possible here, only "{exchange}": leave exchange out'
+            )
         names = self.names_of(exchange)
         changed = self.model_dump(exclude_defaults=True).keys() - {"exchange"}
         if others := sorted(changed.difference(names)):
@@ -69,8 +79,9 @@ class ExchangeOptions(Document):
                 f'{", ".join(others)}: exchange "{exchange}" only has {", ".join(names)}: leave the rest out'
             )
         for name in sorted(changed):
-            needs = self.described()[name].needs
-            if needs is not None and getattr(self, needs[0]) != needs[1]:
+            each = self.described()[name]
+            if each.needs is not None and not each.is_chosen(lambda other: getattr(self, other)):
+                needs = each.needs
                 raise InvalidOptions(f'{name} needs {needs[0]} "{needs[1]}": give it, or leave {name} out')
 
 
@@ -89,8 +100,8 @@ class Options(ExchangeOptions):
     all-gathers), parameter servers, or the collectives of a graph."""
 
     framework: Annotated[Framework | None, For(("allreduce",), "PACE's own runtime")] = None
-    """Choose buckets for DDP or groups for Horovod, which wait for all gradients before the next forward
-    pass."""
+    """Framework that follows the schedule: ddp (by its buckets) or horovod (by its groups). Both wait for all
+    gradients before the next forward pass."""
 
     fusion: Annotated[Fusion, For(OF_PROFILES)] = "optimal"
     """How gradients are fused into groups: the best groups found, Algorithm 1 of the PACE paper, or none (one
@@ -121,8 +132,8 @@ class Options(ExchangeOptions):
         Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None,
         For(("allreduce",), "continuous time"),
     ] = None
-    """Length of a time slot in seconds: groups are ordered in whole slots, but a transfer that ends within
-    its slot lets the next one start then."""
+    """Length of a time slot in seconds. The order is computed in whole slots; each transfer starts as soon as
+    the one before it ends."""
 
     max_group_bytes: Annotated[Annotated[int, Field(gt=0)] | None, For(OF_PROFILES, "no limit")] = None
     """Largest size in bytes of a group of several gradients; a single gradient may be larger."""
@@ -137,8 +148,8 @@ class Options(ExchangeOptions):
     percentile (p95)."""
 
     search_calls: Annotated[int, Field(ge=1, le=10_000_000), For(OF_PROFILES)] = 2000
-    """Budget of the local search on profiles with parallel branches, in calls of the oracle. The result does
-    not depend on the machine's speed."""
+    """Largest number of orders that the local search computes on profiles with parallel branches. The result
+    does not depend on the machine's speed."""
 
     cluster: Annotated[Cluster | None, For(("servers",), "the servers of the profile's cost")] = None
     """The parameter servers. A gradient with transfer ratios, or with the rows touched, is a group of its

@@ -41,7 +41,10 @@ def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
     named = KINDS[options.exchange]
     if named not in fitting:
         names = " or ".join(f'"{kind.name}"' for kind in fitting)
-        raise InvalidOptions(f'a {fitting[0].noun} has exchange {names}, not "{named.name}": leave it out')
+        raise InvalidOptions(
+            f'exchange "{named.name}" is not possible for a {fitting[0].noun}: use {names}, '
+            "or leave exchange out"
+        )
     return named
 
 

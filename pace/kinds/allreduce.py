@@ -14,7 +14,7 @@ class AllReduces(OverProfiles):
 
     name = "allreduce"
 
-    def fits(self, profile: Profile, options: Options) -> bool:  # noqa: ARG002  # all others come first
+    def fits(self, profile: Profile, options: Options) -> bool:
         """Return True: every profile has all-reduces."""
         return True
 
@@ -28,5 +28,5 @@ class AllReduces(OverProfiles):
 
         return check_allreduce(profile, schedule)
 
-    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:  # noqa: ARG002
+    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
         yield "plan", groups_and_segments(schedule)

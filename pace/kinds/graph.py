@@ -20,7 +20,7 @@ class Graphs(Kind):
     problem = CollectiveGraph
     refused_as = InvalidGraph
 
-    def fits(self, graph: CollectiveGraph, options: Options) -> bool:  # noqa: ARG002
+    def fits(self, graph: CollectiveGraph, options: Options) -> bool:
         """Return True: a graph is of no other kind."""
         return True
 
@@ -42,7 +42,7 @@ class Graphs(Kind):
             f"{len(graph.wires)} wire{'s' if len(graph.wires) != 1 else ''}"
         )
 
-    def rows(self, graph: CollectiveGraph, schedule: Schedule) -> Iterator[Row]:  # noqa: ARG002
+    def rows(self, graph: CollectiveGraph, schedule: Schedule) -> Iterator[Row]:
         """Yield times, the bound, memory and what was fused."""
         predicted, plan = schedule.predicted, schedule.graph_plan
         yield (

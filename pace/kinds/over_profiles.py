@@ -19,7 +19,7 @@ class OverProfiles(Kind):
     ideal = "if preemption were free"
     bounded = "schedule"
 
-    def title(self, profile: Profile, schedule: Schedule) -> str:  # noqa: ARG002  # servers need it
+    def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name, and how many gradients and workers it has."""
         return f"{profile.name}: {len(profile.gradients)} gradients, {profile.workers} workers"
 
@@ -45,8 +45,8 @@ class OverProfiles(Kind):
                 f"while compute runs ({'as the profile says' if stated else 'assumed'})"
                 + (f"; DDP {milliseconds(predicted.ddp_s)}" if predicted.ddp_s else ""),
             )
-            tried = ", ".join(f"{calls}: {s * 1e3:.3f}" for calls, s in solver.curve[-SHOWN_CALLS:])
-            yield "calls", f"{tried} ms expected under load"
+            tried = ", ".join(f"{s * 1e3:.3f} ms with {calls}" for calls, s in solver.curve[-SHOWN_CALLS:])
+            yield "calls", f"expected under load: {tried}"
         yield from self._plan_rows(profile, schedule)
         if solver.num_programs is not None and solver.programs_s is not None:
             programs = f"{solver.num_programs:,} linear programs by {solver.lp_solver}"

@@ -29,7 +29,7 @@ class Shards(OverProfiles):
 
         return check_sharded(profile, schedule)
 
-    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:  # noqa: ARG002
+    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
         sharding = schedule.sharding
         assert sharding is not None
         scatters = len(schedule.groups_of("reduce-scatter"))

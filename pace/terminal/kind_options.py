@@ -115,8 +115,7 @@ class KindCommand(Command):
             each = has.get(parameter.name)
             if each is None:
                 return True
-            chosen = each.needs is None or given.get(each.needs[0]) == each.needs[1]
-            return kind in each.exchanges and chosen
+            return kind in each.exchanges and each.is_chosen(given.get)
 
         ctx.meta[_SHOWN] = is_shown
         epilog = self.epilog
@@ -150,21 +149,22 @@ def _further_help(
     ctx: typer.Context, kind: str, has: Mapping[str, For], given: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield how to see the options that are not shown."""
-    others = ", ".join(each for each in KINDS if each != kind)
     name = ctx.command_path
-    ask = (
-        f"{name} --exchange K --help"
-        if "exchange" in given
-        else f"{name} GRAPH --help, or --servers 1 --help"
-    )
-    yield f"These are the options of exchange {kind}; of {others}: {ask}"
+    if any(each.name == "exchange" for each in ctx.command.params):
+        others = "|".join(each for each in KINDS if each != kind)
+        yield f"These options are for exchange {kind}. For others: {name} --exchange {others} --help"
+    else:
+        yield (
+            f"These options are for exchange {kind}. For a graph: {name} GRAPH_FILE --help. For parameter "
+            f"servers: {name} --servers 1 --help"
+        )
     hidden = {
-        f"{_flag(each.needs[0])} {each.needs[1]}"
+        f"{_flag(each.needs[0])} {each.needs[1] or ''}".strip()
         for each in has.values()
-        if kind in each.exchanges and each.needs is not None and given.get(each.needs[0]) != each.needs[1]
+        if kind in each.exchanges and each.needs is not None and not each.is_chosen(given.get)
     }
     if hidden:
-        yield f"There are more options with {' or '.join(sorted(hidden))} before --help."
+        yield f"More options appear if you add {' or '.join(sorted(hidden))}."
 
 
 def refuse_others(ctx: typer.Context, kind: str) -> None:
@@ -181,8 +181,8 @@ def refuse_others(ctx: typer.Context, kind: str) -> None:
             each for each in KINDS if any(each in exchanges for exchanges in others.values())
         )
         raise InvalidOptions(
-            f"{', '.join(others)}: for exchange {fitting}, and this is exchange {kind}: leave it out, "
-            "or see --help"
+            f"{', '.join(others)}: only for exchange {fitting}, but this problem has exchange {kind}: "
+            "leave out what does not fit, or see --help"
         )
 
 

@@ -394,8 +394,8 @@ def _warm_up(iterate: Callable[[], None], network: Network) -> None:
     behind = sorted(devices.found - {"cpu", "meta"})
     if greatest(network, float(bool(behind) and not network.clock.runs_behind)):
         raise InvalidOptions(
-            f"iterate() computes on {behind[0] if behind else 'a device of another rank'}, but the host times"
-            " this network, and runs ahead of that device: give measure_contention a network over NCCL"
+            f"iterate() computes on {behind[0] if behind else 'a device of another rank'}, but the host's"
+            " clock times this network: give measure_contention a network over NCCL"
         )
 
 

@@ -171,7 +171,7 @@ class PlanSource:
                 missing=missing,
                 service=self._service,
                 job=self.job,
-                consequence="no schedule is asked for: set what is missing on rank 0",
+                consequence="the job asks for no schedule: set what is missing on rank 0",
             )
         return plan or self._with_credit(self._plan_locally(gradients))
 

@@ -97,7 +97,7 @@ def recut(
     groups: IntArray,
     counts: IntArray,
     calls: int,
-) -> tuple[int, float]:
+) -> int:
     """Send elements of one call in another one of its group, or at another place.
 
     A change is kept if the mean window is not longer. With a `budget` of `ENOUGH_TO_WANDER`, the first half
@@ -105,7 +105,7 @@ def recut(
     calls in the order in which they are sent, with room for more; they are changed in place. At most `budget`
     changes are priced.
 
-    Returns the number of calls, and the mean window in wall time.
+    Returns the number of calls.
     """
     room = len(groups)
     state = np.array([seed], dtype=np.uint64)
@@ -202,4 +202,4 @@ def recut(
             best, best_calls = mean, own
             best_groups[:own], best_counts[:own] = own_groups[:own], own_counts[:own]
     groups[:], counts[:] = best_groups, best_counts
-    return best_calls, best
+    return best_calls

@@ -47,7 +47,7 @@ def test_what_a_graph_does_not_have_is_refused_before_it_is_sent() -> None:
     with Client("http://127.0.0.1:1", timeout_s=1) as client:
         for options, job, words in (
             (Options(fusion="none"), None, 'fusion: exchange "graph" only has memory_bytes'),
-            (Options(exchange="sharded"), None, 'not "sharded"'),
+            (Options(exchange="sharded"), None, 'exchange "sharded" is not possible'),
             (None, "train", 'job "train"'),
         ):
             with pytest.raises(InvalidOptions, match=words):
@@ -86,7 +86,7 @@ def test_what_if_takes_graphs(service: Caller, tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     assert "<svg" in chart.read_text()
     for code, words, arguments in (
-        (2, "--html: for exchange sharded or allreduce", (*there, "--html", tmp_path / "page.html")),
+        (2, "--html: only for exchange sharded or allreduce", (*there, "--html", tmp_path / "page.html")),
         (2, "do not divide into 3 shards", (*there, "--ranks", "3")),
         (2, "bandwidth_factor: 0:", (*there, "--bandwidth-factor", "1e-7")),
         (2, 'policy "ddp"', (*there, "--policy", "ddp")),

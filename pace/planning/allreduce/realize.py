@@ -122,7 +122,7 @@ def fastest_plan(
     if options.fusion == "optimal" and options.framework is None and problem.sizes.any():
         most = MOST_RECUT if len(problem.sent_by_ready()) > MOST_GRADIENTS else len(plans)
         for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:most]:
-            groups, elements, _ = load.recut(plans[number], options)
+            groups, elements = load.recut(plans[number], options)
             buffers = plans[number].buffers
             sending = send_in_order(buffers, groups, elements, problem.cost)
             plans.append(replace(plans[number], sending=sending))

@@ -41,6 +41,22 @@ MOST_ADDED = 16
 OP_DEVIATION = 0.05
 RANK_DEVIATION = 0.02
 
+# The knots of two cost curves, compute's three times and its slow-down, and the random windows.
+_Windows = tuple[
+    FloatArray,
+    FloatArray,
+    float,
+    FloatArray,
+    FloatArray,
+    float,
+    float,
+    float,
+    float,
+    float,
+    FloatArray,
+    FloatArray,
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnderLoad:
@@ -186,7 +202,7 @@ class UnderLoad:
         cut = float(options.max_segment_bytes or np.inf)
         whole = min(cut, float(options.max_group_bytes or np.inf))
         merges, means = np.empty((len(calls), 2), dtype=np.int64), np.empty(len(calls))
-        problem, compute, random = self.problem, self._compute, self._random
+        problem = self.problem
         lasts = [max(call.members, key=lambda number: problem.ready[number]) for call in calls]
         count = kernel.merge_greedily(
             np.array([problem.ready[last] for last in lasts]),
@@ -195,56 +211,55 @@ class UnderLoad:
             np.array([float(call.size_bytes) for call in calls]),
             np.array([call.kind for call in calls], dtype=np.int64),
             np.array([whole if call.kind < 0 else cut for call in calls]),
-            *problem.cost.knots(),
-            *self.extra.knots(),
-            compute.backward_s,
-            compute.backward_spread_s,
-            compute.forward_s,
-            problem.slowdown,
-            random.slower,
-            random.lateness,
+            *self._windows(),
             merges,
             means,
         )
         places = zip(merges[:count].tolist(), means[:count].tolist(), strict=True)
         return [(first, second, seconds) for (first, second), seconds in places]
 
-    def recut(self, plan: "RealizedPlan", options: Options) -> tuple[IntArray, IntArray, float]:
+    def _windows(self) -> _Windows:
+        """Return what kernels need of costs, of compute and of the common random windows."""
+        compute, random = self._compute, self._random
+        return (
+            *self.problem.cost.knots(),
+            *self.extra.knots(),
+            compute.backward_s,
+            compute.backward_spread_s,
+            compute.forward_s,
+            self.problem.slowdown,
+            random.slower,
+            random.lateness,
+        )
+
+    def recut(self, plan: "RealizedPlan", options: Options) -> tuple[IntArray, IntArray]:
         """Search for better cuts and a better order of a plan's groups, at random.
 
-        Returns the group and the number of elements of each call, and the expected window in seconds.
+        Returns the group and the number of elements of each call.
         """
         from pace.solver.kernels.recut import recut
 
-        problem, compute, random = self.problem, self._compute, self._random
         buffers, sending = plan.buffers, plan.sending
         calls = len(sending.groups)
         room = np.zeros(max(2 * calls, calls + MOST_ADDED), dtype=np.int64)
         groups, counts = room.copy(), room.copy()
         groups[:calls], counts[:calls] = sending.groups, sending.elements
         sent = np.unique(sending.groups)
-        found, seconds = recut(
+        found = recut(
             buffers.ready,
             self._spread_of(plan.partition),
             buffers.tail,
             sent[np.argsort(-buffers.tail[sent], kind="stable")],
             buffers.element_bytes.astype(np.float64),
-            *problem.cost.knots(),
-            *self.extra.knots(),
-            compute.backward_s,
-            compute.backward_spread_s,
-            compute.forward_s,
-            problem.slowdown,
-            random.slower,
-            random.lateness,
+            *self._windows(),
             float(options.max_segment_bytes or np.inf),
-            min(MOST_RECUTS, MOST_REPLAYED // (calls * len(random.slower))),
+            min(MOST_RECUTS, MOST_REPLAYED // (calls * len(self._random.slower))),
             SEED,
             groups,
             counts,
             calls,
         )
-        return groups[:found], counts[:found], seconds
+        return groups[:found], counts[:found]
 
     def _spread_of(self, partition: Partition) -> FloatArray:
         if partition not in self._spreads:

@@ -222,8 +222,8 @@ class ShardUpdate(TwinOptimizer):
         entries = state_dict.get("state", {}).values()
         if any(id(value) in copies for entry in entries for value in entry.values() if value is not None):
             raise InvalidUse(
-                "state_dict() returned this state before a later step(), which without sharded updates would"
-                " have changed it: keep copy.deepcopy(optimizer.state_dict()), and load that"
+                "this state is from before the last step(): with sharded updates, what state_dict() returns"
+                " must be copied to be loaded later: keep copy.deepcopy(optimizer.state_dict())"
             )
 
     def hand_back(self, transport: Transport, step: int, *, last: bool) -> None:
@@ -350,9 +350,9 @@ def _expire(values: SlotState, name: str) -> None:
 
     def refuse(_tensor: torch.Tensor) -> None:
         raise InvalidUse(
-            f"the optimizer's state of {name} was read, or given to load_state_dict(), before the last step()"
-            " and used after it, but with sharded updates it is out of date: read optimizer.state again, or"
-            " load copy.deepcopy(...) of a state that is loaded again"
+            f"this optimizer state of {name} is from before the last step(), and with sharded updates out of"
+            " date: read optimizer.state again. To load one state dict several times, load copies of it by"
+            " copy.deepcopy()"
         )
 
     for value in values.values():

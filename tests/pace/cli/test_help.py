@@ -136,7 +136,8 @@ def test_help_shows_the_options_of_the_inputs_kind(tmp_path: Path) -> None:
     assert {"--oracle", "--for", "--risk"} <= whole
     assert not whole & {"--memory-gb", "--servers", "--search-r", "--lp-solver"}
     assert {"--search-r"} == shown_options("optimize", "--fusion", "paper") - whole
-    assert {"--lp-solver", "--write-lp"} == shown_options("optimize", "--oracle", "lp") - whole
+    assert {"--lp-solver"} == shown_options("optimize", "--oracle", "lp") - whole
+    assert {"--write-lp"} == shown_options("optimize", "--slot-s", "1") - whole
     sharded = shown_options("optimize", clipped)
     assert sharded == shown_options("optimize", "--exchange", "sharded") < whole
     assert "--memory-gb" in shown_options("optimize", graph)

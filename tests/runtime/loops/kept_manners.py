@@ -19,7 +19,7 @@ MANNERS: dict[str, dict[str, Any]] = {
 
 _SHARED = "something outside of the model shares the memory of"
 _OLD_GRADIENT = "was read after step(), but updates are sharded and no rank has the whole gradient then"
-_OLD_STATE = "before the last step() and used after it"
+_OLD_STATE = "is from before the last step()"
 
 # What no rank has where updates are sharded, or could not keep there, is refused with these words.
 REFUSED: dict[tuple[str, str], str] = {
