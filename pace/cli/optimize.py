@@ -18,8 +18,8 @@ from pace.documents.options import OF_PROFILES, For, Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule
 from pace.errors import InvalidOptions
+from pace.kinds import KINDS, load_problem
 from pace.kinds import check as judge
-from pace.kinds import kind_of, load_problem
 from pace.kinds import optimize as solve
 from pace.terminal.command_line import file_argument, file_option, output_option
 from pace.terminal.console import (
@@ -35,7 +35,7 @@ from pace.terminal.console import (
     make_console,
     refuse_unknown_ending,
 )
-from pace.terminal.kind_options import refuse_others, with_options_of
+from pace.terminal.kind_options import kind_for, refuse_others, with_options_of
 from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading
 
 _OF_GRAPHS = For(("graph",))
@@ -102,10 +102,7 @@ def optimize(
     with reported():
         refuse_unknown_ending(plot)
         problem = load_problem(profile)
-        named = servers is not None or cluster is not None or colocated
-        if named and asked["exchange"] is None:
-            asked["exchange"] = "servers"
-        kind = kind_of(problem, Options(exchange=asked["exchange"], framework=asked["framework"]))
+        kind = KINDS[kind_for(ctx.command, problem, ctx.params)]
         refuse_others(ctx, kind.name)
         if isinstance(problem, CollectiveGraph):
             memory_bytes = budget_bytes(memory_gb)
@@ -120,7 +117,7 @@ def optimize(
             tell_slowdown(problem)
             if write_lp is not None and asked["slot_s"] is None:
                 raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
-            if named or asked["exchange"] == "servers":
+            if kind.name == "servers":
                 asked["cluster"] = described_cluster(problem, cluster, servers, colocated=colocated)
         options = Options(**asked)
         schedule = solve(problem, options)

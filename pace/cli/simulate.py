@@ -9,10 +9,10 @@ from pace.cli.graphs.policies import report_policies
 from pace.cli.servers.clusters import described_cluster
 from pace.documents.cluster import Cluster
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.options import OF_PROFILES, For, Options, SimulationOptions
+from pace.documents.options import OF_PROFILES, For, SimulationOptions
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.kinds import kind_of, load_problem
+from pace.kinds import load_problem
 from pace.terminal.console import (
     SERVERS,
     SERVERS_HAVE,
@@ -26,19 +26,23 @@ from pace.terminal.console import (
     make_table,
     refuse_unknown_ending,
 )
-from pace.terminal.kind_options import refuse_others, with_options_of
+from pace.terminal.kind_options import kind_for, refuse_others, with_options_of
 from pace.terminal.reporting import counted, reported
 from pace.whatif.scenario import batch_unit, measured_batch
 from pace.whatif.servers import read_staleness
-
-_OF_PROFILES = For(OF_PROFILES)
 
 
 @with_options_of(
     SimulationOptions,
     apart=("cluster", "consistency", "staleness", "knobs"),
     own=SERVERS_HAVE
-    | {"staleness": For(("servers",)), "tune": _OF_PROFILES, "trials": _OF_PROFILES, "plot": For(("graph",))},
+    | {
+        "staleness": For(("servers",)),
+        "tune": For(OF_PROFILES),
+        "trials": For(OF_PROFILES, needs=("tune", None)),
+        "plot": For(("graph",)),
+    },
+    servers_by=(*SERVERS_HAVE, "staleness"),
 )
 def simulate(
     ctx: typer.Context,
@@ -90,12 +94,11 @@ def simulate(
     with reported():
         refuse_unknown_ending(plot)
         loaded = load_problem(profile)
-        if asked["exchange"] is None and (servers is not None or cluster or colocated or staleness != "sync"):
-            asked["exchange"] = "servers"
-        kind = kind_of(loaded, Options(exchange=asked["exchange"])).name
-        on_servers = asked["exchange"] == "servers"
-        # Without an exchange, policies of one network are compared, whatever the profile was measured with.
-        refuse_others(ctx, "allreduce" if kind == "servers" and not on_servers else kind)
+        kind = kind_for(ctx.command, loaded, ctx.params)
+        refuse_others(ctx, kind)
+        on_servers = kind == "servers"
+        if on_servers:
+            asked["exchange"] = kind
         knobs = _knobs(knob or [])
         if isinstance(loaded, CollectiveGraph):
             options = SimulationOptions(**asked, knobs=knobs)

@@ -15,7 +15,7 @@ from pace.documents.options import OF_PROFILES, For
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
-from pace.kinds import kind_of, load_problem
+from pace.kinds import load_problem
 from pace.terminal.console import (
     JOB,
     NETWORK,
@@ -32,7 +32,7 @@ from pace.terminal.console import (
     progress_bar,
     refuse_unknown_ending,
 )
-from pace.terminal.kind_options import refuse_others, with_options_of
+from pace.terminal.kind_options import kind_for, refuse_others, with_options_of
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
 from pace.terminal.service_connection import connect
@@ -77,8 +77,10 @@ def _axes() -> dict[str, For]:
     | dict.fromkeys(
         ("target_efficiency", "workers_per_node", "intra_gbps", "processes", "html"), For(_ON_NETWORKS)
     )
-    | dict.fromkeys(("service", "plot"), For((*_ON_NETWORKS, "graph")))
-    | {"servers": For(OF_PROFILES)}
+    | dict.fromkeys(("service", "api_key", "timeout_s", "plot"), For((*_ON_NETWORKS, "graph")))
+    | {"servers": For(OF_PROFILES)},
+    servers_by=("servers",),
+    measured_servers=False,
 )
 def what_if(
     ctx: typer.Context,
@@ -217,11 +219,7 @@ def what_if(
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
         loaded = load_problem(profile)
-        kind = kind_of(loaded).name
-        if isinstance(loaded, Profile):
-            # Without --servers, a profile that was measured with some is put on a network.
-            kind = "servers" if servers is not None else "allreduce"
-        refuse_others(ctx, kind)
+        refuse_others(ctx, kind_for(ctx.command, loaded, ctx.params))
         if isinstance(loaded, CollectiveGraph):
             chosen: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
             if bandwidth_factor is not None:

@@ -81,7 +81,8 @@ def repeated(names: Iterable[str]) -> str | None:
 def refuse_other(value: object, kind: type, error: type[PaceError]) -> None:
     """Raise an error of ours unless a value is of this kind."""
     if not isinstance(value, kind):
-        raise error(f"a {kind.__name__} is needed (got {_short(value)})")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise error(f"{article} {kind.__name__} is needed (got {_short(value)})")
 
 
 def parse(kind: type[Kind], document: bytes | str) -> Kind:

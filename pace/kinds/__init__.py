@@ -8,7 +8,7 @@ from pathlib import Path
 from pace.documents.base import refuse_other
 from pace.documents.graph.collective_graph import is_graph, load_graph
 from pace.documents.options import Options
-from pace.documents.profile import Profile, load_profile
+from pace.documents.profile import load_profile
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule
 from pace.kinds.allreduce import AllReduces
@@ -35,7 +35,10 @@ def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
     refuse_other(options, Options, InvalidOptions)
     fitting = [kind for kind in KINDS.values() if isinstance(problem, kind.problem)]
     if not fitting:
-        refuse_other(problem, Profile, InvalidProfile)
+        raise InvalidProfile(
+            f"a Profile or a CollectiveGraph is needed, not {type(problem).__name__}: read a file by "
+            "load_profile or load_graph"
+        )
     if options.exchange is None:
         return next(kind for kind in fitting if kind.fits(problem, options))
     named = KINDS[options.exchange]

@@ -75,6 +75,8 @@ def simulate(
         options = options.model_copy(update={"exchange": "graph"})
     else:
         refuse_other(profile, Profile, InvalidProfile)
+        if options.exchange == "graph":
+            raise InvalidOptions('exchange "graph" is not possible for a profile: leave exchange out')
         options.refuse_others(options.policies_of or "allreduce")
     names = _names(policies, options)
     known = {knob for name in names for knob in knobs_of(name, options.policies_of)}

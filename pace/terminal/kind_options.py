@@ -3,14 +3,17 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperOption
 
-from pace.documents.options import ExchangeOptions, For
+from pace.documents.graph.collective_graph import CollectiveGraph, is_graph
+from pace.documents.options import ExchangeOptions, For, Options
 from pace.errors import InvalidOptions
 from pace.kinds import KINDS, kind_of, load_problem
+from pace.kinds.kind import AnyProblem
 from pace.terminal.command_line import Command
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -19,6 +22,9 @@ _ARGUMENTS, _SHOWN = "pace.arguments", "pace.shown"
 _DEFAULT_KIND = "allreduce"
 # A command has this attribute: which exchanges have a parameter, by the parameter's name.
 _HAS = "pace_exchanges"
+_SERVERS_BY, _MEASURED_SERVERS = "pace_servers_by", "pace_measured_servers"
+# Help reads no larger file to find its kind.
+_MOST_READ_BYTES = 32 << 20
 
 
 def with_options_of(
@@ -26,6 +32,9 @@ def with_options_of(
     flags: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
     own: Mapping[str, For] | None = None,
+    servers_by: Collection[str] = ("servers", "colocated", "cluster"),
+    *,
+    measured_servers: bool = True,
 ) -> Callable[[Function], Function]:
     """Return a decorator that gives a command the fields of a model as options, after its input.
 
@@ -39,6 +48,10 @@ def with_options_of(
         Fields that the command reads in its own way.
     own
         Which exchanges have an option of the command's own; all, if it is not here.
+    servers_by
+        Options that choose parameter servers, beside ``--exchange``.
+    measured_servers
+        Whether a profile that was measured with servers is for servers without such an option.
     """
     described = {} if model is None else model.described()
     names = [name for name in described if name not in apart]
@@ -52,6 +65,8 @@ def with_options_of(
         command.__annotations__ |= {each.name: each.annotation for each in asked}
         has = {name: described[name] for name in names if described[name].exchanges}
         setattr(command, _HAS, has | dict(own or {}))
+        setattr(command, _SERVERS_BY, tuple(servers_by))
+        setattr(command, _MEASURED_SERVERS, measured_servers)
         return command
 
     return decorate
@@ -108,7 +123,7 @@ class KindCommand(Command):
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]  # typer's own context
         """Write the help for the kind and the choices of the command line."""
         given = self._given(ctx)
-        kind = _kind_of_given(given)
+        kind = self._kind_shown(given)
         has: Mapping[str, For] = getattr(self.callback, _HAS)
 
         def is_shown(parameter: Any) -> bool:
@@ -132,17 +147,46 @@ class KindCommand(Command):
         except typer.BadParameter:
             return {}
 
+    def _kind_shown(self, given: Mapping[str, Any]) -> str:
+        path = Path(given.get("profile") or "")
+        problem: AnyProblem | None = None
+        try:
+            if path.is_file() and path.stat().st_size <= _MOST_READ_BYTES:
+                problem = load_problem(path)
+        except (ValueError, OSError):  # running the command says what is wrong with the file
+            return "graph" if is_graph(path) else _DEFAULT_KIND
+        try:
+            return kind_for(self, problem, given)
+        except InvalidOptions:  # of another problem
+            return _DEFAULT_KIND if problem is None else kind_of(problem).name
 
-def _kind_of_given(given: Mapping[str, Any]) -> str:
-    if given.get("exchange") in KINDS:
-        return str(given["exchange"])
-    if any(given.get(name) for name in ("servers", "cluster", "colocated")):
-        return "servers"
-    path = given.get("profile")
-    try:
-        return _DEFAULT_KIND if not path else kind_of(load_problem(path)).name
-    except (InvalidOptions, ValueError, OSError):
-        return _DEFAULT_KIND
+
+def kind_for(command: Any, problem: AnyProblem | None, given: Mapping[str, Any]) -> str:
+    """Return the kind for which a command line asks.
+
+    Parameters
+    ----------
+    command
+        A command with options by kind.
+    problem
+        What its input holds; None if it is not known.
+    given
+        Its options by name.
+
+    Raises
+    ------
+    InvalidOptions
+        If the exchange that is asked for is not possible for the problem.
+    """
+    exchange = given.get("exchange")
+    if exchange is None and not isinstance(problem, CollectiveGraph):
+        chosen = (given.get(name) for name in getattr(command.callback, _SERVERS_BY))
+        exchange = "servers" if any(value not in (None, False, "sync") for value in chosen) else None
+    if problem is None:
+        return exchange if exchange in KINDS else _DEFAULT_KIND
+    kind = kind_of(problem, Options(exchange=exchange, framework=given.get("framework"))).name
+    measured = exchange is None and kind == "servers"
+    return _DEFAULT_KIND if measured and not getattr(command.callback, _MEASURED_SERVERS) else kind
 
 
 def _further_help(
@@ -150,40 +194,46 @@ def _further_help(
 ) -> Iterator[str]:
     """Yield how to see the options that are not shown."""
     name = ctx.command_path
-    if any(each.name == "exchange" for each in ctx.command.params):
-        others = "|".join(each for each in KINDS if each != kind)
-        yield f"These options are for exchange {kind}. For others: {name} --exchange {others} --help"
+    takes_exchange = any(each.name == "exchange" for each in ctx.command.params)
+    others = [each for each in KINDS if each != kind]
+    if takes_exchange:
+        yield f"These options are for exchange {kind}; others: {name} --exchange {'|'.join(others)} --help"
     else:
-        yield (
-            f"These options are for exchange {kind}. For a graph: {name} GRAPH_FILE --help. For parameter "
-            f"servers: {name} --servers 1 --help"
-        )
-    hidden = {
-        f"{_flag(each.needs[0])} {each.needs[1] or ''}".strip()
-        for each in has.values()
-        if kind in each.exchanges and each.needs is not None and not each.is_chosen(given.get)
-    }
+        ways = {"graph": f"{name} GRAPH_FILE --help", "servers": f"{name} --servers 1 --help"}
+        ways["allreduce"] = f"{name} --help"
+        told = ", ".join(f"for exchange {each}: {way}" for each, way in ways.items() if each != kind)
+        yield f"These options are for exchange {kind}; {told}"
+    hidden: dict[str, list[str]] = {}
+    for option, each in has.items():
+        if kind in each.exchanges and each.needs is not None and not each.is_chosen(given.get):
+            hidden.setdefault(_needed(each.needs), []).append(_flag(option))
     if hidden:
-        yield f"More options appear if you add {' or '.join(sorted(hidden))}."
+        more = "; ".join(f"with {needed}, {', '.join(options)}" for needed, options in hidden.items())
+        yield f"There are more options: {more}."
+
+
+def _needed(needs: tuple[str, str | None]) -> str:
+    return f"{_flag(needs[0])} {needs[1] or ''}".strip()
 
 
 def refuse_others(ctx: typer.Context, kind: str) -> None:
-    """Refuse options of the command line that a kind of problem does not have; raises InvalidOptions."""
+    """Refuse options of the command line that have no meaning for a kind; raises InvalidOptions."""
     has: Mapping[str, For] = getattr(ctx.command.callback, _HAS)
     flags = {each.name: each.opts[0] for each in ctx.command.params if isinstance(each, TyperOption)}
-    others = {
-        flag: has[name].exchanges
-        for name, flag in flags.items()
-        if name in has and kind not in has[name].exchanges and _is_given(ctx, name)
-    }
-    if others:
-        fitting = " or ".join(
-            each for each in KINDS if any(each in exchanges for exchanges in others.values())
-        )
-        raise InvalidOptions(
-            f"{', '.join(others)}: only for exchange {fitting}, but this problem has exchange {kind}: "
-            "leave out what does not fit, or see --help"
-        )
+    takes_exchange = "exchange" in flags
+    for name, flag in flags.items():
+        if name not in has or not _is_given(ctx, name):
+            continue
+        each = has[name]
+        if kind not in each.exchanges:
+            fitting = " or ".join(other for other in KINDS if other in each.exchanges)
+            by_servers = "" if takes_exchange or "servers" not in each.exchanges else " (--servers N)"
+            raise InvalidOptions(
+                f"{flag} is only for exchange {fitting}{by_servers}, and this is exchange {kind}: "
+                f"leave {flag} out"
+            )
+        if each.needs is not None and not each.is_chosen(ctx.params.get):
+            raise InvalidOptions(f"{flag} needs {_needed(each.needs)}: add it, or leave {flag} out")
 
 
 def _is_given(ctx: typer.Context, name: str | None) -> bool:

@@ -159,7 +159,7 @@ def test_a_broken_graph_ends_with_exit_code_1(solved: Path, tmp_path: Path) -> N
         (["--oracle", "guess"], "guess"),
         (["--oracle", "lp"], "slot_s"),
         (["--oracle", "lp", "--slot-s", "0.01", "--lp-solver", "pulp:NONE"], "PULP_CBC_CMD"),
-        (["--lp-solver", "pulp"], "lp_solver"),
+        (["--lp-solver", "pulp"], "--lp-solver"),
         (["--slot-s", "0"], "slot_s"),
         (["--slot-s", "nan"], "slot_s"),
         (["--slot-s", "1e-15"], "use slot_s of"),
