@@ -58,7 +58,7 @@ class AttachedJob(ABC):
         """Attach PACE, if this run is one with it."""
         if self.attach:
             attach = self.front_door()
-            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=60.0, **grouped(options))
+            self.handle = attach(model, optimizer, mode=self._mode, timeout_s=240.0, **grouped(options))
 
     def batch(self, number: int) -> torch.Tensor:
         """Draw a batch of this rank."""

@@ -185,6 +185,7 @@ def _limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes,) * 2)
 
 
+@pytest.mark.races_with_machine(reason="the kernel counts bytes again that it sends again after a pause")
 def test_a_table_larger_than_a_workers_memory_trains() -> None:
     """5.1 GB, where a worker may have 1 GiB; what the kernel carries is within 5 % of the rows touched."""
     with served(2) as (servers, _):
