@@ -1,4 +1,4 @@
-# The service with its pack fabric, charts, Dask's client, S3 and OpenTelemetry: no torch, no Horovod.
+# The service with its packs, charts, Dask's client, S3 and OpenTelemetry: no torch, no Horovod.
 #
 #   docker build -t pace . && docker run --read-only --tmpfs /tmp -p 8080:8080 -v pace-data:/data pace
 #
@@ -15,9 +15,10 @@ COPY solver/ solver/
 COPY api/ api/
 COPY runtime/ runtime/
 COPY packs/fabric/ packs/fabric/
+COPY packs/sync/ packs/sync/
 # pip works from outside the environment, so that the image's second stage goes without it.
 RUN python -m venv --without-pip /opt/pace \
-    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]' ./packs/fabric
+    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]' ./packs/fabric ./packs/sync
 
 FROM python:3.13-slim
 # Numbers and not names in USER, so that an orchestrator can verify that it is not root.

@@ -9,8 +9,7 @@
     │   ├── InvalidSteps      a steps document of training with parameter servers
     │   ├── InvalidCluster    a cluster document of parameter servers
     │   ├── InvalidSchedule   a schedule, which may also not fit its profile
-    │   ├── InvalidJobProgram a job program
-    │   └── InvalidSync       a document or plan of weight sync or streaming DiLoCo
+    │   └── InvalidJobProgram a job program
     ├── FormatError           a file of another tool that cannot be read
     ├── InvalidOptions        options that do not exist, are out of range, or contradict one another
     ├── ScheduleMismatch      a schedule made for another model or number of workers
@@ -96,12 +95,6 @@ class InvalidJobProgram(InvalidDocument):
     """A job program that breaks its own rules; the message names the rank, the group or the operation."""
 
     kind = "job program"
-
-
-class InvalidSync(InvalidDocument):
-    """A document or plan of weight sync or streaming DiLoCo that is not valid; the message says why."""
-
-    kind = "weight-sync, resharding, delta-sync or outer-sync document"
 
 
 class InvalidOptions(PaceError, ValueError):

@@ -13,7 +13,7 @@ from typing import Any
 
 GROUP = "pace.packs"
 # Commands of packs, and the extra that installs each.
-EXTRAS = {"fabric": "fabric"}
+EXTRAS = {"diloco": "sync", "fabric": "fabric", "sync": "sync"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,8 +65,10 @@ def test_the_service_answers_without_packs(without_packs: dict[str, str], tmp_pa
         assert service.post_schedule(layered_profile(4)).status_code == 201
         paths = service.http.get("/openapi.json").json()["paths"]
         assert "/v1/schedules" in paths
-        assert not {"/v1/fabric-runs", "/v1/transfer-plans"} & paths.keys()
-        assert service.http.get("/web/packs.js").text == "export const PACKS = [];\n"
+        assert not {"/v1/fabric-runs", "/v1/sync-plans", "/v1/transfer-plans"} & paths.keys()
+        assert (
+            service.http.get("/web/packs.js").text == "export const PACKS = [];\nexport const ANSWERS = {};\n"
+        )
         assert service.http.post("/v1/transfer-plans", json={}).status_code == 404
 
 

@@ -32,10 +32,6 @@ _TAGS: list[dict[str, str]] = [
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
     {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
     {"name": "Graphs", "description": "Plan graphs of sharded training within a memory budget."},
-    {
-        "name": "Sync plans",
-        "description": "Plan how new weights reach rollout engines, and plan streaming DiLoCo.",
-    },
     {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
     {
         "name": "Simulations",

@@ -28,6 +28,8 @@ class HttpPart:
         Folder of its part of the web page, served as ``/web/packs/NAME``.
     views
         Titles of its views; each is the default export of the module of its name in ``web``.
+    answers
+        For kinds of its questions, the view that shows an answer, and the name of its id in the address.
     """
 
     name: str
@@ -36,6 +38,7 @@ class HttpPart:
     examples: Path
     web: Path
     views: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @cache

@@ -45,12 +45,12 @@ def add_page(app: FastAPI) -> str:
         for part in http_parts()
         for view, title in part.views.items()
     ]
+    answers = {kind: shown for part in http_parts() for kind, shown in part.answers.items()}
 
     @app.get(f"{_ASSETS}/packs.js", include_in_schema=False)
     async def views_of_packs() -> Response:
-        return Response(
-            f"export const PACKS = {json.dumps(packs)};\n", headers=_FRESH, media_type="text/javascript"
-        )
+        script = f"export const PACKS = {json.dumps(packs)};\nexport const ANSWERS = {json.dumps(answers)};\n"
+        return Response(script, headers=_FRESH, media_type="text/javascript")
 
     for part in http_parts():
         app.mount(f"{_ASSETS}/packs/{part.name}", _FreshFiles(directory=part.web))

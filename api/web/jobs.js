@@ -4,12 +4,13 @@ import { adjust, linkTo } from "./address.js";
 import { DRIFTED, Drift, Job } from "./job.js";
 import { useLoaded, useRefreshed, useSettled } from "./loading.js";
 import { milliseconds, moment } from "./numbers.js";
+import { ANSWERS } from "./packs.js";
 import { usePages } from "./pages.js";
 import { Copyable, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./parts.js";
 import { getJson, remove } from "./service.js";
 
 // Where an answer is shown: the tab, and the name of its id in the address.
-const VIEWS = { schedule: ["result", "schedule"], graph: ["result", "graph"], order: ["order", "check"], sync: ["weights", "plan"], prediction: ["servers", "prediction"] };
+const VIEWS = { schedule: ["result", "schedule"], graph: ["result", "graph"], order: ["order", "check"], prediction: ["servers", "prediction"], ...ANSWERS };
 const viewOf = ({ kind, location: path }) => linkTo(VIEWS[kind][0], { [VIEWS[kind][1]]: path.split("/").pop() });
 
 const REFRESH_MS = 5000;

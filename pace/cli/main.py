@@ -20,8 +20,6 @@ from pace.cli.predict import fit_overhead, predict
 from pace.cli.servers.processes import app as servers_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
-from pace.cli.sync.app import app as sync_app
-from pace.cli.sync.outer import app as diloco_app
 from pace.cli.what_if import what_if
 from pace.errors import PaceError
 from pace.packs import EXTRAS, packs
@@ -137,8 +135,6 @@ app.command(
 app.command(rich_help_panel=PLANS, epilog="Example: pace predict steps.json --workers 1-16 --servers 1,2")(
     predict
 )
-app.add_typer(sync_app, name="sync", rich_help_panel=PLANS)
-app.add_typer(diloco_app, name="diloco", rich_help_panel=PLANS)
 app.command(rich_help_panel=SERVICES, epilog="Example: pace serve --port 8080")(serve)
 app.command(
     rich_help_panel=SERVICES, epilog="Example: pace submit profile.json --service http://127.0.0.1:8080"

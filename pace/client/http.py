@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -16,10 +16,8 @@ from pace.documents.schedule import Schedule
 from pace.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
-    from pace import DeltaPlan, DeltaSync, OuterPlan, OuterSync, Resharding, ReshardPlan, SyncPlan, WeightSync
     from pace.documents.order.job_program import JobProgram
     from pace.documents.order.order_report import OrderReport, StreamRule
-    from pace.documents.sync.sync_problem import AnySync, PlanOfSync
     from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
     from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
@@ -202,34 +200,6 @@ class Client(ServiceRequests):
         if resource.program_sha256 != program.sha256 or report.launch_slots != launch_slots:
             self._nonsense("the answer to another question")
         return report
-
-    @overload
-    def plan_sync(self, sync: "WeightSync") -> "SyncPlan": ...
-
-    @overload
-    def plan_sync(self, sync: "Resharding") -> "ReshardPlan": ...
-
-    @overload
-    def plan_sync(self, sync: "DeltaSync") -> "DeltaPlan": ...
-
-    @overload
-    def plan_sync(self, sync: "OuterSync", *, torchft: bool = ...) -> "OuterPlan": ...
-
-    def plan_sync(self, sync: "AnySync", *, torchft: bool = False) -> "PlanOfSync":
-        """Let the service plan; return what ``pace.plan_sync``, ``plan_reshard`` and so on would.
-
-        Raises
-        ------
-        InvalidSync
-            If the service refuses the document.
-        """
-        from pace.client.sync_documents import SyncPlanRequest, SyncPlanResource
-
-        asked = SyncPlanRequest(sync=sync, torchft=torchft).model_dump(mode="json")
-        plan = self._ask("/v1/sync-plans", asked, SyncPlanResource, waits=True).plan
-        if plan.problem_sha256 != sync.sha256:
-            self._nonsense("a plan for another document")
-        return plan
 
     def send_report(
         self,

@@ -6,7 +6,6 @@ import zlib
 from typing import Any
 
 from pace.api.questions.registry import KINDS, answer_question
-from pace.api.questions.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.client.documents import SimulationRequest
 from pace.client.graph_documents import GraphWindowRequest
@@ -78,13 +77,6 @@ def ask_everything() -> None:
     program = _packed(KINDS["order"].example["program"])
     for streams in ("side-by-side", "launch-order"):
         answer_question("order", program, json.dumps({"streams": streams, "launch_slots": 2}))
-    sync: dict[str, Any] = KINDS["sync"].example["sync"]
-    for changed in ({}, {"fan_out": "direct"}, {"credit_bytes": 5_000_000}):
-        answer_question("sync", _packed(sync | changed), "{}")
-    for other in (EXAMPLE_RESHARDING, EXAMPLE_DELTAS):
-        answer_question("sync", _packed(other), "{}")
-    for torchft in (False, True):
-        answer_question("sync", _packed(EXAMPLE_OUTER), json.dumps({"torchft": torchft}))
 
 
 def _packed(document: dict[str, Any]) -> bytes:

@@ -273,7 +273,6 @@ def test_a_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
         ["optimize", profile, "-o", alias],
         ["import", profile, "-o", profile],
         ["optimize", profile, "-o", other, "--timeline", other],
-        ["sync", "plan", profile, "-o", alias],
         ["check-order", profile, "--html", profile],
     ]
     for arguments in attempts:

@@ -5,7 +5,7 @@ For a model that `torch.distributed` trains, after every step of the inner optim
     from pace_sync.diloco import GroupMean, OuterStep
 
     outer = lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-    step = OuterStep(model, outer, GroupMean(), members=4, plan=pace.load_outer_plan("plan.json"))
+    step = OuterStep(model, outer, GroupMean(), members=4, plan=pace_sync.load_outer_plan("plan.json"))
     ...
     step.step()
 

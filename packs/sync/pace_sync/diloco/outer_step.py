@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from pace.documents.sync.outer_plan import OuterPlan
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
 from pace_fabric.runtime.commit_log import Vector
 from pace_sync.diloco.group_mean import GroupMean
 from pace_sync.diloco.outer_row import MakeOuter, OuterRow, whole_model
 from pace_sync.diloco.parameter_parts import parts_of_fragments
+from pace_sync.documents.outer_plan import OuterPlan
 
 
 class MeanExchange(Protocol):
@@ -54,7 +54,7 @@ class OuterStep(Closing):
     members
         How many take part in every mean.
     plan
-        From ``pace.plan_outer``. Without one, each `step()` sends the whole model and waits.
+        From ``pace_sync.plan_outer``. Without one, each `step()` sends the whole model and waits.
     mix
         Share of the worker's own parameters in the result, from 0 to 1; alpha in the paper.
 

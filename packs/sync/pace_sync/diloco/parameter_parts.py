@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pace.documents.sync.outer_plan import OuterPlan
-from pace.documents.sync.outer_sync import OuterLayer
 from pace.errors import ScheduleMismatch
+from pace_sync.documents.outer_plan import OuterPlan
+from pace_sync.documents.outer_sync import OuterLayer
 
 # The outer step holds float32.
 ELEMENT = 4

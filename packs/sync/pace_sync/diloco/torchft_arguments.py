@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pace.documents.sync.outer_plan import OuterPlan
 from pace.errors import ScheduleMismatch
+from pace_sync.documents.outer_plan import OuterPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

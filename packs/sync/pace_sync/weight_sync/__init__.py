@@ -4,7 +4,7 @@ The sender::
 
     from pace_sync.weight_sync import StateSender
 
-    sender = StateSender(["host1:7090", "host2:7090"], plan=pace.load_sync_plan("plan.json"))
+    sender = StateSender(["host1:7090", "host2:7090"], plan=pace_sync.load_sync_plan("plan.json"))
     sender.send(model.state_dict(), version=step)
 
 Each receiver::

@@ -11,8 +11,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement
 
 from pace.documents.profile import ELEMENT_BYTES, DType
-from pace.documents.sync.resharding import TensorBox, WholeTensor
 from pace.errors import InvalidUse
+from pace_sync.documents.resharding import TensorBox, WholeTensor
 from pace_sync.weight_sync.state_layout import described
 
 

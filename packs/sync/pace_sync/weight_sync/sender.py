@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from pace.documents.sync.delta_sync import DeltaPlan
-from pace.documents.sync.sync_plan import SyncPlan
 from pace.errors import InvalidUse
 from pace.runtime.closing import Closing
 from pace.wire.addresses import parse_address
 from pace_fabric.runtime.weight_sync.buckets import BucketSource
 from pace_fabric.runtime.weight_sync.sender import WeightDelivery, WeightSender
+from pace_sync.documents.delta_sync import DeltaPlan
+from pace_sync.documents.sync_plan import SyncPlan
 from pace_sync.weight_sync.block_hashes import version_hash
 from pace_sync.weight_sync.deltas import SentVersion, delta_layout, digests_of
 from pace_sync.weight_sync.state_layout import DEFAULT_BUCKET_BYTES, DeltaBase, StateLayout, lay_out
@@ -34,7 +34,7 @@ class StateSender(Closing):
     direct
         Send to every receiver from here, instead of from host to host.
     deltas
-        Send only blocks that changed, by this plan (``pace.plan_deltas``).
+        Send only blocks that changed, by this plan (``pace_sync.plan_deltas``).
     """
 
     def __init__(

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pace.documents.sync.reshard_plan import ReshardPlan, ShardStream
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
 from pace.wire.addresses import parse_address
 from pace_fabric.runtime.weight_sync.sender import WeightDelivery, WeightSender
+from pace_sync.documents.reshard_plan import ReshardPlan, ShardStream
 from pace_sync.weight_sync.assembly import common, spans_of
 from pace_sync.weight_sync.local_shards import LocalShard, local_shards, local_tensor
 from pace_sync.weight_sync.sender import state_source

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from pace.documents.base import Bytes, Document, explain, repeated
 from pace.documents.profile import ELEMENT_BYTES
-from pace.documents.sync.sync_plan import SyncPlan, layout_sha256
-from pace.documents.sync.weight_sync import SyncTensor
 from pace.errors import InvalidUse, ScheduleMismatch
+from pace_sync.documents.sync_plan import SyncPlan, layout_sha256
+from pace_sync.documents.weight_sync import SyncTensor
 
 # Without a plan, buckets have this size: large enough for a fast link, small enough to begin early.
 DEFAULT_BUCKET_BYTES = 16 << 20

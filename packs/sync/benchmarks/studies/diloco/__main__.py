@@ -21,9 +21,9 @@ from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.prerequisites import require_network, require_packages
 from benchmarks.studies.diloco.options import add_workers, read_options
-from pace.documents.sync.outer_plan import OuterPlan
-from pace.documents.sync.outer_sync import OuterLayer, OuterLink, OuterSync
-from pace.sync.outer.plan import plan_outer
+from pace_sync.documents.outer_plan import OuterPlan
+from pace_sync.documents.outer_sync import OuterLayer, OuterLink, OuterSync
+from pace_sync.planning.outer.plan import plan_outer
 
 PROGRAM = [sys.executable, "-m", "benchmarks.studies.diloco.rank"]
 # The first periods begin with idle links.

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.documents.sync.outer_plan import load_outer_plan
 from pace_fabric.runtime.commit_log import Vector
 from pace_sync.diloco import GroupMean, OuterStep
+from pace_sync.documents.outer_plan import load_outer_plan
 
 PORT = 7091
 WAIT = timedelta(minutes=30)

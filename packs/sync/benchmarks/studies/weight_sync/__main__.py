@@ -23,9 +23,9 @@ from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.prerequisites import require_network
 from benchmarks.studies.weight_sync.states import model_state
-from pace.documents.sync.sync_plan import SyncPlan
-from pace.documents.sync.weight_sync import SyncHost, SyncReceiver, WeightSync, WorkRate
-from pace.sync.plan import plan_sync
+from pace_sync.documents.sync_plan import SyncPlan
+from pace_sync.documents.weight_sync import SyncHost, SyncReceiver, WeightSync, WorkRate
+from pace_sync.planning.plan import plan_sync
 from pace_sync.weight_sync import sync_tensors
 
 # Tensor by tensor, in buckets, and slime's loop over the same buckets.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.studies.weight_sync import shared_memory
 from benchmarks.studies.weight_sync.states import model_state, same_state
-from pace.documents.sync.sync_plan import load_sync_plan
+from pace_sync.documents.sync_plan import load_sync_plan
 from pace_sync.weight_sync import StateReceiver, StateSender
 
 TOKEN = "study"

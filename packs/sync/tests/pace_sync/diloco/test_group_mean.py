@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pace.documents.sync.outer_plan import parse_outer_plan
-from pace.documents.sync.outer_sync import OuterLink
 from pace.errors import CommunicationFailed, InvalidUse, PaceError
 from pace_sync.diloco import GroupMean, OuterStep
+from pace_sync.documents.outer_plan import parse_outer_plan
+from pace_sync.documents.outer_sync import OuterLink
 from tests.pace_sync.diloco.streaming_reference import (
     build_model,
     flat,

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from pace.documents.sync.outer_plan import OuterPlan, parse_outer_plan
-from pace.documents.sync.outer_sync import OuterLink, OuterSync
 from pace.errors import CommunicationFailed, InvalidUse, ScheduleMismatch
-from pace.sync.outer.plan import plan_outer
 from pace_fabric.runtime.commit_log import Vector
 from pace_sync.diloco import OuterStep, outer_layers, torchft_arguments
+from pace_sync.documents.outer_plan import OuterPlan, parse_outer_plan
+from pace_sync.documents.outer_sync import OuterLink, OuterSync
+from pace_sync.planning.outer.plan import plan_outer
 from tests.pace_sync.diloco.streaming_reference import (
     OuterReference,
     Sent,

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from pace.documents.sync.reshard_plan import ReshardPlan
-from pace.documents.sync.resharding import Resharding, ShardHolder, ShardReceiver, TensorBox
 from pace.errors import CommunicationFailed
-from pace.sync.reshard import plan_reshard
 from pace_fabric.runtime.weight_sync import WeightSender
 from pace_fabric.runtime.weight_sync.buckets import BucketSource
+from pace_sync.documents.reshard_plan import ReshardPlan
+from pace_sync.documents.resharding import Resharding, ShardHolder, ShardReceiver, TensorBox
+from pace_sync.planning.reshard import plan_reshard
 from pace_sync.weight_sync import ShardSender, StateReceiver, shard_boxes, whole_tensors
 
 SEED, WITHIN_S = 11, 200.0

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from pace.documents.sync.delta_sync import DeltaPlan
 from pace_fabric.runtime.weight_sync import WeightSender
+from pace_sync.documents.delta_sync import DeltaPlan
 from pace_sync.weight_sync import StateReceiver, StateSender
 
 SEED = 7

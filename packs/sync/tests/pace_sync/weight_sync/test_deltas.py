@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pace.documents.sync.delta_sync import DeltaPlan
+from pace_sync.documents.delta_sync import DeltaPlan
 from pace_sync.weight_sync import StateReceiver, StateSender
 from tests.pace_sync.weight_sync.state_process import WITHIN_S, delta_plan, state_of
 from tests.pace_sync.weight_sync.test_state_dicts import End, same

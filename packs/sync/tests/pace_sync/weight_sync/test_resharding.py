@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from pace.documents.sync.reshard_plan import ReshardPlan
-from pace.documents.sync.resharding import Resharding, ShardHolder, ShardReceiver, TensorBox, WholeTensor
 from pace.errors import CommunicationFailed, InvalidUse, ScheduleMismatch
-from pace.sync.reshard import plan_reshard
+from pace_sync.documents.reshard_plan import ReshardPlan
+from pace_sync.documents.resharding import Resharding, ShardHolder, ShardReceiver, TensorBox, WholeTensor
+from pace_sync.planning.reshard import plan_reshard
 from pace_sync.weight_sync import ShardSender, StateReceiver, StateSender, shard_boxes
 from tests.pace_sync.weight_sync.sharded_models import reshard, same_bits
 from tests.runtime.launch import run_ranks, try_ranks

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pace.documents.sync.sync_plan import SyncPlan
-from pace.documents.sync.weight_sync import SyncHost, SyncReceiver, WeightSync, WorkRate
 from pace.errors import InvalidUse, ScheduleMismatch
-from pace.sync.plan import plan_sync
+from pace_sync.documents.sync_plan import SyncPlan
+from pace_sync.documents.weight_sync import SyncHost, SyncReceiver, WeightSync, WorkRate
+from pace_sync.planning.plan import plan_sync
 from pace_sync.weight_sync import StateReceiver, StateSender, sync_tensors
 from tests.pace_fabric.runtime.processes import WITHIN_S
 from tests.pace_sync.weight_sync.state_process import state_of

@@ -1,0 +1,1 @@
+"""The independent judge of sync plans: it shares no code with the planners."""

@@ -1,0 +1,1 @@
+"""Buckets that several receivers work on, shares of senders, and fragments of streaming DiLoCo."""

@@ -1,0 +1,19 @@
+"""Who sends which bytes: everyone's are sent, and no split lets the busiest sender end earlier."""
+
+import numpy as np
+import pytest
+
+from pace_sync.solver.sender_shares import share_among_senders
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e-3, 1.0, 1e6, 1e12, 1e20, 1e100, 1e300])
+def test_rates_may_differ_by_any_factor(rate: float) -> None:
+    """The first class both senders hold; each of the others only one of them holds."""
+    sizes = np.array([6.0, 3.0, 1.0])
+    holds = np.array([[True, True], [True, False], [False, True]])
+    rates = np.array([rate, 1.0])
+    found = share_among_senders(sizes, holds, rates)
+    assert found.shares.sum(axis=1) == pytest.approx(sizes)
+    assert not found.shares[~holds].any()
+    least = max(10.0 / (rate + 1.0), 3.0 / rate, 1.0)
+    assert (found.shares.sum(axis=0) / rates).max() == pytest.approx(least, rel=1e-5)
