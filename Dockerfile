@@ -15,10 +15,11 @@ COPY solver/ solver/
 COPY api/ api/
 COPY runtime/ runtime/
 COPY packs/fabric/ packs/fabric/
+COPY packs/servers/ packs/servers/
 COPY packs/sync/ packs/sync/
 # pip works from outside the environment, so that the image's second stage goes without it.
 RUN python -m venv --without-pip /opt/pace \
-    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]' ./packs/fabric ./packs/sync
+    && pip --python /opt/pace install --constraint constraints.txt '.[api,dask,oidc,otel,plot,s3]' ./packs/fabric ./packs/servers ./packs/sync
 
 FROM python:3.13-slim
 # Numbers and not names in USER, so that an orchestrator can verify that it is not root.

@@ -14,7 +14,6 @@ What is exported here is loaded when it is first used. Where the rest is:
 - ``pace.documents``: profiles, schedules, options, costs of all-reduces.
 - ``pace.planning``: which exchange fits a profile, the planner of each, and what to tell DDP and Horovod.
 - ``pace.simulation``, ``pace.whatif``: policies of the field; other networks and scales.
-- ``pace.throughput``: how many workers are worth having, for training with parameter servers.
 - ``pace.models``, ``pace.formats``: profiles computed from layer shapes; profiles and costs from other tools.
 - ``pace.checker``: the independent judge of schedules.
 - ``pace.order``: the proof that a job's collectives cannot hang.
@@ -53,9 +52,7 @@ if TYPE_CHECKING:
     from pace.documents.order.order_report import OrderReport
     from pace.documents.profile import Gradient, Op, Profile, load_profile, parse_profile
     from pace.documents.schedule import Schedule, load_schedule, parse_schedule
-    from pace.documents.throughput.fleet import Fleet
-    from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
-    from pace.documents.throughput.steps import StepsDocument, load_steps, parse_steps
+    from pace.documents.steps import StepsDocument, load_steps, parse_steps
     from pace.formats.chakra import read_chakra
     from pace.formats.fit import fit_cost
     from pace.formats.horovod_timeline import read_horovod_profile
@@ -64,26 +61,22 @@ if TYPE_CHECKING:
     from pace.formats.node_list import read_node_list, read_times
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
-    from pace.formats.tf_run_metadata import read_tf_run_metadata
     from pace.kinds import check, optimize
     from pace.order.check_order import check_order
     from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
-    from pace.throughput import predict, steps_from_profile
     from pace.whatif import Grid, what_if
 
 _HOMES = {
     "pace.kinds": ("check", "optimize"),
-    "pace.documents.throughput.fleet": ("Fleet",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
     "pace.documents.options": ("Options",),
     "pace.documents.order.job_program": ("JobProgram", "load_job_program", "parse_job_program"),
     "pace.documents.order.order_report": ("OrderReport",),
     "pace.order.check_order": ("check_order",),
-    "pace.documents.throughput.prediction": ("ThroughputPrediction", "PredictionOptions"),
     "pace.documents.profile": ("Gradient", "Op", "Profile", "load_profile", "parse_profile"),
     "pace.documents.schedule": ("Schedule", "load_schedule", "parse_schedule"),
-    "pace.documents.throughput.steps": ("StepsDocument", "load_steps", "parse_steps"),
+    "pace.documents.steps": ("StepsDocument", "load_steps", "parse_steps"),
     "pace.formats.chakra": ("read_chakra",),
     "pace.formats.fit": ("fit_cost",),
     "pace.formats.horovod_timeline": ("read_horovod_profile",),
@@ -92,9 +85,7 @@ _HOMES = {
     "pace.formats.node_list": ("read_node_list", "read_times"),
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
-    "pace.formats.tf_run_metadata": ("read_tf_run_metadata",),
     "pace.simulation": ("POLICIES", "SimulationOptions", "make_policy", "simulate"),
-    "pace.throughput": ("predict", "steps_from_profile"),
     "pace.whatif": ("Grid", "what_if"),
 }
 
@@ -104,7 +95,6 @@ __all__ = [
     "Cluster",
     "CollectiveGraph",
     "CommunicationFailed",
-    "Fleet",
     "FormatError",
     "Gradient",
     "Grid",
@@ -121,7 +111,6 @@ __all__ = [
     "Options",
     "OrderReport",
     "PaceError",
-    "PredictionOptions",
     "Profile",
     "Schedule",
     "ScheduleMismatch",
@@ -129,7 +118,6 @@ __all__ = [
     "SimulationOptions",
     "SolverFailed",
     "StepsDocument",
-    "ThroughputPrediction",
     "__version__",
     "check",
     "check_order",
@@ -147,7 +135,6 @@ __all__ = [
     "parse_profile",
     "parse_schedule",
     "parse_steps",
-    "predict",
     "read_chakra",
     "read_execution_trace_profile",
     "read_horovod_profile",
@@ -155,10 +142,8 @@ __all__ = [
     "read_layer_csv",
     "read_node_list",
     "read_pipedream",
-    "read_tf_run_metadata",
     "read_times",
     "simulate",
-    "steps_from_profile",
     "what_if",
 ]
 

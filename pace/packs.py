@@ -13,7 +13,13 @@ from typing import Any
 
 GROUP = "pace.packs"
 # Commands of packs, and the extra that installs each.
-EXTRAS = {"diloco": "sync", "fabric": "fabric", "sync": "sync"}
+EXTRAS = {
+    "diloco": "sync",
+    "fabric": "fabric",
+    "fit-overhead": "servers",
+    "predict": "servers",
+    "sync": "sync",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,8 @@ class Pack:
     name
         Name of the pack and of the extra that installs it.
     commands
-        Typer applications by the name of their command.
+        Typer applications by the name of their command. Those of the name "" add their commands to ``pace``
+        itself, and those of the name "import" to ``pace import``.
     questions
         A sequence of ``pace.api.questions.kind.QuestionKind``.
     kernels

@@ -30,7 +30,6 @@ _TAGS: list[dict[str, str]] = [
         "description": "Predict a job on other networks, at other scales and under other policies.",
     },
     {"name": "Headroom", "description": "Estimate how much faster a job could train."},
-    {"name": "Predictions", "description": "Predict throughput of training with parameter servers."},
     {"name": "Graphs", "description": "Plan graphs of sharded training within a memory budget."},
     {"name": "Order checks", "description": "Prove that a job's collectives cannot hang."},
     {

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "./elements.js";
 import { PACKS } from "./packs.js";
 
-export const TABS = ["start", "result", "compare", "what-if", "order", "servers", ...PACKS.map(({ view }) => view), "jobs", "keys"];
+export const TABS = ["start", "result", "compare", "what-if", "order", ...PACKS.map(({ view }) => view), "jobs", "keys"];
 
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");

@@ -10,7 +10,7 @@ import { Copyable, Empty, Entry, Field, ProblemNote, Table, Waiting } from "./pa
 import { getJson, remove } from "./service.js";
 
 // Where an answer is shown: the tab, and the name of its id in the address.
-const VIEWS = { schedule: ["result", "schedule"], graph: ["result", "graph"], order: ["order", "check"], prediction: ["servers", "prediction"], ...ANSWERS };
+const VIEWS = { schedule: ["result", "schedule"], graph: ["result", "graph"], order: ["order", "check"], ...ANSWERS };
 const viewOf = ({ kind, location: path }) => linkTo(VIEWS[kind][0], { [VIEWS[kind][1]]: path.split("/").pop() });
 
 const REFRESH_MS = 5000;

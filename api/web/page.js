@@ -8,13 +8,12 @@ import { Order } from "./order.js";
 import { PACKS } from "./packs.js";
 import { Field, ProblemNote } from "./parts.js";
 import { Result } from "./result.js";
-import { Servers } from "./servers.js";
 import { getJson, getKey, onReachable, setKey } from "./service.js";
 import { Start } from "./start.js";
 import { WhatIf } from "./what-if.js";
 
-const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, order: Order, servers: Servers, jobs: Jobs, keys: Keys };
-const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", order: "Order", servers: "Servers", jobs: "Jobs", keys: "Keys" };
+const VIEWS = { start: Start, result: Result, compare: Compare, "what-if": WhatIf, order: Order, jobs: Jobs, keys: Keys };
+const NAMES = { start: "Start", result: "Result", compare: "Compare", "what-if": "What if", order: "Order", jobs: "Jobs", keys: "Keys" };
 // Views of packs: the service makes packs.js.
 await Promise.all(PACKS.map(async ({ view, title, module }) => {
   VIEWS[view] = (await import(module)).default;

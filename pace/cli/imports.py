@@ -8,7 +8,6 @@ import typer
 
 from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost, needed_cost
 from pace.documents.profile import Profile
-from pace.documents.throughput.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
 from pace.terminal.command_line import CommandGroup, CommandLine, file_argument, file_option, output_option
@@ -16,7 +15,6 @@ from pace.terminal.console import (
     ExecutionTraceOption,
     JsonOption,
     ParametersOption,
-    ProfileArgument,
     question_tflops,
     write_profile,
 )
@@ -41,17 +39,12 @@ app = CommandLine(
 
 
 Output = Annotated[Path, output_option("Write the profile to this file (JSON).", "--output", "-o")]
-StepsOutput = Annotated[
-    Path, output_option("Write the steps document to this file (JSON).", "--output", "-o")
-]
 RecordedWorkers = Annotated[
     int | None,
     typer.Option(help="Number of workers that took part in the recording.", show_default="as recorded"),
 ]
 PlannedWorkers = Annotated[int, typer.Option(help="Number of workers that will train together.")]
 Name = Annotated[str | None, typer.Option(help="Name of the profile.", show_default="the file's name")]
-LinkRate = "Bandwidth of each link in Gbit/s"
-Batch = Annotated[float, typer.Option(help="Samples per worker and step.")]
 
 
 @app.command(epilog="Example: pace import kineto rank0.json.gz rank1.json.gz -o profile.json")
@@ -260,77 +253,6 @@ def horovod_timeline(
 
     with reported():
         write_profile(read_horovod_profile(timeline, workers=workers, name=name), output)
-
-
-@app.command(
-    "tf-run-metadata",
-    epilog="Example: pace import tf-run-metadata trace.json --bandwidth-gbps 10 --batch 32 -o steps.json",
-)
-def tf_run_metadata(
-    files: Annotated[
-        list[Path],
-        file_argument("RunMetadata of traced steps (JSON): each file has one step or a list of steps."),
-    ],
-    output: StepsOutput,
-    bandwidth_gbps: Annotated[
-        float | None,
-        typer.Option(help=f"{LinkRate}, as measured.", show_default="estimated from the recorded transfers"),
-    ] = None,
-    batch: Batch = 1.0,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the steps document.", show_default="the file's name")
-    ] = None,
-) -> None:
-    """Convert TensorFlow RunMetadata of training with parameter servers to a steps document."""
-    from pace.formats.tf_run_metadata import read_tf_run_metadata
-
-    with reported():
-        rate = None if bandwidth_gbps is None else _rate(bandwidth_gbps)
-        document = read_tf_run_metadata(files, bytes_per_s=rate, batch=batch, name=name)
-        _write_steps(document, output, f", {document.metadata['steps_dropped']} dropped")
-
-
-@app.command("profile", epilog="Example: pace import profile profile.json --bandwidth-gbps 10 -o steps.json")
-def profile_steps(
-    profile: ProfileArgument,
-    output: StepsOutput,
-    bandwidth_gbps: Annotated[float, typer.Option(help=f"{LinkRate}.")],
-    servers: Annotated[int, typer.Option(help="Number of parameter servers that hold the parameters.")] = 1,
-    batch: Batch = 1.0,
-    steps: Annotated[int, typer.Option(help="Number of steps to generate.")] = 1,
-    jitter: Annotated[
-        float,
-        typer.Option(
-            help="Standard deviation of op durations, relative to their mean, for ops without one in the "
-            "profile."
-        ),
-    ] = 0.0,
-) -> None:
-    """Convert a PACE profile to a steps document: training with parameter servers, for `pace predict`."""
-    from pace.documents.profile import load_profile
-    from pace.throughput import steps_from_profile
-
-    with reported():
-        document = steps_from_profile(
-            load_profile(profile),
-            bytes_per_s=_rate(bandwidth_gbps),
-            servers=servers,
-            batch=batch,
-            count=steps,
-            jitter=jitter,
-        )
-        _write_steps(document, output)
-
-
-def _write_steps(document: StepsDocument, output: Path, note: str = "") -> None:
-    output.write_bytes(document.to_json())
-    typer.echo(f"{output}: {len(document.ops)} ops, {len(document.steps)} steps{note}", err=True)
-
-
-def _rate(gbps: float) -> float:
-    if not 0 < gbps < float("inf"):
-        raise InvalidOptions(f"--bandwidth-gbps {gbps:g}: expected a number above 0, in Gbit/s")
-    return gbps * 1e9 / 8
 
 
 def fit(

@@ -16,7 +16,6 @@ from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
 from pace.cli.models import model
 from pace.cli.optimize import check, optimize
-from pace.cli.predict import fit_overhead, predict
 from pace.cli.servers.processes import app as servers_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
@@ -104,9 +103,6 @@ app.command(
 app.command(
     rich_help_panel=PROFILES, epilog="Example: pace fit all_reduce_perf.log --workers 8 -o cost.json"
 )(fit)
-app.command("fit-overhead", rich_help_panel=PROFILES, epilog="Example: pace fit-overhead transfers.csv")(
-    fit_overhead
-)
 app.command(
     rich_help_panel=PLANS, epilog="Example: pace headroom rank0.json.gz rank1.json.gz --html headroom.html"
 )(headroom)
@@ -132,9 +128,6 @@ app.command(
     rich_help_panel=PLANS,
     epilog="Example: pace what-if profile.json --bandwidth-gbps 1,5,10 --workers 8,16 --html grid.html",
 )(what_if)
-app.command(rich_help_panel=PLANS, epilog="Example: pace predict steps.json --workers 1-16 --servers 1,2")(
-    predict
-)
 app.command(rich_help_panel=SERVICES, epilog="Example: pace serve --port 8080")(serve)
 app.command(
     rich_help_panel=SERVICES, epilog="Example: pace submit profile.json --service http://127.0.0.1:8080"
@@ -143,4 +136,9 @@ app.add_typer(keys_app, name="keys", rich_help_panel=SERVICES)
 app.add_typer(servers_app, name="servers", rich_help_panel=SERVICES)
 for pack in packs():
     for command, application in pack.commands.items():
-        app.add_typer(resolve_name(application), name=command)
+        added = resolve_name(application)
+        # What has no name adds its commands to those that are there.
+        if command in ("", "import"):
+            (import_app if command else app).add_typer(added)
+        else:
+            app.add_typer(added, name=command)

@@ -18,8 +18,6 @@ from pace.errors import ServiceUnavailable
 if TYPE_CHECKING:
     from pace.documents.order.job_program import JobProgram
     from pace.documents.order.order_report import OrderReport, StreamRule
-    from pace.documents.throughput.prediction import PredictionOptions, ThroughputPrediction
-    from pace.documents.throughput.steps import StepsDocument
     from pace.whatif import Grid, WhatIf
     from pace.whatif.graphs import GraphGrid, GraphWhatIf
 
@@ -148,34 +146,6 @@ class Client(ServiceRequests):
         if len(answer.cells) != grid.num_cells:
             self._nonsense(f"{len(answer.cells)} cells instead of {grid.num_cells}")
         return answer.what_if()
-
-    def predict(
-        self,
-        steps: "StepsDocument",
-        options: "PredictionOptions | None" = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> "ThroughputPrediction":
-        """Let the service predict throughput, and return the same as ``pace.throughput.predict``.
-
-        Parameters
-        ----------
-        progress
-            Called with the number of points done since the last call.
-
-        Raises
-        ------
-        InvalidSteps, InvalidOptions
-            If the service refuses them.
-        """
-        from pace.client.prediction_documents import PredictionRequest, PredictionResource
-        from pace.documents.throughput.prediction import PredictionOptions
-
-        request = PredictionRequest(steps=steps, options=options or PredictionOptions())
-        asked = request.model_dump(mode="json")
-        prediction = self._ask("/v1/predictions", asked, PredictionResource, progress).prediction
-        if prediction.steps_sha256 != steps.sha256 or prediction.options != request.options:
-            self._nonsense("the answer to another question")
-        return prediction
 
     def check_order(
         self,

@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import urlsplit
 
 import typer
@@ -14,12 +14,20 @@ from pace.errors import InvalidOptions, ServiceUnavailable
 if TYPE_CHECKING:
     from pace.client import Client
 
+ClientT = TypeVar("ClientT", bound="Client")
+
 # A service that starts at the same time listens within this time.
 STARTS_WITHIN_S = 15.0
 
 
+@overload
+def connect(url: str, api_key: str | None, timeout_s: float) -> "AbstractContextManager[Client]": ...
+@overload
+def connect(
+    url: str, api_key: str | None, timeout_s: float, kind: type[ClientT]
+) -> AbstractContextManager[ClientT]: ...
 @contextmanager
-def connect(url: str, api_key: str | None, timeout_s: float) -> "Iterator[Client]":
+def connect(url: str, api_key: str | None, timeout_s: float, kind: Any = None) -> Iterator[Any]:
     """Yield a client of the service at this address, once the service answers.
 
     Parameters
@@ -29,6 +37,8 @@ def connect(url: str, api_key: str | None, timeout_s: float) -> "Iterator[Client
     timeout_s
         Seconds that one method of the client may take. Whether a service is there is tried for at most
         15 seconds of it.
+    kind
+        Class of the client, where a pack has its own.
 
     Raises
     ------
@@ -53,7 +63,7 @@ def connect(url: str, api_key: str | None, timeout_s: float) -> "Iterator[Client
                 typer.echo(f"pace: {url} does not answer yet; trying for {wait_s:g} s", err=True)
                 told = True
             time.sleep(min(0.5, max(deadline - time.monotonic(), 0.0)))
-    with Client(url, api_key=api_key, timeout_s=timeout_s) as client:
+    with (kind or Client)(url, api_key=api_key, timeout_s=timeout_s) as client:
         yield client
 
 

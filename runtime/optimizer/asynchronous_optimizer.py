@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pace.documents.throughput.steps import StepsDocument
+from pace.documents.steps import StepsDocument
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from pace.runtime.capture.touched_rows import sparse_tables

@@ -1,6 +1,5 @@
 """Asks the functions of the workers everything that a request can ask for, in many variants."""
 
-import itertools
 import json
 import zlib
 from typing import Any
@@ -14,19 +13,8 @@ from pace.documents.options import Options
 from pace.documents.profile import parse_profile
 from pace.simulation import POLICIES
 from tests.api.profiles import layered_profile
-from tests.pace.throughput.step_documents import pull_compute_push
 
 _PUSH_PULL = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
-_LINKS: tuple[dict[str, Any], ...] = (
-    *({"discipline": name} for name in ("fifo", "adaptive", "tic", "reverse", "random")),
-    *({"discipline": name, "window_bytes": 100} for name in ("window", "first-service-first")),
-)
-_FLEETS: tuple[dict[str, Any], ...] = (
-    {},
-    {"speed": [1.0, 2.0], "pull_every": 2},
-    {"barrier": "quorum", "quorum": 2, "late": "drop"},
-    {"barrier": "staleness", "max_ahead": 1, "leave_s": [0.01, None, None]},
-)
 
 
 def ask_everything() -> None:
@@ -57,11 +45,6 @@ def ask_everything() -> None:
     )
     grid = {"bandwidth_gbps": [1.0, 10.0], "workers": [2, 8], "latency_s": [0.0, 1e-4]}
     answer_question("what-if", document, json.dumps({"grid": grid, "target_efficiency": 0.9}))
-    steps = json.loads(pull_compute_push(0.01, 0.001).model_dump_json())
-    for link, fleet in itertools.product(_LINKS, _FLEETS):
-        asked_steps = steps | {"link": {"bytes_per_s": 1e7, **link}}
-        points = {"workers": [1, 3], "servers": [1, 2], "steps": 6, "skip": 1, "seeds": 2, "fleet": fleet}
-        answer_question("prediction", _packed(asked_steps), json.dumps(points))
     example: dict[str, Any] = KINDS["graph"].example["graph"]
     graph = _packed(example)
     planned = answer_question("graph", graph, json.dumps({"memory_bytes": 10**9}))

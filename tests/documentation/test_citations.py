@@ -13,7 +13,9 @@ def test_cited_pages_exist() -> None:
     for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))):
         text = path.read_text(encoding="utf-8")
         lost += [
-            f"{path}: {page}" for page in re.findall(r"docs/[\w/-]+\.md", text) if not (ROOT / page).exists()
+            f"{path}: {page}"
+            for page in re.findall(r"(?:packs/\w+/)?docs/[\w/-]+\.md", text)
+            if not (ROOT / page).exists()
         ]
         if path.name != "test_citations.py":
             lost += [f"{path}: {name}" for name in re.findall(r"\bDESIGN\b|\b(?:STYLE|ROADMAP)\.md\b", text)]

@@ -24,7 +24,7 @@ ROMAN = {"I": 1, "II": 2}
 
 QUOTES = tomllib.loads(ROWS.with_name("quotes.toml").read_text(encoding="utf-8"))
 # The papers that each page quotes.
-RESULTS = (DOCS / "results", DOCS.parent / "packs" / "fabric" / "docs" / "results")
+RESULTS = (DOCS / "results", *sorted(DOCS.parent.glob("packs/*/docs/results")))
 PAGES = {
     "papers.md": ("PACE", "ByteScheduler"),
     "papers-servers.md": ("ByteScheduler",),

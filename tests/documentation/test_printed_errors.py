@@ -1,22 +1,19 @@
 """The page of printed errors: what the papers print, transcribed, beside what this project computes.
 
-Each test has the instance that the page describes. Those of MLfabric stand with the tests of the fabric.
+Each test has the instance that the page describes. Those of MLfabric, and of the prediction of
+throughput, stand with the tests of their packs.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from pace import Gradient, Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.throughput.fleet import Fleet
 from pace.simulation.tictac import TransferDag, tao
 from pace.solver import one_machine
 from pace.solver.one_machine import Instance
-from pace.throughput.simulate import simulate_steps
-from tests.pace.throughput.step_documents import MB, document
 from tests.solver.flow_shop.theorems import partitioned_bound
 
 PAGE = (Path(__file__).parents[2] / "docs/results/papers-errors.md").read_text(encoding="utf-8")
@@ -97,27 +94,3 @@ def test_the_printed_comparator_has_the_opposite_sign() -> None:
     order = [0, 1] if printed(0, 1) else [1, 0]
     assert [makespan_s(transfer_s.tolist(), op_s.tolist(), each) for each in ([0, 1], order)] == [9, 11]
     says("the ops end after 9 s", "As printed it is sent last, and they end after 11 s")
-
-
-def test_a_link_is_shared_by_those_that_are_left() -> None:
-    """Throughput paper, Algorithm 3.1, line 34: three workers pull 4, 8 and 8 MB over 4 MB/s."""
-    ops = (("down", "downlink", 4 * MB), ("more", "downlink", 4 * MB, ("down",)))
-    steps = document(ops, [[0, 0]], 4 * MB)
-    fleet = Fleet(leave_s=(3.0, None, None))
-    run = simulate_steps(steps, 3, fleet=fleet, steps=1, skip=0, num_recorded=1)
-    assert run.op_end_s[1:, 0, 1] == pytest.approx(5.0)
-
-    left_mb, active, now = [4.0, 8.0, 8.0], 3, 0.0
-    ends = [0.0] * 3
-    while any(left_mb):
-        pulling = [worker for worker in range(3) if left_mb[worker] > 0]
-        rate = 4.0 / active
-        least = min(left_mb[worker] for worker in pulling)
-        now += least / rate
-        for worker in pulling:
-            left_mb[worker] -= least
-            if left_mb[worker] == 0:
-                ends[worker] = now
-                active = 1  # as printed; each worker that leaves should make it one less
-    assert ends == [3, 4, 4]
-    says("both end after 5 s", "As printed they end after 4 s")

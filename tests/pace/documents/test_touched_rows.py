@@ -1,4 +1,4 @@
-"""Rows of embedding tables that steps touch: in profiles, in clusters, in plans and in steps documents."""
+"""Rows of embedding tables that steps touch: in profiles, in clustersand in plans."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,12 @@ from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.documents.push_pull import PushPull, TouchedRows
-from pace.documents.throughput.prediction import PredictionOptions
-from pace.documents.throughput.steps import TouchedBytes, parse_steps
-from pace.errors import InvalidProfile, InvalidSteps
+from pace.documents.steps import TouchedBytes
+from pace.errors import InvalidProfile
 from pace.kinds import check
 from pace.planning.servers.optimize import optimize_servers
 from pace.planning.servers.problem import ServersProblem
 from pace.simulation import SimulationOptions, simulate
-from pace.throughput import predict, simulate_steps, steps_from_profile
 
 ROWS, ROW_BYTES = 1_000_000, 100
 # With its number of 4 bytes, a row has 104 bytes.
@@ -125,25 +123,6 @@ def test_a_simulation_is_of_the_rows_of_its_workers() -> None:
     assert problem.pull_bytes[0] == pytest.approx(2700 * 104, rel=1e-3)
 
 
-def test_a_prediction_is_of_the_rows_of_its_workers() -> None:
-    """Steps move one worker's rows up, and those of all workers down; more than are known are noted."""
-    steps = steps_from_profile(profile(), bytes_per_s=1e8)
-    assert parse_steps(steps.to_json()) == steps
-    (up,) = steps.bytes_of("uplink")
-    assert up == 1_000_000 + 1000 * 104 + 44
-    assert steps.bytes_of("downlink") == (up,)
-    for workers, rows in ((1, 1000), (2, 1900), (3, 2700)):
-        expected = 1_000_000 + rows * 104 + 44
-        assert steps.at_workers(workers).bytes_of("downlink") == (expected,)
-        carried = simulate_steps(steps, workers, steps=20, skip=0).total_bytes
-        assert carried[:, 0].max() == pytest.approx(20 * expected, rel=0.06)
-        assert carried[:, 1].max() == pytest.approx(20 * up, rel=0.06)
-    known = predict(steps, PredictionOptions(workers=(3,), steps=20, skip=5, seeds=1, advice=False))
-    assert not [note for note in known.notes if "touch" in note]
-    beyond = predict(steps, PredictionOptions(workers=(4,), steps=20, skip=5, seeds=1, advice=False))
-    assert [note for note in beyond.notes if "more than 3 workers touch" in note]
-
-
 def test_more_workers_than_are_known_receive_rows_or_everything() -> None:
     """As servers answer: rows while they are less than half of the table."""
     touched = TouchedBytes(by_workers=(30.0, 40.0), whole_bytes=100)
@@ -151,15 +130,6 @@ def test_more_workers_than_are_known_receive_rows_or_everything() -> None:
     assert TouchedBytes(by_workers=(10.0, 15.0), whole_bytes=100).of(3) == 20
     # What was measured stays, whatever it is.
     assert TouchedBytes(by_workers=(30.0, 60.0), whole_bytes=100).of(2) == 60
-
-
-def test_touched_bytes_of_compute_are_refused() -> None:
-    """Only transfers have a size."""
-    document = json.loads(steps_from_profile(profile(), bytes_per_s=1e8).to_json())
-    compute = next(op for op in document["ops"] if op["resource"] == "worker")
-    compute["touched"] = {"by_workers": [1.0], "whole_bytes": 2}
-    with pytest.raises(InvalidSteps, match="must not have size_bytes"):
-        parse_steps(json.dumps(document))
 
 
 def test_a_plan_says_what_is_sent_of_tables(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pace import PredictionOptions, predict
-from pace.documents.throughput.steps import parse_steps
+from pace.documents.steps import parse_steps
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.capture.step_recorder import ExchangedSegment, StepRecorder
 from tests.runtime.launch import run_ranks
@@ -46,10 +45,14 @@ def _trained(rank: int, _size: int) -> Any:
     return recorder.document("linear", batch=1).to_json(), time.perf_counter() - began
 
 
+def recorded_job() -> list[tuple[bytes, float]]:
+    """Return what two workers of an asynchronous job recorded, and how long they trained."""
+    return run_ranks(_trained, 3)[1:]
+
+
 def test_a_job_of_others_is_recorded_by_two_calls() -> None:
-    """All steps but the one beyond the count are there, fit into the wall time, and predict."""
-    _, *workers = run_ranks(_trained, 3)
-    for document, wall_s in workers:
+    """All steps but the one beyond the count are there, and fit into the wall time."""
+    for document, wall_s in recorded_job():
         steps = parse_steps(document)
         exchange_s = steps.metadata["exchange_s"]
         assert len(steps.steps) == len(exchange_s) == STEPS - 1
@@ -58,9 +61,6 @@ def test_a_job_of_others_is_recorded_by_two_calls() -> None:
         assert sum(exchange_s) + sum(step.duration_s[0] for step in steps.steps) < wall_s
         # One message to the server and one back, at the link's rate, are the fastest exchange.
         assert 2 * 4 * WIDTH**2 / steps.link.bytes_per_s == pytest.approx(min(exchange_s))
-        answer = predict(steps, PredictionOptions(workers=(1, 2)))
-        fastest = min(step.duration_s[0] for step in steps.steps) + min(exchange_s)
-        assert 0 < answer.points[0].throughput <= 1 / fastest * (1 + 1e-9)
 
 
 def test_calls_out_of_turn_are_refused() -> None:

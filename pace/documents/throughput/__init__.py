@@ -1,1 +1,0 @@
-"""Documents of throughput predictions: recorded steps, fleets, questions and answers."""

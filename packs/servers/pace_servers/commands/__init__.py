@@ -1,0 +1,1 @@
+"""Commands: ``pace predict``, ``pace fit-overhead``, and imports of steps documents."""

@@ -1,0 +1,1 @@
+"""Documents of predictions: fleets of workers, options and answers."""

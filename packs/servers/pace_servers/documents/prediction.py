@@ -1,0 +1,256 @@
+"""What ``pace predict`` is asked and what it answers; shared by Python, the command line and the service."""
+
+import csv
+import io
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pace.documents.base import Document
+from pace.documents.profile import Seconds
+from pace.documents.steps import (
+    LinkDiscipline,
+    ShareSpread,
+    ShareSpreadBytes,
+    refuse_size_without_spread,
+)
+from pace.errors import InvalidOptions
+from pace_servers.documents.fleet import Fleet
+
+Count = Annotated[int, Field(ge=1, le=10_000)]
+
+
+Trusted = Literal["simulation", "closed_network", "neither"]
+
+
+class PredictionOptions(Document):
+    """Settings to predict, and how to simulate them.
+
+    Attributes
+    ----------
+    workers
+        Numbers of workers.
+    servers
+        Numbers of servers; empty for the recorded number. For other numbers, parameters are placed on servers
+        again, which is an extrapolation.
+    bandwidth_gbps
+        Rates of the links in Gbit/s of payload; empty for the recorded rate.
+    discipline, window_bytes, share_spread, share_spread_bytes
+        Properties of the links, as in ``StepLink``; None for the recorded ones. If `share_spread` is given,
+        the recorded `share_spread_bytes` does not apply.
+    fleet
+        How workers differ from the recorded one.
+    steps, skip, seeds
+        Number of steps of each worker in a simulation, number of warm-up steps among them, and number of
+        simulations.
+    at_workers
+        Number of workers that advice is for; None for the knee.
+    advice
+        Whether to compute what one more worker, one more server, faster links and faster compute would gain.
+    """
+
+    refused_as = InvalidOptions
+
+    workers: Annotated[tuple[Count, ...], Field(max_length=1000)] = (1, 2, 3, 4, 5, 6, 7, 8)
+    servers: Annotated[tuple[Count, ...], Field(max_length=100)] = ()
+    bandwidth_gbps: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=8e6, allow_inf_nan=False)], ...], Field(max_length=100)
+    ] = ()
+    discipline: LinkDiscipline | None = None
+    window_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
+    share_spread: ShareSpread | None = None
+    share_spread_bytes: ShareSpreadBytes | None = None
+    fleet: Fleet = Fleet()
+    steps: Annotated[int, Field(ge=2, le=1_000_000)] = 400
+    skip: Annotated[int, Field(ge=0)] = 50
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 5
+    at_workers: Count | None = None
+    advice: bool = True
+
+    @model_validator(mode="after")
+    def _something_is_measured(self) -> Self:
+        if not self.workers:
+            raise ValueError("no number of workers is given")
+        if self.skip >= self.steps:
+            raise ValueError(f"{self.skip} of {self.steps} steps are skipped: nothing is left to measure")
+        return self
+
+    @model_validator(mode="after")
+    def _size_of_a_spread_that_is_given(self) -> Self:
+        refuse_size_without_spread(self.share_spread, self.share_spread_bytes)
+        return self
+
+    @property
+    def num_points(self) -> int:
+        """How many combinations are predicted."""
+        return len(self.workers) * max(len(self.servers), 1) * max(len(self.bandwidth_gbps), 1)
+
+
+class LinkUse(Document):
+    """One direction of one host's link, and the share of its rate that was in use."""
+
+    host: Literal["server", "worker"]
+    number: int
+    direction: Literal["downlink", "uplink"]
+    utilization: float
+
+
+class StalenessShare(Document):
+    """Share of updates with a staleness: the number of others' updates since the pull."""
+
+    staleness: int
+    share: float
+
+
+class CoarseModels(Document):
+    """Predictions of simpler models, in examples per second.
+
+    Attributes
+    ----------
+    cynthia
+        Model of Zheng et al., ICPP 2019: compute, stretched by the use of the link, plus two transfers.
+    closed_network
+        Mean value analysis of a closed queueing network of links, fitted to one worker's step (after Lin et
+        al., MASCOTS 2018).
+    bound
+        Upper bound: the smaller of the throughput of workers that never wait for one another, and of what the
+        links carry.
+    """
+
+    cynthia: float
+    closed_network: float
+    bound: float
+
+
+class PredictedPoint(Document):
+    """One combination of workers, servers and link.
+
+    Attributes
+    ----------
+    throughput, low, high
+        Examples per second: mean over the simulations, and their 5th and 95th percentiles.
+    step_s
+        Mean duration of one worker's step, including its wait at a barrier.
+    bottleneck
+        Link that is in use at least 75 % of the time; "workers" if there is none.
+    links
+        Use of every link, servers' links first.
+    staleness
+        Distribution of the updates' staleness; empty if nothing is pushed.
+    extrapolated
+        Whether parameters were placed on other servers than in the recording.
+    """
+
+    workers: int
+    servers: int
+    bandwidth_gbps: float
+    throughput: float
+    low: float
+    high: float
+    step_s: Seconds
+    bottleneck: str
+    links: tuple[LinkUse, ...]
+    staleness: tuple[StalenessShare, ...]
+    mean_staleness: float
+    coarse: CoarseModels
+    extrapolated: bool
+
+
+class Improvement(Document):
+    """Effect of one change: relative gain of throughput, with its 5th and 95th percentiles."""
+
+    change: Literal["one more worker", "one more server", "links twice as fast", "compute twice as fast"]
+    throughput: float
+    gain: float
+    low: float
+    high: float
+
+
+class PredictedCurve(Document):
+    """Throughput over workers, with one number of servers and one link.
+
+    Attributes
+    ----------
+    knee_workers
+        The knee: the largest number up to which each further worker adds at least a quarter of the first
+        worker's throughput, dips left aside. None if this holds up to the largest requested number.
+    balance_workers
+        Number of workers at which the busiest link is full: the time of one worker's step, divided by the
+        time of its bytes on this link. None if nothing is sent.
+    at_workers
+        Number of workers that the improvements are for: the requested number, the knee, or the largest one.
+    improvements
+        Gain of each change at that number of workers.
+    dips
+        Numbers of workers with over 5 % less throughput than their neighbors suggest, because the workers
+        wait for one another in lock step.
+    """
+
+    servers: int
+    bandwidth_gbps: float
+    knee_workers: int | None
+    balance_workers: float | None
+    at_workers: int | None
+    improvements: tuple[Improvement, ...]
+    dips: tuple[int, ...]
+
+
+class ThroughputPrediction(Document):
+    """Predicted throughput, bottlenecks and staleness at every scale.
+
+    Attributes
+    ----------
+    steps_sha256
+        SHA-256 of the steps document.
+    unit
+        What throughput counts per second.
+    replay_error
+        Median relative error of the recorded steps, replayed one by one; None if the document has no start
+        times.
+    trusted
+        Which prediction to use: "simulation"; "closed_network" if the replay is so far off that the simpler
+        model is better; "neither" if the document's link rate differs from the recorded transfers.
+    notes
+        Facts to know before you rely on the prediction.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["throughput-prediction"] = "throughput-prediction"
+    name: str
+    steps_sha256: str
+    unit: str
+    options: PredictionOptions
+    points: tuple[PredictedPoint, ...]
+    curves: tuple[PredictedCurve, ...]
+    replay_error: float | None
+    trusted: Trusted
+    notes: tuple[str, ...]
+
+    def to_csv(self) -> str:
+        """Return a row for each point."""
+        text = io.StringIO()
+        columns = (
+            "workers",
+            "servers",
+            "bandwidth_gbps",
+            "throughput",
+            "low",
+            "high",
+            "step_s",
+            "bottleneck",
+        )
+        writer = csv.writer(text, lineterminator="\n")
+        coarse = tuple(CoarseModels.model_fields)
+        writer.writerow([*columns, "mean_staleness", "largest_utilization", *coarse, "extrapolated"])
+        for point in self.points:
+            largest = max((link.utilization for link in point.links), default=0.0)
+            writer.writerow(
+                [
+                    *(getattr(point, column) for column in columns),
+                    point.mean_staleness,
+                    largest,
+                    *(getattr(point.coarse, name) for name in coarse),
+                    point.extrapolated,
+                ]
+            )
+        return text.getvalue()

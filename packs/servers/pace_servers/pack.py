@@ -1,0 +1,10 @@
+"""What this distribution adds to PACE."""
+
+from pace.packs import Pack
+
+PACK = Pack(
+    name="servers",
+    commands={"": "pace_servers.commands.predict:app", "import": "pace_servers.commands.imports:app"},
+    questions="pace_servers.service.predictions:KINDS",
+    http="pace_servers.service.http:HTTP",
+)

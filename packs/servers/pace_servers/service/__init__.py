@@ -1,0 +1,1 @@
+"""Predictions of throughput over HTTP: the question, its documents, its client, and a view of the page."""
