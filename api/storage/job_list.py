@@ -11,7 +11,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from pace.api.errors import InvalidRequest
 from pace.api.questions.kind import SCHEDULE
 from pace.api.storage.database import Database
-from pace.api.storage.pages import CURSOR_ERRORS, read_cursor, read_moment, write_cursor
+from pace.api.storage.pages import CURSOR_ERRORS, read_cursor, write_cursor
 from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
 from pace.client.page_documents import JobPage, JobSummary
 
@@ -83,11 +83,14 @@ class JobList:
         page: FromClause = question.order_by(*_ordered(place, asked)).limit(limit + 1).subquery()
         if not asked.needs_reports:
             page = _with_report(page, tenant).subquery()
-        final = select(*page.c, _asked_by(page, tenant))
+        final = select(*page.c, QuestionRecord.asked_at, QuestionRecord.asked_by)
+        final = final.join_from(page, QuestionRecord, QuestionRecord.asked_number == page.c.asked_number)
         final = final.order_by(*_ordered((page.c.place, page.c.job), asked))
         with self.database.read() as connection:
             rows = [dict(row._mapping) for row in connection.execute(final)]
         places = [row.pop("place") for row in rows]
+        for row in rows:
+            del row["asked_number"]
         items = tuple(JobSummary(**row) for row in rows[:limit])
         following = _write_position(places[limit - 1], items[-1].job, asked) if len(rows) > limit else None
         return JobPage(items=items, next=following)
@@ -99,7 +102,7 @@ def _jobs(tenant: str, contains: str | None) -> Select[Any]:
         func.count().label("num_schedules"),
         func.count(QuestionRecord.fingerprint.distinct()).label("num_models"),
         func.min(QuestionRecord.created_at).label("first_at"),
-        func.max(QuestionRecord.asked_at).label("asked_at"),
+        func.max(QuestionRecord.asked_number).label("asked_number"),
     )
     jobs = (
         select(*columns)
@@ -115,7 +118,7 @@ def _with_report(jobs: FromClause, tenant: str) -> Select[Any]:
     report_id = (
         select(ReportRecord.id)
         .where(ReportRecord.tenant == tenant, ReportRecord.job == jobs.c.job)
-        .order_by(ReportRecord.created_at.desc())
+        .order_by(ReportRecord.number.desc())
         .limit(1)
         .correlate(jobs)
         .scalar_subquery()
@@ -129,18 +132,6 @@ def _with_report(jobs: FromClause, tenant: str) -> Select[Any]:
     ).outerjoin_from(jobs, ReportRecord, ReportRecord.id == report_id)
 
 
-def _asked_by(page: FromClause, tenant: str) -> ColumnElement[Any]:
-    return (
-        select(QuestionRecord.asked_by)
-        .where(_HAS_SCHEDULES, QuestionRecord.tenant == tenant, QuestionRecord.job == page.c.job)
-        .order_by(QuestionRecord.asked_at.desc())
-        .limit(1)
-        .correlate(page)
-        .scalar_subquery()
-        .label("asked_by")
-    )
-
-
 def _drift(columns: _Columns, *, otherwise: float) -> ColumnElement[float]:
     predicted, measured = columns.predicted_iteration_s, columns.measured_iteration_s
     told = predicted.between(_LEAST_S, _MOST_S) & measured.between(_LEAST_S, _MOST_S)
@@ -151,7 +142,7 @@ def _place(columns: _Columns, asked: JobQuery) -> tuple[ColumnElement[Any], Colu
     # Jobs without a report are last whichever way the list goes; no NULL, with which nothing compares.
     missing = 1e300 if asked.rises else -1.0
     places: dict[JobOrder, Callable[[], ColumnElement[Any]]] = {
-        "newest": lambda: columns.asked_at,
+        "newest": lambda: columns.asked_number,
         "name": lambda: columns.job,
         "schedules": lambda: columns.num_schedules,
         "predicted": lambda: func.coalesce(columns.predicted_iteration_s, literal(missing, Double)),
@@ -168,8 +159,7 @@ def _ordered(
 
 
 def _write_position(place: Any, job: str, asked: JobQuery) -> str:
-    told = place.isoformat() if asked.order == "newest" else place
-    return write_cursor([asked.order, asked.reverse, told, job])
+    return write_cursor([asked.order, asked.reverse, place, job])
 
 
 def _read_position(cursor: str, asked: JobQuery) -> tuple[Any, str]:
@@ -178,8 +168,6 @@ def _read_position(cursor: str, asked: JobQuery) -> tuple[Any, str]:
         if (order, reverse) != (asked.order, asked.reverse) or not isinstance(job, str) or "\0" in job:
             raise ValueError(cursor)
         job.encode()  # half a character can be asked for in JSON, and not in a database
-        if order == "newest":
-            return read_moment(place), job
         if order == "name":
             return job, job
         number = float(place)

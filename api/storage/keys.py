@@ -2,12 +2,12 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import insert, select, update
 
 from pace.api.storage.database import Database
 from pace.api.storage.pages import read_page
@@ -15,6 +15,7 @@ from pace.api.storage.records import ApiKeyRecord
 
 Scope = Literal["read", "submit", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+_KEY = tuple(column for column in ApiKeyRecord.__table__.c if column.key != "number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +74,21 @@ class KeyRing:
         """Return a key that is not revoked."""
         with self._database.read() as connection:
             row = connection.execute(
-                select(*ApiKeyRecord.__table__.c).where(
-                    ApiKeyRecord.id == key_id, ApiKeyRecord.revoked_at.is_(None)
-                )
+                select(*_KEY).where(ApiKeyRecord.id == key_id, ApiKeyRecord.revoked_at.is_(None))
             ).first()
-        return None if row is None else _api_key(row)
+        return None if row is None else _api_key(row._asdict())
 
     def list(self) -> list[ApiKey]:
         """Return all keys, revoked ones included, oldest first."""
         with self._database.read() as connection:
-            rows = connection.execute(select(*ApiKeyRecord.__table__.c).order_by(ApiKeyRecord.created_at))
-            return [_api_key(row) for row in rows]
+            rows = connection.execute(select(*_KEY).order_by(ApiKeyRecord.number))
+            return [_api_key(row._asdict()) for row in rows]
 
     def page(self, tenant: str, limit: int, cursor: str | None) -> tuple[Sequence[ApiKey], str | None]:
         """Return a page of a tenant's keys, newest first, and the cursor of the next."""
-        question = select(*ApiKeyRecord.__table__.c).where(ApiKeyRecord.tenant == tenant)
+        question = select(*_KEY).where(ApiKeyRecord.tenant == tenant)
         with self._database.read() as connection:
-            rows, following = read_page(
-                connection, question, ApiKeyRecord.created_at, ApiKeyRecord.id, limit, cursor
-            )
+            rows, following = read_page(connection, question, ApiKeyRecord.number, limit, cursor)
         return [_api_key(row) for row in rows], following
 
     def note_use(self, key_id: str) -> None:
@@ -113,7 +110,7 @@ class KeyRing:
             return bool(revoked.rowcount)
 
 
-def _api_key(row: Row[tuple[object, ...]]) -> ApiKey:
-    values = dict(row._mapping)
+def _api_key(row: Mapping[str, Any]) -> ApiKey:
+    values = dict(row)
     values["scopes"] = frozenset(str(values["scopes"]).split())
     return ApiKey(**values)

@@ -2,17 +2,15 @@
 
 import base64
 import json
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, tuple_
+from sqlalchemy import Connection, Select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pace.api.errors import InvalidRequest
 
-_ROW_ID = re.compile("[0-9a-f]{1,64}")
+_NUMBER = "number_of_row"
 # What cursors that no page gave raise: they may say anything.
 CURSOR_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 
@@ -20,12 +18,11 @@ CURSOR_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 def read_page(
     connection: Connection,
     question: Select[*tuple[Any, ...]],
-    created_at: InstrumentedAttribute[datetime],
-    row_id: InstrumentedAttribute[str],
+    number: InstrumentedAttribute[int],
     limit: int,
     cursor: str | None,
-) -> tuple[Sequence[Row[*tuple[Any, ...]]], str | None]:
-    """Return a page of a question's rows and the cursor of the next.
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return a page of a question's rows, those with the largest numbers first, and the cursor of the next.
 
     Rows that are added or deleted between two pages do not shift others.
 
@@ -34,13 +31,13 @@ def read_page(
     InvalidRequest
         If the cursor is not from a page.
     """
+    question = question.add_columns(number.label(_NUMBER))
     if cursor is not None:
-        question = question.where(tuple_(created_at, row_id) < tuple_(*_position(cursor)))
-    rows = connection.execute(question.order_by(created_at.desc(), row_id.desc()).limit(limit + 1)).all()
-    if len(rows) <= limit:
-        return rows, None
-    last = rows[limit - 1]._mapping
-    return rows[:limit], write_cursor([last["created_at"].isoformat(), last["id"]])
+        question = question.where(number < _number_of(cursor))
+    found = connection.execute(question.order_by(number.desc()).limit(limit + 1))
+    rows = [dict(row._mapping) for row in found]
+    numbers = [row.pop(_NUMBER) for row in rows]
+    return rows[:limit], write_cursor([numbers[limit - 1]]) if len(rows) > limit else None
 
 
 def write_cursor(position: Sequence[Any]) -> str:
@@ -53,19 +50,11 @@ def read_cursor(cursor: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(cursor.encode()))
 
 
-def _position(cursor: str) -> tuple[datetime, str]:
+def _number_of(cursor: str) -> int:
     try:
-        created_at, row_id = read_cursor(cursor)
-        if not _ROW_ID.fullmatch(row_id):
+        (number,) = read_cursor(cursor)
+        if type(number) is not int or not 0 < number < 2**63:
             raise ValueError(cursor)
-        return read_moment(created_at), row_id
+        return number
     except CURSOR_ERRORS:
         raise InvalidRequest("cursor: expected one that this service gave") from None
-
-
-def read_moment(text: str) -> datetime:
-    """Return a moment in UTC; raise an error of `CURSOR_ERRORS` for anything else."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return moment.astimezone(UTC)  # here, as some moments of other zones have no name in UTC

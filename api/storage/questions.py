@@ -74,7 +74,7 @@ _NEWEST = (
         QuestionRecord.fingerprint == bindparam("fingerprint"),
         QuestionRecord.kind == bindparam("kind"),
     )
-    .order_by(QuestionRecord.asked_at.desc(), QuestionRecord.id)
+    .order_by(QuestionRecord.asked_number.desc())
     .limit(1)
 )
 _INPUT = (
@@ -93,7 +93,7 @@ _INPUT = (
     )
     .where(*_MINE)
 )
-_SAVE = Upsert(QuestionRecord, ["id"], ["asked_at", "asked_by"], ["created_at"])
+_SAVE = Upsert(QuestionRecord, ["id"], ["asked_at", "asked_by", "asked_number"], ["created_at"])
 
 
 def keep_profile(connection: Connection, tenant: str, question: Question) -> str:
@@ -220,10 +220,8 @@ class QuestionStore:
         if fingerprint is not None:
             question = question.where(QuestionRecord.fingerprint == fingerprint)
         with self.database.read() as connection:
-            rows, following = read_page(
-                connection, question, QuestionRecord.created_at, QuestionRecord.id, limit, cursor
-            )
-        return kind.page(items=tuple(kind.summary(**row._mapping) for row in rows), next=following)
+            rows, following = read_page(connection, question, QuestionRecord.number, limit, cursor)
+        return kind.page(items=tuple(kind.summary(**row) for row in rows), next=following)
 
     def get_documents(
         self, tenant: str, kind: QuestionKind, question_id: str

@@ -10,12 +10,17 @@ from sqlalchemy import (
     Double,
     Index,
     LargeBinary,
+    Sequence,
     String,
     Text,
     TypeDecorator,
+    literal_column,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -45,6 +50,39 @@ class Record(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime(), bytes: LargeBinary()}  # noqa: RUF012
 
 
+ARRIVALS = Sequence("arrivals", metadata=Record.metadata)
+
+
+class _NextNumber(GenericFunction[int]):
+    # A name that no other function has, and one argument: a column of numbers.
+    name = "pace_next_number"
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_NextNumber, "postgresql")
+def _of_the_sequence(*_: Any, **__: Any) -> str:
+    return f"nextval('{ARRIVALS.name}')"
+
+
+@compiles(_NextNumber, "sqlite")
+def _after_the_last(element: _NextNumber, compiler: SQLCompiler, **named: Any) -> str:
+    # One transaction writes at a time, and the column has an index.
+    column = compiler.process(element.clauses, **named).strip("()")
+    return f"(SELECT coalesce(max({column}), 0) + 1 FROM {column.partition('.')[0]})"
+
+
+def _number(last: str) -> MappedColumn[int]:
+    """A row's place in the order of arrival: clocks are set back, and two hosts' differ.
+
+    Parameters
+    ----------
+    last
+        The column whose largest number precedes it.
+    """
+    return mapped_column(BigInteger, default=_NextNumber(literal_column(last)), index=True)
+
+
 class DocumentColumns:
     """A row's document: here, or `object_bytes` of it in object storage under a key, and nothing here."""
 
@@ -66,6 +104,7 @@ class ProfileRecord(DocumentColumns, Record):
     num_gradients: Mapped[int]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    number: Mapped[int] = _number("profiles.number")
 
     __table_args__ = (Index("ix_profiles_object", "object_key"),)
 
@@ -103,11 +142,13 @@ class QuestionRecord(DocumentColumns, Record):
     created_at: Mapped[datetime]
     asked_at: Mapped[datetime]
     asked_by: Mapped[str | None] = mapped_column(String(200))
+    number: Mapped[int] = _number("questions.asked_number")
+    asked_number: Mapped[int] = _number("questions.asked_number")
 
     __table_args__ = (
-        Index("ix_questions_newest", "tenant", "job", "fingerprint", "asked_at"),
+        Index("ix_questions_newest", "tenant", "job", "fingerprint", "asked_number"),
         Index("ix_questions_key", "tenant", "key"),
-        Index("ix_questions_page", "tenant", "kind", "created_at", "id"),
+        Index("ix_questions_page", "tenant", "kind", "number"),
         Index(
             "ix_questions_object",
             "object_key",
@@ -132,8 +173,9 @@ class ReportRecord(Record):
     plain_iteration_s: Mapped[float | None] = mapped_column(Double)
     num_iterations: Mapped[int]
     created_at: Mapped[datetime]
+    number: Mapped[int] = _number("reports.number")
 
-    __table_args__ = (Index("ix_reports_job", "tenant", "job", "created_at"),)
+    __table_args__ = (Index("ix_reports_job", "tenant", "job", "number"),)
 
 
 class ApiKeyRecord(Record):
@@ -150,6 +192,7 @@ class ApiKeyRecord(Record):
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    number: Mapped[int] = _number("api_keys.number")
 
 
 class OrphanRecord(Record):
@@ -200,6 +243,7 @@ class TaskRecord(Record):
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_until: Mapped[datetime | None]
     request_id: Mapped[str | None] = mapped_column(String(100))
+    number: Mapped[int] = _number("tasks.number")
 
     __table_args__ = (
         # Two tasks for one key at the same time cannot exist: this is what "solved once" rests on.
@@ -211,7 +255,7 @@ class TaskRecord(Record):
             sqlite_where=IS_LIVE,
             postgresql_where=IS_LIVE,
         ),
-        Index("ix_tasks_state", "state", "created_at"),
+        Index("ix_tasks_state", "state", "number"),
         Index("ix_tasks_turns", "tenant", "started_at"),
-        Index("ix_tasks_page", "tenant", "created_at", "id"),
+        Index("ix_tasks_page", "tenant", "number"),
     )

@@ -43,7 +43,7 @@ _PROFILE_SUMMARY = (
     ProfileRecord.size_bytes,
     ProfileRecord.created_at,
 )
-_REPORT = tuple(column for column in ReportRecord.__table__.c if column.key != "tenant")
+_REPORT = tuple(column for column in ReportRecord.__table__.c if column.key not in ("tenant", "number"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,8 @@ class ResourceStore:
         if contains:
             question = question.where(ProfileRecord.name.icontains(contains, autoescape=True))
         with self.database.read() as connection:
-            rows, following = read_page(
-                connection, question, ProfileRecord.created_at, ProfileRecord.sha256, limit, cursor
-            )
-        return ProfilePage(items=tuple(ProfileSummary(**row._mapping) for row in rows), next=following)
+            rows, following = read_page(connection, question, ProfileRecord.number, limit, cursor)
+        return ProfilePage(items=tuple(ProfileSummary(**row) for row in rows), next=following)
 
     def delete_profile(self, tenant: str, sha256: str) -> bool:
         """Delete a profile; return whether it existed.
@@ -186,10 +184,8 @@ class ResourceStore:
         if fingerprint is not None:
             question = question.where(ReportRecord.fingerprint == fingerprint)
         with self.database.read() as connection:
-            rows, following = read_page(
-                connection, question, ReportRecord.created_at, ReportRecord.id, limit, cursor
-            )
-        return ReportPage(items=tuple(ReportResource(**row._mapping) for row in rows), next=following)
+            rows, following = read_page(connection, question, ReportRecord.number, limit, cursor)
+        return ReportPage(items=tuple(ReportResource(**row) for row in rows), next=following)
 
 
 # Statements of every request are built once: to build one takes longer than to run it.

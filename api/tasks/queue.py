@@ -7,12 +7,12 @@ process finishes it, the first answer stays.
 
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, literal_column, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.fairness.task_shares import TaskShares
@@ -160,7 +160,7 @@ class TaskQueue:
                 task_id = connection.scalar(
                     select(TaskRecord.id)
                     .where(queued, TaskRecord.tenant == tenant)
-                    .order_by(TaskRecord.created_at, TaskRecord.id)
+                    .order_by(TaskRecord.number)
                     .limit(1)
                     .with_for_update(skip_locked=True)
                 )
@@ -350,7 +350,7 @@ class TaskQueue:
         """Return the status of a task."""
         with self.database.read() as connection:
             row = connection.execute(_STATUS_BY_ID, {"tenant": tenant, "id": task_id}).first()
-        return None if row is None else _status(row)
+        return None if row is None else _status(row._asdict())
 
     def list(
         self, tenant: str, state: str | None, kind: str | None, limit: int, cursor: str | None
@@ -362,9 +362,7 @@ class TaskQueue:
         if kind is not None:
             question = question.where(TaskRecord.kind == kind)
         with self.database.read() as connection:
-            rows, following = read_page(
-                connection, question, TaskRecord.created_at, TaskRecord.id, limit, cursor
-            )
+            rows, following = read_page(connection, question, TaskRecord.number, limit, cursor)
         return [_status(row) for row in rows], following
 
 
@@ -417,6 +415,6 @@ def _stored(error: PaceError) -> str:
     return problem_of(error).model_dump_json()
 
 
-def _status(row: Row[*tuple[Any, ...]]) -> TaskStatus:
-    problem = None if row.problem is None else Problem.model_validate_json(row.problem)
-    return TaskStatus(**{**row._mapping, "problem": problem})
+def _status(row: Mapping[str, Any]) -> TaskStatus:
+    problem = None if row["problem"] is None else Problem.model_validate_json(row["problem"])
+    return TaskStatus(**{**row, "problem": problem})

@@ -25,7 +25,7 @@ export const Drift = ({ row }) => html`<${Share} share=${drift(row)} />`;
 // Reports in the order of time, each with its distance from the first one under the same schedule.
 function withDrift(reports) {
   let first = null;
-  return [...reports].sort((a, b) => (a.created_at < b.created_at ? -1 : 1)).map((row) => {
+  return [...reports].reverse().map((row) => {
     const same = first && first.profile_sha256 === row.profile_sha256 && first.predicted_iteration_s === row.predicted_iteration_s;
     if (!same) first = row;
     return { ...row, since: row.measured_iteration_s / first.measured_iteration_s - 1 };

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import event, insert, update
 
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.job_list import JobList, JobQuery
-from pace.api.storage.records import QuestionRecord, ReportRecord, SolutionRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord, ReportRecord, SolutionRecord, TaskRecord
 from pace.api.workers.drawings import windows
 from pace.client.page_documents import WindowRequest, WindowResult
 from pace.documents.profile import Profile
@@ -240,3 +240,48 @@ def test_windows_are_those_of_the_library(service: Caller) -> None:
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:pace:problem:invalid-options")
     missing = service.http.post("/v1/simulations/windows", json={**asked, "schedule_id": "0" * 32})
     assert missing.status_code == 404
+
+
+def test_the_newest_is_the_one_that_came_last_whatever_the_clock_said(
+    service: Caller, shared_service: ServiceProcess
+) -> None:
+    """Rows that a clock dated years ahead come after those of now, in each list and in what jobs fetch."""
+    first = solve(service, "moved", num_layers=3)
+    solve(service, "other")
+    report = {"job": "moved", "fingerprint": first["fingerprint"], "profile_sha256": first["profile_sha256"]}
+    times = {"predicted_iteration_s": 0.01, "num_iterations": 5}
+
+    def tell(measured_s: float) -> None:
+        body = {**report, **times, "measured_iteration_s": measured_s}
+        assert service.http.post("/v1/reports", json=body).status_code == 201
+
+    tell(0.02)
+    database = Database(
+        Settings(database_url=str(shared_service.settings["database_url"])).parsed_database_url
+    )
+    ahead = datetime(2099, 1, 1, tzinfo=UTC)
+    with database.write() as connection:
+        for record in (QuestionRecord, ReportRecord, TaskRecord, ProfileRecord):
+            dated = {"asked_at": ahead} if record is QuestionRecord else {}
+            mine = record.tenant == service.tenant
+            connection.execute(update(record).where(mine).values(created_at=ahead, **dated))
+    database.close()
+    tell(0.03)
+    # The same model with another cost, so that both have one fingerprint.
+    profile = layered_profile(3)
+    profile["allreduce"] = {"kind": "affine", "latency_s": 0.002, "seconds_per_byte": 1e-9}
+    second = service.post_schedule(profile, job="moved").json()
+    assert (second["fingerprint"], second["id"] != first["id"]) == (first["fingerprint"], True)
+    asked = {"job": "moved", "fingerprint": first["fingerprint"]}
+    assert service.http.get("/v1/schedules", params=asked).json()["id"] == second["id"]
+    items = {
+        path: service.http.get(path).json()["items"]
+        for path in ("/v1/schedules", "/v1/reports", "/v1/tasks", "/v1/profiles", "/v1/jobs")
+    }
+    assert items["/v1/schedules"][0]["id"] == second["id"]
+    assert items["/v1/reports"][0]["measured_iteration_s"] == 0.03
+    assert items["/v1/tasks"][0]["location"] == f"/v1/schedules/{second['id']}"
+    assert items["/v1/profiles"][0]["id"] == second["profile_sha256"]
+    assert [item["job"] for item in items["/v1/jobs"]] == ["moved", "other"]
+    assert items["/v1/jobs"][0]["measured_iteration_s"] == 0.03
+    assert items["/v1/jobs"][0]["asked_at"] < "2099"

@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.schema import CreateSequence
 
 revision = "0001"
 down_revision = None
@@ -11,6 +12,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Go to this revision."""
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(CreateSequence(sa.Sequence("arrivals")))
     in_storage, live = sa.text("object_key IS NOT NULL"), sa.text("state IN ('queued', 'running')")
     op.create_table(
         "api_keys",
@@ -23,8 +26,10 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
+    op.create_index("ix_api_keys_number", "api_keys", ["number"])
     op.create_table(
         "object_owners",
         sa.Column("place", sa.Text(), nullable=False),
@@ -47,11 +52,13 @@ def upgrade() -> None:
         sa.Column("num_gradients", sa.Integer(), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("document", sa.LargeBinary(), nullable=False),
         sa.Column("object_key", sa.String(length=100), nullable=True),
         sa.Column("object_bytes", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant", "sha256"),
     )
+    op.create_index("ix_profiles_number", "profiles", ["number"])
     op.create_index("ix_profiles_object", "profiles", ["object_key"])
     op.create_table(
         "questions",
@@ -67,13 +74,17 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("asked_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("asked_by", sa.String(length=200), nullable=True),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("asked_number", sa.BigInteger(), nullable=False),
         sa.Column("document", sa.LargeBinary(), nullable=False),
         sa.Column("object_key", sa.String(length=100), nullable=True),
         sa.Column("object_bytes", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
+    op.create_index("ix_questions_asked_number", "questions", ["asked_number"])
+    op.create_index("ix_questions_number", "questions", ["number"])
     op.create_index("ix_questions_key", "questions", ["tenant", "key"])
-    op.create_index("ix_questions_newest", "questions", ["tenant", "job", "fingerprint", "asked_at"])
+    op.create_index("ix_questions_newest", "questions", ["tenant", "job", "fingerprint", "asked_number"])
     op.create_index(
         "ix_questions_object",
         "questions",
@@ -81,7 +92,7 @@ def upgrade() -> None:
         sqlite_where=in_storage,
         postgresql_where=in_storage,
     )
-    op.create_index("ix_questions_page", "questions", ["tenant", "kind", "created_at", "id"])
+    op.create_index("ix_questions_page", "questions", ["tenant", "kind", "number"])
     op.create_table(
         "reports",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -94,9 +105,11 @@ def upgrade() -> None:
         sa.Column("plain_iteration_s", sa.Double(), nullable=True),
         sa.Column("num_iterations", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index("ix_reports_job", "reports", ["tenant", "job", "created_at"])
+    op.create_index("ix_reports_number", "reports", ["number"])
+    op.create_index("ix_reports_job", "reports", ["tenant", "job", "number"])
     op.create_table(
         "solutions",
         sa.Column("tenant", sa.String(length=100), nullable=False),
@@ -127,10 +140,12 @@ def upgrade() -> None:
         sa.Column("lease_owner", sa.String(length=64), nullable=True),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("request_id", sa.String(length=100), nullable=True),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index("ix_tasks_page", "tasks", ["tenant", "created_at", "id"])
-    op.create_index("ix_tasks_state", "tasks", ["state", "created_at"])
+    op.create_index("ix_tasks_number", "tasks", ["number"])
+    op.create_index("ix_tasks_page", "tasks", ["tenant", "number"])
+    op.create_index("ix_tasks_state", "tasks", ["state", "number"])
     op.create_index("ix_tasks_turns", "tasks", ["tenant", "started_at"])
     op.create_index(
         "ux_tasks_live_key", "tasks", ["tenant", "key"], unique=True, sqlite_where=live, postgresql_where=live
