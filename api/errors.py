@@ -36,8 +36,11 @@
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
-Worker processes send these to the service, so each can be pickled.
+Worker processes send these to the service, so each can be pickled. Beside them, DatabaseReplaced is an error
+of SQLite, which all callers of the database foresee.
 """
+
+import sqlite3
 
 from pace.client.documents import Problem
 from pace.errors import PaceError
@@ -192,3 +195,7 @@ class ResultDeleted(Refused):
 
 class ServiceStopping(Refused):
     """The service is being stopped."""
+
+
+class DatabaseReplaced(sqlite3.OperationalError):
+    """A SQLite file that was deleted or replaced while it was open; the message says what to do."""

@@ -123,6 +123,8 @@ def problem_of(error: BaseException) -> Problem:
                 "try again later"
             )
             return _STORAGE_FULL.problem(detail)
+        case OperationalError(orig=errors.DatabaseReplaced() as replaced):
+            return _STORAGE_UNAVAILABLE.problem(str(replaced))
         case OperationalError() | InterfaceError():
             return _STORAGE_UNAVAILABLE.problem("the database does not answer; ask again later")
         case MemoryError():

@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from pace.api.errors import DatabaseReplaced
 from pace.api.storage.records import Record
 
 _POSTGRESQL_READ_ONLY = "25006"
@@ -120,9 +121,14 @@ def make_engine(url: URL) -> Engine:
         return engine
     engine = create_engine(url, connect_args={"timeout": 30})
     event.listen(engine, "handle_error", _name_damaged_file, retval=True)
-    event.listen(engine, "do_connect", lambda *_: _make_private(url))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    if (file := _file(url)) is not None:
+        files = _DatabaseFiles(file)
+        event.listen(engine, "do_connect", files.make_private)
+        event.listen(engine, "connect", files.note)
+        event.listen(engine, "begin", files.require_same)
+        event.listen(engine, "commit", files.require_same)
     return engine
 
 
@@ -139,12 +145,46 @@ def _file(url: URL) -> Path | None:
     return Path(path)
 
 
-def _make_private(url: URL) -> None:
-    # SQLite would let every user read a new file; its log and index get the file's permissions.
-    file = _file(url)
-    if file is not None:
-        with contextlib.suppress(OSError):  # SQLite says better what is wrong
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+class _DatabaseFiles:
+    """Notices files that are no longer those that were opened: SQLite would write on, to no avail."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._log = file.with_name(f"{file.name}-wal")
+        self._opened: tuple[int, int] | None = None
+
+    def make_private(self, *_: Any) -> None:
+        """Create the file, which SQLite would let every user read; its log gets the file's permissions."""
+        if self._opened is None:
+            with contextlib.suppress(OSError):  # SQLite says better what is wrong
+                os.close(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        elif _identity(self._file) != self._opened:
+            raise self._lost()
+
+    def note(self, connection: Any, record: Any) -> None:
+        """Note which files a new connection has opened."""
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the log
+        self._opened = self._opened or _identity(self._file)
+        record.info["log"] = _identity(self._log)
+
+    def require_same(self, connection: Connection) -> None:
+        """Raise OperationalError if a transaction's files were deleted or replaced."""
+        if (_identity(self._file), _identity(self._log)) != (self._opened, connection.info["log"]):
+            raise OperationalError(None, None, self._lost())
+
+    def _lost(self) -> DatabaseReplaced:
+        return DatabaseReplaced(
+            f"the database's file {self._file.name}, or its log, was deleted or replaced in use, and "
+            "nothing was stored: put it back, or restart the service"
+        )
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _note_read_only(context: ExceptionContext) -> OperationalError | None:

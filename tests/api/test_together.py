@@ -214,6 +214,33 @@ def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("change", ["deleted", "replaced", "log deleted"])
+def test_a_database_file_that_is_gone_is_noticed_before_anything_is_promised(
+    tmp_path: Path, change: str
+) -> None:
+    """SQLite would write on into a file without a name; what is put back works on."""
+    with ServiceProcess(tmp_path) as service:
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+        (file,) = tmp_path.glob("*.db")
+        aside = tmp_path / "aside"
+        moved = file.with_name(f"{file.name}-wal") if change == "log deleted" else file
+        moved.rename(aside)
+        if change == "replaced":
+            moved.write_bytes(aside.read_bytes())
+        schedule = {"profile": layered_profile(4)}
+        for path, body in (("/v1/schedules", schedule), ("/v1/profiles", layered_profile(5))):
+            answer = service.http.post(path, json=body)
+            assert answer.status_code == 503
+            assert answer.json()["type"] == "urn:pace:problem:storage-unavailable"
+            assert "put it back, or restart the service" in answer.json()["detail"]
+        assert service.http.get("/readyz").status_code == 503
+        assert moved.exists() == (change == "replaced")
+        aside.rename(moved)
+        assert service.post_schedule(layered_profile(4)).status_code == 201
+        assert service.http.get("/readyz").status_code == 200
+        assert len(service.http.get("/v1/profiles").json()["items"]) == 2
+
+
 def test_a_database_that_hangs(tmp_path: Path, frail: PostgresqlServer) -> None:
     """PostgreSQL that is there and says nothing: reads and writes are told, metrics and health work on."""
     url = frail.create_database()
