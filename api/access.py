@@ -5,7 +5,7 @@ import hmac
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -165,7 +165,11 @@ class AccessControl:
         self._everyone = Principal(tenant="default", scopes=frozenset(SCOPES), key_id=None)
 
     async def admit(
-        self, token: str | None, scope: Scope, address: str = ""
+        self,
+        token: str | None,
+        scope: Scope,
+        address: str = "",
+        is_repeat: Callable[[str], Awaitable[bool]] | None = None,
     ) -> tuple[Principal, RateLeft | None]:
         """Return the principal of a token, and what is left of its tenant's rate limit if there is one.
 
@@ -173,6 +177,8 @@ class AccessControl:
         ----------
         address
             Network address of the caller.
+        is_repeat
+            Whether a tenant's request repeats an earlier one, which no rate limit refuses.
 
         Raises
         ------
@@ -183,7 +189,13 @@ class AccessControl:
         if scope not in principal.scopes:
             held = ", ".join(sorted(principal.scopes)) or "none"
             raise Forbidden(f'this API key or token lacks the scope "{scope}"; it has: {held}')
-        return principal, self.count(principal.tenant)
+        try:
+            return principal, self.count(principal.tenant)
+        except RateLimited as error:
+            if is_repeat is None or not await is_repeat(principal.tenant):
+                raise
+            self._observe(principal.tenant)
+            return principal, RateLeft(limit=error.limit or 0, remaining=0, reset_s=error.retry_after_s)
 
     def recognize(self, token: str | None, scope: Scope) -> Principal | None:
         """Return the principal of a token if ``admit`` would let it in without waiting; count nothing."""

@@ -36,14 +36,20 @@ def audit(action: str, principal: Principal, **subject: str) -> None:
     _audited.info(action, tenant=principal.tenant, key=principal.key_id, **subject)
 
 
-async def admit_request(request: Request, service: Service, token: str | None, scope: Scope) -> Principal:
+async def admit_request(
+    request: Request,
+    service: Service,
+    token: str | None,
+    scope: Scope,
+    is_repeat: Callable[[str], Awaitable[bool]] | None = None,
+) -> Principal:
     """Return the principal of a request, as ``AccessControl.admit`` does, and write the audit log."""
     audits = service.settings.audit == "all"
     shares: LoopShares | None = request.app.state.loop_shares
     address = request.scope["client"]
     client = address[0] if address else ""
     try:
-        principal, request.scope[RATE_KEY] = await service.access.admit(token, scope, client)
+        principal, request.scope[RATE_KEY] = await service.access.admit(token, scope, client, is_repeat)
     except (Unauthorized, Forbidden, RateLimited) as error:
         if audits:
             said = {"method": request.method, "path": request.url.path, "client": client}
@@ -70,6 +76,20 @@ def _admit(scope: Scope) -> Callable[..., Awaitable[Principal]]:
     return admit
 
 
+async def _admit_report(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Principal:
+    service: Service = request.app.state.service
+
+    async def is_repeat(tenant: str) -> bool:
+        key = request.headers.get("idempotency-key")
+        return key is not None and await service.in_database(service.store.has_report, tenant, key)
+
+    token = None if credentials is None else credentials.credentials
+    return await admit_request(request, service, token, "submit", is_repeat)
+
+
 Reader = Annotated[Principal, Depends(_admit("read"))]
 Submitter = Annotated[Principal, Depends(_admit("submit"))]
+Reporter = Annotated[Principal, Depends(_admit_report)]
 Admin = Annotated[Principal, Depends(_admit("admin"))]

@@ -160,19 +160,26 @@ class ResourceStore:
         InvalidRequest
             If the key belongs to a different report.
         """
-        new_id = uuid.uuid4().hex
-        if idempotency_key is not None:
-            new_id = hashlib.sha256(f"report\0{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
+        new_id = uuid.uuid4().hex if idempotency_key is None else _report_id(tenant, idempotency_key)
         stored = ReportResource(id=new_id, created_at=datetime.now(UTC), **report.model_dump())
+        found = select(*_REPORT).where(ReportRecord.id == new_id)
         with self.database.write() as connection:
-            self._quota.require(connection, tenant, 0)
-            if _SAVE_REPORT.execute(connection, tenant=tenant, **stored.model_dump()).rowcount:
-                return stored
-            row = connection.execute(select(*_REPORT).where(ReportRecord.id == new_id)).one()
+            row = connection.execute(found).first()
+            if row is None:
+                self._quota.require(connection, tenant, 0)
+                if _SAVE_REPORT.execute(connection, tenant=tenant, **stored.model_dump()).rowcount:
+                    return stored
+                row = connection.execute(found).one()  # another service process stored it first
         before = ReportResource(**row._mapping)
         if before.model_dump(exclude={"created_at"}) != stored.model_dump(exclude={"created_at"}):
             raise InvalidRequest("Idempotency-Key: it came with another report before; use a new one")
         return before
+
+    def has_report(self, tenant: str, idempotency_key: str) -> bool:
+        """Whether a report came with a key before."""
+        known = select(ReportRecord.id).where(ReportRecord.id == _report_id(tenant, idempotency_key))
+        with self.database.read() as connection:
+            return connection.scalar(known) is not None
 
     def list_reports(
         self, tenant: str, job: str | None, fingerprint: str | None, limit: int, cursor: str | None
@@ -197,6 +204,10 @@ _HELD_PROFILE = (
 # An update that changes nothing: it locks the row of one who was faster.
 _SAVE_PROFILE = Upsert(ProfileRecord, ["tenant", "sha256"], ["num_ops"])
 _SAVE_REPORT = Upsert(ReportRecord)
+
+
+def _report_id(tenant: str, idempotency_key: str) -> str:
+    return hashlib.sha256(f"report\0{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
 
 
 def hold_profile(connection: Connection, tenant: str, sha256: str) -> str | None:

@@ -399,3 +399,36 @@ def test_a_stopping_service_lets_go_of_those_who_wait(tmp_path: Path) -> None:
         assert b"urn:pace:problem:stopping" in said
         assert service.wait() == 0
     assert _start(tmp_path / "pace.db", answer.json()["id"]) == ("queued", None)
+
+
+def test_a_report_that_is_repeated_with_its_key_is_never_refused(tmp_path: Path) -> None:
+    """Neither the rate limit nor a full quota stands between a client and the answer that it missed."""
+    report = {
+        "job": "train",
+        "fingerprint": "0" * 64,
+        "profile_sha256": "1" * 64,
+        "predicted_iteration_s": 0.1,
+        "measured_iteration_s": 0.11,
+        "num_iterations": 50,
+    }
+    with ServiceProcess(tmp_path, rate_limit="3/hour", max_stored_per_tenant_bytes=1100) as service:
+
+        def post(key: str) -> httpx.Response:
+            return service.http.post("/v1/reports", json=report, headers={"Idempotency-Key": key})
+
+        first = post("first")
+        assert first.status_code == 201
+        assert post("second").json()["type"] == "urn:pace:problem:quota-exceeded"
+        for _ in range(5):
+            again = post("first")
+            assert (again.status_code, again.content) == (201, first.content)
+        limited = [
+            post("third"),
+            service.http.post("/v1/reports", json=report),
+            service.http.get("/v1/reports"),
+        ]
+        assert {answer.status_code for answer in limited} == {429}
+        elsewhere = service.http.post(
+            "/v1/schedules", json={"profile": layered_profile(3)}, headers={"Idempotency-Key": "first"}
+        )
+        assert elsewhere.status_code == 429

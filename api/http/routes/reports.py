@@ -9,7 +9,7 @@ from pace.api.http.answers import document_answer
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, OfFingerprint, OfJob, RunningService
-from pace.api.http.security import Reader, Submitter, audit
+from pace.api.http.security import Reader, Reporter, audit
 from pace.client.documents import ReportPage, ReportRequest, ReportResource
 
 router = APIRouter(prefix="/v1/reports", tags=["Jobs and reports"])
@@ -48,7 +48,7 @@ _EXAMPLE = {
 async def create_report(
     request: Request,
     service: RunningService,
-    principal: Submitter,
+    principal: Reporter,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Store the iteration times that a job measured."""
