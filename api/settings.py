@@ -340,7 +340,9 @@ class LimitSettings(BaseSettings):
         "429 `queue-full`",
     )
     read_timeout_s: Duration = Field(
-        60.0, description="Seconds to parse one body; beyond: 422 `limit-exceeded`"
+        60.0,
+        description="Seconds to parse one body, at most 5 and 10 more for each MiB as sent; beyond: 422 "
+        "`limit-exceeded`",
     )
     read_memory_bytes: Bytes = Field(
         4096 * MIB, description="Bytes of memory to parse one body; beyond: 422 `limit-exceeded`"

@@ -18,6 +18,8 @@ AnyReceived = ReceivedProfile | ReceivedImport | Question
 Received = TypeVar("Received", ReceivedProfile, ReceivedImport, Question)
 _LARGE_BYTES = 2**20
 _ENTRY_BYTES = 1000
+# Few bytes of gzip may hold much work, and who sends little may take little of a reader's time.
+_LEAST_S, _SECONDS_PER_BYTE = 5.0, 10 / 2**20
 
 
 class BodyReader:
@@ -28,7 +30,7 @@ class BodyReader:
     max_waiting
         Largest number of waiting bodies, of one tenant half as many; more are refused with 429.
     timeout_s
-        For one body.
+        For one body; small ones have less.
     memory_bytes
         Size of the results that are kept, so that a repeated body is not read again.
     weight, observe
@@ -106,7 +108,7 @@ class BodyReader:
                 gzipped,
                 self._limits,
                 *arguments,
-                timeout_s=self._timeout_s,
+                timeout_s=min(self._timeout_s, _LEAST_S + _SECONDS_PER_BYTE * body.size_bytes),
                 gives_way=large,
                 attempts=3,
             )
