@@ -37,7 +37,9 @@ class Metrics:
     def __init__(self, num_tenants: int = 0) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.tenants = TenantMetrics(self.registry, num_tenants)
+        # Apart, because not everyone may see the tenants' names.
+        self._of_tenants = CollectorRegistry()
+        self.tenants = TenantMetrics(self._of_tenants, num_tenants)
         build = Gauge(
             "pace_build_info",
             "Version of PACE and of Python, as labels; always 1",
@@ -178,15 +180,15 @@ class Metrics:
             await asyncio.sleep(every_s)
             self._longest_lag_s = max(self._longest_lag_s, time.perf_counter() - due)
 
-    def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+    def render(self, *, tenants: bool) -> bytes:
+        """Return everything in Prometheus' text format, metrics by tenant only if asked for."""
         self._lag.set(self._longest_lag_s)
         self._longest_lag_s = 0.0
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + (generate_latest(self._of_tenants) if tenants else b"")
 
 
 class TenantMetrics:
-    """Metrics by tenant, off by default because they show tenants' names to every reader.
+    """Metrics by tenant, off by default; shown to those who may see tenants' names.
 
     Parameters
     ----------

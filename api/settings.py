@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from limits import parse
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -24,6 +32,7 @@ Bytes = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # as long as timers can be
 
 MIB = 2**20
+_SHORTEST_TOKEN = 20
 
 
 def _known_rate(value: str) -> str:
@@ -75,10 +84,13 @@ def unknown_settings() -> list[str]:
 
 
 def _explain(fault: Any) -> str:
-    name = str(fault["loc"][0]) if fault["loc"] else ""
+    message: str = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message  # about several settings, which it names
+    name = str(fault["loc"][0])
     # A database's URL may hold a password.
-    shown = "" if name == "database_url" else f" (got {fault['input']!r})"
-    return f"PACE_{name.upper()}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+    shown = "" if name in ("database_url", "metrics_token") else f" (got {fault['input']!r})"
+    return f"PACE_{name.upper()}: {message}{shown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +236,11 @@ class AccessSettings(BaseSettings):
         description='Number of tenants with metrics under their names; the rest are "other"; 0: no '
         "metrics by tenant",
     )
+    metrics_token: SecretStr = Field(
+        SecretStr(""),
+        description="Bearer token of those to whom `/metrics` shows the tenants, 20 characters or more; with "
+        "keys, metrics by tenant need it",
+    )
 
     @field_validator("oidc_issuer")
     @classmethod
@@ -235,6 +252,13 @@ class AccessSettings(BaseSettings):
                 raise ValueError("expected an https URL")
             if importlib.util.find_spec("jwt") is None:
                 raise ValueError("needs PyJWT: pip install 'pace-scheduler[oidc]'")
+        return value
+
+    @field_validator("metrics_token")
+    @classmethod
+    def _long_token(cls, value: SecretStr) -> SecretStr:
+        if 0 < len(value.get_secret_value()) < _SHORTEST_TOKEN:
+            raise ValueError(f"expected {_SHORTEST_TOKEN} characters or more")
         return value
 
     @field_validator("oidc_audience")
@@ -387,6 +411,14 @@ class Settings(LimitSettings, WorkSettings, AccessSettings, StorageSettings):
     """Settings of the service; each field is read from the variable ``PACE_`` + its name in upper case."""
 
     model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
+
+    @model_validator(mode="after")
+    def _shows_no_tenants(self) -> "Settings":
+        if self.metrics_tenants and self.needs_keys and not self.metrics_token.get_secret_value():
+            raise ValueError(
+                "PACE_METRICS_TENANTS needs PACE_METRICS_TOKEN, or /metrics would show tenants' names to all"
+            )
+        return self
 
     @cached_property
     def tenants(self) -> Tenants:

@@ -26,8 +26,10 @@ from tests.api.process import Caller, ServiceProcess, new_client, run_program, s
 from tests.api.profiles import layered_profile
 
 
-def _samples(service: ServiceProcess | Caller) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = service.http.get("/metrics").text
+def _samples(
+    service: ServiceProcess | Caller, authorization: str = ""
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = service.http.get("/metrics", headers=[(b"authorization", authorization.encode())]).text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -68,14 +70,24 @@ def test_metrics_count_what_happened(own_service: ServiceProcess) -> None:
 
 
 def test_tenants_have_metrics_if_wanted(tmp_path: Path) -> None:
-    """So many by name, the rest together."""
-    with ServiceProcess(tmp_path, auth="required", metrics_tenants=1) as service:
+    """So many by name, the rest together; only those with the token see them."""
+    token = "a-token-of-many-characters"
+    with ServiceProcess(tmp_path, auth="required", metrics_tenants=1, metrics_token=token) as service:
         for tenant in ("one", "two", "three"):
             headers = {"Authorization": f"Bearer {service.token(tenant, 'submit')}"}
             request = {"profile": layered_profile(3)}
             assert service.http.post("/v1/schedules", json=request, headers=headers).status_code == 201
         service.events("solved", 3)
-        samples = _samples(service)
+        samples = _samples(service, f"Bearer {token}")
+        for sent in (
+            "",
+            "Bearer",
+            "Bearer another-token-of-many",
+            f"Basic {token}",
+            f"Bearer {token}x",
+            "Bearer é",
+        ):
+            assert not [name for name, _ in _samples(service, sent) if name.startswith("pace_tenant")]
     for tenant, count in (("one", 1), ("other", 2)):
         assert samples["pace_tenant_requests_total", (("tenant", tenant),)] == count
         assert samples["pace_tenant_body_bytes_total", (("tenant", tenant),)] > 100

@@ -32,6 +32,16 @@ def test_bad_settings_are_named_in_a_line_each(tmp_path: Path) -> None:
     assert "secret" not in said
 
 
+def test_metrics_by_tenant_need_a_token_where_there_are_keys(tmp_path: Path) -> None:
+    """Or everyone who reaches /metrics would read who uses the service; a guessable token would not help."""
+    named = {"metrics_tenants": "5", "auth": "required"}
+    code, said = serve_in_vain(tmp_path, **named)
+    assert (code, "PACE_METRICS_TENANTS needs PACE_METRICS_TOKEN" in said, said.count("\n")) == (2, True, 1)
+    code, said = serve_in_vain(tmp_path, **named, metrics_token="short")
+    assert (code, "PACE_METRICS_TOKEN: expected 20 characters or more" in said) == (2, True), said
+    assert "short" not in said
+
+
 def test_a_name_that_no_host_can_have_is_told_in_a_line(tmp_path: Path) -> None:
     """As an address that is not there."""
     for name in ("a..b", "x" * 64, "no-such-host.invalid"):

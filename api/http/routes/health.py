@@ -1,9 +1,10 @@
 """Routes to watch the service. They need no API key."""
 
 import asyncio
+import hmac
 
 import structlog
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from pace.api.http.answers import document_answer
 from pace.api.http.parameters import RunningService
 from pace.api.problems import brief
+from pace.api.service import Service
 from pace.client.documents import Health, Readiness
 from pace.version import __version__
 
@@ -66,8 +68,16 @@ async def readyz(service: RunningService) -> Response:
         }
     },
 )
-async def metrics(service: RunningService) -> Response:
-    """Return the metrics of this service process."""
+async def metrics(request: Request, service: RunningService) -> Response:
+    """Return the metrics of this service process, those by tenant only with `PACE_METRICS_TOKEN`."""
     await service.queue_counts.refresh()
-    body = await asyncio.to_thread(service.metrics.render)
+    body = await asyncio.to_thread(service.metrics.render, tenants=_may_see_tenants(request, service))
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _may_see_tenants(request: Request, service: Service) -> bool:
+    token = service.settings.metrics_token.get_secret_value()
+    if not token:
+        return not service.settings.needs_keys
+    sent = request.headers.get("authorization", "")
+    return hmac.compare_digest(sent.encode(), f"Bearer {token}".encode())
