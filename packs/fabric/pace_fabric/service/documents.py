@@ -13,7 +13,9 @@ from pace_fabric.documents.network import FabricNetwork
 from pace_fabric.documents.scenario import FabricScenario
 from pace_fabric.documents.transfer_plan import TransferOptions
 
-FabricPolicyName = Literal["mlfabric-a", "mlfabric-s", "async", "ring", "tree", "ssp", "fedbuff", "quorum"]
+FabricPolicyName = Literal[
+    "mlfabric-a", "mlfabric-s", "async", "chain", "ring", "tree", "ssp", "fedbuff", "quorum"
+]
 
 
 class TransferPlanRequest(Document):

@@ -13,7 +13,7 @@ from pace_fabric.simulation.draws import Computations, draw_links
 from pace_fabric.simulation.fluid import Arrival, FairNetwork
 from pace_fabric.simulation.records import CommitRecord, FabricRun
 
-PushPullPolicy = Literal["async", "ssp", "fedbuff", "quorum"]
+PushPullPolicy = Literal["async", "chain", "ssp", "fedbuff", "quorum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class _Server:
         self.network = FairNetwork(draw_links(scenario))
         self.compute = Computations(scenario)
         self.server = scenario.machines
+        # The server that commits and answers: with a chain, the second one.
+        self.answering = self.server + (policy == "chain")
         self.version = 0
         self.clock = [0] * scenario.num_workers
         self.computing: list[tuple[float, int, int]] = []
@@ -55,7 +57,7 @@ class _Server:
             while self.computing and self.computing[0][0] <= now:
                 _, worker, version = heapq.heappop(self.computing)
                 self.run.computed += 1
-                self._send(worker, self.server, ("push", worker, version))
+                self._send(self._machine(worker), self.server, ("push", worker, version))
             for arrival in arrivals:
                 self._arrived(arrival)
             if now >= self.close_s:
@@ -64,9 +66,7 @@ class _Server:
     def _machine(self, worker: int) -> int:
         return worker // self.scenario.workers_per_machine
 
-    def _send(self, worker: int, other: int, label: tuple[str, int, int]) -> None:
-        machine = self._machine(worker)
-        source, target = (machine, other) if label[0] == "push" else (other, machine)
+    def _send(self, source: int, target: int, label: tuple[str, int, int]) -> None:
         self.run.messages += label[0] == "push"
         self.network.start(source, target, float(self.scenario.update_bytes), label)
 
@@ -75,7 +75,13 @@ class _Server:
         if kind == "pull":
             heapq.heappush(self.computing, (arrival.at_s + self.compute.draw_s(worker), worker, version))
             return
-        self.run.server_bytes += self.scenario.update_bytes
+        if kind == "push":
+            self.run.server_bytes += self.scenario.update_bytes
+            if self.policy == "chain":
+                self._send(self.server, self.answering, ("copy", worker, version))
+                return
+        else:
+            self.run.replica_bytes += self.scenario.update_bytes
         self.clock[worker] += 1
         self.buffer.append(_Received(worker, version, arrival.at_s))
         if self.policy == "quorum":
@@ -97,7 +103,7 @@ class _Server:
     def _begin(self, workers: Iterable[int]) -> None:
         for worker in workers:
             self.waiting.remove(worker)
-            self._send(worker, self.server, ("pull", worker, self.version))
+            self._send(self.answering, self._machine(worker), ("pull", worker, self.version))
 
     def _commit_round(self, now: float) -> None:
         self._commit_all(now)
@@ -126,8 +132,8 @@ class _Server:
 def simulate_push_pull(scenario: FabricScenario, policy: PushPullPolicy) -> FabricRun:
     """Simulate one of the policies without a plan.
 
-    ``async`` commits on arrival; ``ssp`` too, and a worker is at most `staleness` clocks ahead of the
-    slowest;
-    ``fedbuff`` commits `buffer` updates together; ``quorum`` waits for so many, then for `grace_s` more.
+    ``async`` commits on arrival; ``chain`` when the update has passed on to a second server, which answers;
+    ``ssp`` on arrival, and a worker is at most `staleness` clocks ahead of the slowest; ``fedbuff`` commits
+    `buffer` updates together; ``quorum`` waits for so many, then for `grace_s` more.
     """
     return _Server(scenario, policy).simulate()

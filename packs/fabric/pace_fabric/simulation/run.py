@@ -7,7 +7,7 @@ from pace_fabric.simulation.planned import simulate_planned
 from pace_fabric.simulation.push_pull import simulate_push_pull
 from pace_fabric.simulation.records import FabricRun
 
-FABRIC_POLICIES = ("mlfabric-a", "mlfabric-s", "async", "ring", "tree", "ssp", "fedbuff", "quorum")
+FABRIC_POLICIES = ("mlfabric-a", "mlfabric-s", "async", "chain", "ring", "tree", "ssp", "fedbuff", "quorum")
 
 
 def simulate_fabric(scenario: FabricScenario, policy: str) -> FabricRun:
@@ -25,7 +25,7 @@ def simulate_fabric(scenario: FabricScenario, policy: str) -> FabricRun:
             return simulate_planned(scenario)
         case "mlfabric-s":
             return simulate_planned(scenario, synchronous=True)
-        case "async" | "ssp" | "fedbuff" | "quorum":
+        case "async" | "chain" | "ssp" | "fedbuff" | "quorum":
             return simulate_push_pull(scenario, policy)
         case "ring" | "tree":
             return simulate_collective(scenario, policy)

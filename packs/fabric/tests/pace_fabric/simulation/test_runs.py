@@ -115,6 +115,19 @@ def test_buffered_and_quorum_servers_commit_together() -> None:
     assert min(sizes) >= 5
 
 
+def test_a_chain_by_hand() -> None:
+    """A worker computes for 0.1 s; push, copy to the second server and its answer take 80 ms each.
+
+    30 workers in lock step need 2.4 s for each of the three.
+    """
+    alone = FabricScenario(machines=1, workers_per_machine=1, duration_s=2.0)
+    run = simulate_fabric(alone, "chain")
+    assert [commit.at_s for commit in run.commits] == pytest.approx([0.26, 0.6, 0.94, 1.28, 1.62, 1.96])
+    assert run.server_bytes == run.replica_bytes == 6e8
+    together = simulate_fabric(FabricScenario(duration_s=13.0), "chain")
+    assert [commit.at_s for commit in together.commits] == pytest.approx([4.9] * 30 + [12.2] * 30)
+
+
 def test_a_ring_by_hand() -> None:
     """30 workers, 10 Gb/s, 100 MB: 0.1 s of compute, then 155 ms, or 310 ms with two flows on each link."""
     plain = FabricScenario(duration_s=10.0)
