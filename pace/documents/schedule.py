@@ -189,6 +189,7 @@ class Segment(Document):
         Planned times on the link, from the window's start, in wall time.
     start_slot, num_slots
         First slot and number of slots; null in continuous time. An all-reduce that costs nothing has 0 slots.
+        Slots give the order: `start_s` is before the first slot if the transfer before ends early.
     """
 
     refused_as = InvalidSchedule
