@@ -112,14 +112,14 @@ def best_layered(
     chain
         A layered chain.
     cost
-        Any monotone g. An affine g takes O(n K) for K groups. For any other g, the objective is found by
-        bisection, in O(n^2) for each probe.
+        Any monotone g. The objective is found by bisection. Each probe takes O(n) for an affine g, and O(n^2)
+        for any other.
     enough
         Stop at this objective in seconds, for example the compute bound.
     max_group_bytes
         Largest size of a run of more than one element.
     tolerance
-        Relative width at which the bisection ends.
+        Relative width at which the bisection ends if g is not affine.
 
     Returns
     -------
@@ -135,24 +135,20 @@ def best_layered(
     last = _last_elements(chain.sizes, max_group_bytes)
     until = np.empty(n, dtype=np.int64)
 
-    def fewest_under(limit: float, line: Line) -> bool:
-        return kernel.fewest_groups_under(
-            limit, release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, until
-        )
+    def affine(line: Line) -> float:
+        def probe(limit: float) -> float:
+            return kernel.fewest_groups_under(
+                limit, release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, until
+            )
+
+        following = line.latency_s + line.seconds_per_byte * (ends[-1] - ends[:-1])
+        return _bisect(probe, float(np.max(release_plus_tail + following)), enough, EXACT)
 
     def probe(limit: float) -> float:
         return kernel.least_total_under(limit, release_plus_tail, ends, last, *cost.knots(), until)
 
-    lines = cost.minorants(float(ends[-1]))
-    least = max(
-        kernel.best_affine(release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, enough)
-        for line in lines
-    )
-    if cost.line is not None:
-        # The second pass adds the same numbers in another order, so it may miss a limit without slack.
-        found = fewest_under(max(least, enough) * (1 + EXACT), cost.line)
-        assert found, "the optimum of the first pass is feasible"
-    else:
+    least = max(affine(line) for line in cost.minorants(float(ends[-1])))
+    if cost.line is None:
         _bisect(probe, least, enough, tolerance)
     cuts = [0]
     while (following := int(until[cuts[-1]]) + 1) < n:
@@ -160,8 +156,11 @@ def best_layered(
     return cuts, _layered_objective(chain, cuts, cost)
 
 
-def _bisect(probe: Callable[[float], float], low: float, enough: float, tolerance: float) -> None:
-    """Call `probe` by bisection so that its last call was at the optimum; `low` is a lower bound on it."""
+def _bisect(probe: Callable[[float], float], low: float, enough: float, tolerance: float) -> float:
+    """Call `probe` by bisection so that its last call was at the optimum; return the optimum.
+
+    `low` is a lower bound on it. What `probe` adds in another order may miss a limit without slack.
+    """
     high = probe(np.inf)
     step = tolerance * high
     while high > enough and high - low > tolerance * high:
@@ -173,7 +172,7 @@ def _bisect(probe: Callable[[float], float], low: float, enough: float, toleranc
             high = reached
         else:
             low = middle
-    probe(max(high, enough) * (1 + EXACT))
+    return probe(max(high, enough) * (1 + EXACT))
 
 
 def _last_elements(sizes: IntArray, max_group_bytes: int | None) -> IntArray:

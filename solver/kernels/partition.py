@@ -125,64 +125,31 @@ def fewest_groups_under(
     latency: float,
     slope: float,
     until: IntArray,
-) -> bool:
-    """Partition the chain so that no group's bound exceeds `limit`; return whether that is possible.
+) -> float:
+    """Partition the chain so that no group's bound exceeds `limit`; return the objective, or inf.
 
-    Writes the last element of each run to `until`. Fewer groups after a run leave it more time, and a longer
-    run leaves fewer groups after it, so the longest feasible run is taken.
+    The objective is the maximum over runs a of r_last(a) + q_last(a) + the sum of p over a and later runs. It
+    is inf if no partition keeps the limit. Writes the last element of each run to `until`. Fewer groups after
+    a run leave it more time, and a longer run leaves fewer groups after it, so the longest feasible run is
+    taken. An end that is too late for a run is too late for every longer one, so all runs take O(n).
     """
     n = len(last)
     groups = np.zeros(n + 1, dtype=np.int64)
+    worst = np.full(n + 1, -np.inf)
+    j = n - 1
     for i in range(n - 1, -1, -1):
-        room = limit - slope * (ends[n] - ends[i])
-        j = last[i]
-        while j >= i and (groups[j + 1] < 0 or release_plus_tail[j] + (1 + groups[j + 1]) * latency > room):
+        fixed = slope * (ends[n] - ends[i])
+        j = min(j, last[i])
+        while j >= i and (
+            groups[j + 1] < 0 or release_plus_tail[j] + (1 + groups[j + 1]) * latency > limit - fixed
+        ):
             j -= 1
         until[i] = j
-        groups[i] = 1 + groups[j + 1] if j >= i else -1
-    return bool(groups[0] >= 0)
-
-
-@compiled
-def best_affine(
-    release_plus_tail: FloatArray,
-    ends: FloatArray,
-    last: IntArray,
-    latency: float,
-    slope: float,
-    enough: float,
-) -> float:
-    """Return the least max over runs a of r_last(a) + q_last(a) + sum of p over a and later runs.
-
-    F_k(i), the optimum for elements i.. with at most k groups, is the minimum over j of max(e_j + k latency +
-    slope W_i, F_{k-1}(j + 1)). One term rises with j, the other falls, and their crossing moves left with i.
-    The loop ends at the first k whose optimum is at most `enough`, or when the latency of k calls alone
-    exceeds the best objective.
-    """
-    n = len(last)
-    total = ends[n]
-    previous = np.full(n + 1, np.inf)
-    previous[n] = -np.inf
-    current = np.empty(n + 1)
-    best = np.inf
-    for k in range(1, n + 1):
-        floor = release_plus_tail[0] + k * latency + slope * total
-        if best <= enough or floor >= best:
-            break
-        current[n] = -np.inf
-        j = n - 1
-        for i in range(n - 1, -1, -1):
-            fixed = k * latency + slope * (total - ends[i])
-            j = min(j, last[i])
-            while j > i and release_plus_tail[j - 1] + fixed >= previous[j]:
-                j -= 1
-            value = max(release_plus_tail[j] + fixed, previous[j + 1])
-            if j > i:
-                value = min(value, max(release_plus_tail[j - 1] + fixed, previous[j]))
-            current[i] = min(value, previous[i])
-        best = current[0]
-        previous, current = current, previous
-    return float(best)
+        groups[i] = -1
+        if j >= i:
+            groups[i] = 1 + groups[j + 1]
+            worst[i] = max(release_plus_tail[j] + groups[i] * latency + fixed, worst[j + 1])
+    return float(worst[0]) if groups[0] >= 0 else np.inf
 
 
 @compiled
