@@ -50,6 +50,11 @@ EVENTS = {
     ),
     "worker-restarted": LogEvent("error", "reason", "A worker process died and was replaced"),
     "worker-not-started": LogEvent("warning", "purpose error", "A worker process did not start"),
+    "worker-pending": LogEvent(
+        "info",
+        "purpose",
+        "A task waits for a worker process to load its code, or to compile it for the first time",
+    ),
     "worker-not-prepared": LogEvent(
         "error", "", "A worker process could not load its code before its first task; with traceback"
     ),

@@ -8,6 +8,7 @@ from pace.api.metrics import Metrics
 from pace.api.questions.registry import KINDS
 from pace.api.settings import Settings
 from pace.api.workers.executor import Executor
+from pace.api.workers.fork_server import load_for_workers
 from pace.api.workers.kernels import load_first_kernels, load_kernels
 from pace.api.workers.pool import WorkerPool
 
@@ -64,9 +65,13 @@ class WorkerPools:
         )
 
     def start_with_service(self) -> None:
-        """Start what does not wait for the first request: a Dask cluster is there anyway."""
+        """Start what does not wait for the first request: a Dask cluster is there anyway.
+
+        Processes of the service's own are forked with the first request, from one that loads their code now.
+        """
         if self._at_start or not self._has_own:
             self.start()
+        load_for_workers()
 
     def start(self) -> None:
         """Start processes in the background, those of long tasks with the first of these. Idempotent."""

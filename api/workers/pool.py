@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(list(PRELOADED))
 _START_TIMEOUT_S = 300.0
+_PENDING_S = 1.0
 LOOK_EVERY_S = 0.5
 _LOOK_AT_MEMORY_S = 0.05
 _LONGEST_PAUSE_S = 30.0
@@ -316,33 +317,44 @@ class _Worker:
             return self._call(call)
 
     def _call(self, call: WorkerCall) -> Any:
-        self.start()
-        if not self.alive:
-            self._replace()
-        process, connection = self._process, self._connection
-        if process is None or connection is None:
-            raise ServiceStopping("the service is stopping")
+        with contextlib.nullcontext() if self._ready else _told_if_pending(self._purpose):
+            process, connection = self._started()
         try:
-            if not self._ready:
-                # Starting is not charged to the request's time; a start that hangs is found here.
-                if not wait([connection, process.sentinel], _START_TIMEOUT_S):
-                    process.kill()
-                self._hear(connection)
             call.begin(process)
             succeeded, value = self._converse(process, connection, call)
             if call.end():
                 raise EOFError
         except (EOFError, OSError):
             call.end()
-            exitcode = _exitcode(process)
-            self._replace()
-            raise WorkerDied(_death(self._purpose, exitcode)) from None
+            self._give_up(process)
         if succeeded:
             return value
         if isinstance(value, LimitExceeded):
             # A process that ran out of memory is not to be trusted with the next request.
             self._replace()
         raise value
+
+    def _started(self) -> "tuple[ForkServerProcess, Connection[Any, Any]]":
+        """Return the process and its connection, once it is ready; no request's time is charged with that."""
+        self.start()
+        if not self.alive:
+            self._replace()
+        process, connection = self._process, self._connection
+        if process is None or connection is None:
+            raise ServiceStopping("the service is stopping")
+        if not self._ready:
+            if not wait([connection, process.sentinel], _START_TIMEOUT_S):
+                process.kill()  # a start that hangs
+            try:
+                self._hear(connection)
+            except (EOFError, OSError):
+                self._give_up(process)
+        return process, connection
+
+    def _give_up(self, process: ForkServerProcess) -> NoReturn:
+        exitcode = _exitcode(process)
+        self._replace()
+        raise WorkerDied(_death(self._purpose, exitcode)) from None
 
     def _converse(
         self, process: ForkServerProcess, connection: "Connection[Any, Any]", call: WorkerCall
@@ -403,6 +415,17 @@ def _exitcode(process: ForkServerProcess) -> int | None:
     with _READS_STATUS:
         process.join()
         return process.exitcode
+
+
+@contextlib.contextmanager
+def _told_if_pending(purpose: str) -> Iterator[None]:
+    timer = threading.Timer(_PENDING_S, lambda: log.info("worker-pending", purpose=purpose))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _death(purpose: str, exitcode: int | None) -> str:

@@ -1,9 +1,11 @@
 """Loads modules and compiled functions for workers, once, in the process that forks them.
 
-What most schedules need is loaded before the first fork, so that the first answer waits for nothing else. The
-rest follows while no fork is asked for, part by part, as far as it was compiled before. If a part was not, a
-process of low priority compiles all, for all workers. Then this process goes on. Imported by any other
-process, this module does nothing.
+Modules are loaded when the service is ready, and what was not compiled is compiled then, by a process of low
+priority, which ends. Compiled functions take 80 MB, so they wait for the first request: the first worker
+reads its body, while what most schedules need is loaded for the second. The rest follows while no fork is
+asked for, part by part, as far as it was compiled before. If a part was not, a process of low priority
+compiles all, for all workers. Then this process goes on. Imported by any other process, this module does
+nothing.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from pace.api.workers.kernels import (
 from pace.gc_pause import freeze_what_is_loaded
 from pace.solver import compiled
 
-# Until the first request is answered, on a slow machine too.
+# After the second fork: until the first request is answered, on a slow machine too.
 _FIRST_PAUSE_S = 2.0
 _PAUSE_S = 0.1
 _LOOK_EVERY_S = 0.5
@@ -33,14 +35,30 @@ _LOOK_EVERY_S = 0.5
 _COMPILED = signal.SIGURG
 
 _server = os.getpid()
+_num_forks = 0
 _has_compiled = False
+
+
+def _load_before_second_fork() -> None:
+    """Load what most schedules need. The first worker reads a body meanwhile."""
+    global _num_forks
+    if os.getpid() != _server:
+        return
+    _num_forks += 1
+    if _num_forks == 2:
+        # A worker that cannot go without it tries again and tells its pool what went wrong.
+        with contextlib.suppress(Exception):
+            load_first_kernels()
+            load_next_if_compiled()
+        freeze_what_is_loaded()
+        signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
 
 
 def _load_more(number: int, frame: FrameType | None) -> None:
     """Load one more part between two forks. Python calls this in the main thread, for a timer or a signal."""
     global _has_compiled
     del number
-    if os.getpid() != _server or all_are_loaded():
+    if os.getpid() != _server or _num_forks < 2 or all_are_loaded():
         return
     if not _waits_for_requests(frame):
         signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
@@ -49,8 +67,7 @@ def _load_more(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, _PAUSE_S)
     elif not _has_compiled:
         _has_compiled = True
-        with contextlib.suppress(OSError):  # no process can be started now
-            _compile_in_background()
+        _compile_in_background()
 
 
 def _waits_for_requests(frame: FrameType | None) -> bool:
@@ -64,8 +81,11 @@ def _waits_for_requests(frame: FrameType | None) -> bool:
 
 def _compile_in_background() -> None:
     """Compile all in a process of low priority, which ends with this one and tells it when it is done."""
-    if child := os.fork():
-        os.waitpid(child, 0)  # this process reads the exit statuses of workers only
+    try:
+        if child := os.fork():
+            os.waitpid(child, 0)  # this process reads the exit statuses of workers only
+            return
+    except OSError:  # no process can be started now
         return
     try:
         if not os.fork():
@@ -73,8 +93,10 @@ def _compile_in_background() -> None:
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # who connects to the server waits for it alone
             os.nice(19)
             threading.Thread(target=_end_with, args=(_server,), daemon=True).start()
-            load_kernels()
-            os.kill(_server, _COMPILED)
+            # Whoever compiled what comes first compiled the rest after it.
+            if _num_forks or not load_next_if_compiled():
+                load_kernels()
+                os.kill(_server, _COMPILED)
     finally:
         os._exit(0)
 
@@ -96,19 +118,15 @@ def _is_preloaded_by_fork_server() -> bool:
 
 
 def _preload() -> None:
-    # A worker that cannot go without it tries again and tells its pool what went wrong.
-    with contextlib.suppress(Exception):
-        load_first_kernels()
-        load_next_if_compiled()
-        if not compiled.is_kept:
+    if not compiled.is_kept:
+        with contextlib.suppress(Exception):  # as below
             load_kernels()
-
     freeze_what_is_loaded()
-
     if not all_are_loaded():
+        _compile_in_background()
         signal.signal(signal.SIGALRM, _load_more)
         signal.signal(_COMPILED, _load_more)
-        signal.setitimer(signal.ITIMER_REAL, _FIRST_PAUSE_S)
+        os.register_at_fork(before=_load_before_second_fork)
 
 
 if _is_preloaded_by_fork_server():

@@ -130,6 +130,21 @@ def test_a_pool_is_there_once_a_process_is_ready(tmp_path: Path) -> None:
         pool.close()
 
 
+def test_the_log_tells_of_a_task_that_waits_for_code(tmp_path: Path) -> None:
+    """Who waits for the first compilation sees why."""
+    pool = WorkerPool("the test", 1, 2**32, prepare=partial(_wait_for_file, tmp_path / "go"))
+    with structlog.testing.capture_logs() as logs, ThreadPoolExecutor(1) as thread:
+        try:
+            answer = thread.submit(pool.call, WorkerCall(abs, (-1,), 60.0, None))
+            while not logs:
+                time.sleep(0.01)
+            (tmp_path / "go").touch()
+            assert answer.result() == 1
+            assert [(told["event"], told["purpose"]) for told in logs] == [("worker-pending", "the test")]
+        finally:
+            pool.close()
+
+
 def test_a_worker_has_loaded_what_it_needs_and_no_more() -> None:
     """Not the program that started the service, and no library that few requests need: memory is shared."""
     pool = WorkerPool("the test", 1, 2**32)
