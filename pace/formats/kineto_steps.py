@@ -44,6 +44,7 @@ from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
 _ADD = ("aten::add", "aten::add_")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
+_MOST_STATISTICS = 2**14  # elements: of more channels no layer takes statistics
 
 
 def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
@@ -56,6 +57,7 @@ def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
     """
     for ops in (trace.ops, trace.annotations):
         ops.sort(key=lambda op: (op.start_s, -op.end_s, op.external or 0))
+    _find_reduces_of_layers(trace)
     outermost = _outermost(trace.ops, rounded=trace.rounded)
     taken: dict[int, RecordedOp] = {}
     steps = [_step(trace, *edges, outermost, taken) for edges in _boundaries(trace, outermost)]
@@ -73,6 +75,27 @@ def recorded_steps(trace: KinetoTrace) -> tuple[list[KinetoStep], PlacedWork]:
     for step in steps:
         _join_forward(trace, step)
     return steps, placed
+
+
+def _find_reduces_of_layers(trace: KinetoTrace) -> None:
+    """Mark small all-reduces that an operator issued, unless all were: hooks of the engine send gradients."""
+    around: defaultdict[Thread, list[HostOp]] = defaultdict(list)
+    reduces: list[HostOp] = []
+    found: list[HostOp] = []
+    for op in trace.ops:
+        opened = around[op.thread]
+        while opened and opened[-1].end_s <= op.start_s:
+            opened.pop()
+        if op.name.startswith(_REDUCE):
+            reduces.append(op)
+            issuer = next((each for each in reversed(opened) if not COMMUNICATION.match(each.name)), None)
+            by_layer = issuer is not None and not issuer.name.startswith((BACKWARD, ACCUMULATE))
+            if by_layer and 0 < op.elements <= _MOST_STATISTICS:
+                found.append(op)
+        opened.append(op)
+    if len(found) < len(reduces):
+        for op in found:
+            op.of_layer = True
 
 
 def _outermost(ops: Iterable[HostOp], *, rounded: bool) -> dict[Thread, Outermost]:
@@ -214,7 +237,7 @@ def issue_times(
 ) -> list[float]:
     """Return when all-reduces were issued between two moments: on these threads, if there were any."""
     during = ops_between(trace.ops, start_s, end_s)
-    issued = [op for op in during if op.name.startswith(_REDUCE)]
+    issued = [op for op in during if op.name.startswith(_REDUCE) and not op.of_layer]
     if not issued:  # older traces have only the annotation inside
         notes = ops_between(trace.annotations, start_s, end_s)
         issued = [note for note in notes if note.name == _REDUCE_NOTE]

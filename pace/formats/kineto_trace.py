@@ -39,8 +39,10 @@ _LAUNCHES = {f"{device}_{of}" for device in ("cuda", "xpu", "privateuse1") for o
 # Kernels of NCCL, RCCL, oneCCL and others; not of a `syncClusters`.
 _CCL = re.compile(r"(?<![a-z])(?:n|r|one|h|x|ms|m)ccl", re.IGNORECASE)
 _ASCEND = "Ascend Hardware"
-_ASCEND_REFUSAL = (
-    "this is a trace of Ascend's profiler, whose kernels and collectives are not read. Put the layers' times "
+# What IBM's runtime calls its work and its calls.
+_AIU = re.compile(r".* Cmpt (?:Exec|Prep)$|aiu(?:SubmitToHardware|Comms)")
+_REFUSAL = (
+    "this is a trace of {profiler}, whose kernels and collectives are not read. Put the layers' times "
     "into a table and run `pace import layers TABLE.csv --workers N --bandwidth-gbps G`."
 )
 _MODULE = "nn.Module: "
@@ -83,6 +85,8 @@ class HostOp:
         The shape of a gradient that is accumulated; None of other operators.
     fallback_sequence
         The sequence number of the op around one that runs inside another backward op.
+    of_layer
+        Whether it is an all-reduce of a layer's own, such as of BatchNorm's statistics, and not of gradients.
     """
 
     name: str
@@ -99,6 +103,7 @@ class HostOp:
     elements: int = 0
     shape: tuple[int, ...] | None = None
     fallback_sequence: int | None = None
+    of_layer: bool = False
 
 
 @dataclass(slots=True)
@@ -193,7 +198,7 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         if event.get("ph") == "X":
             _take(trace, event, f"traceEvents[{place}]")
         elif event.get("name") == "process_name" and event.get("args") == {"name": _ASCEND}:
-            raise FormatError(path, _ASCEND_REFUSAL)
+            raise FormatError(path, _REFUSAL.format(profiler="Ascend's profiler"))
     if not trace.ops:
         only = "only the device was recorded: add ProfilerActivity.CPU, and record again"
         raise FormatError(
@@ -238,6 +243,8 @@ def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:
     elif category == "python_function" and name.startswith(_MODULE):
         module = sys.intern(name.removeprefix(_MODULE))
         trace.modules.append(_host_op(trace, event, module, arguments, position))
+    elif _AIU.match(name):
+        raise FormatError(trace.path, _REFUSAL.format(profiler="IBM's AIU (Spyre)"))
     elif category in _DEVICE:
         start, end = _times(trace, event, position)
         collective = _collective(arguments) if category == "kernel" else None

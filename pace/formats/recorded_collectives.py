@@ -3,7 +3,7 @@
 import bisect
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 _GLOO = "gloo:"
 _NCCL = "nccl:"
 ALL_REDUCE = "all_reduce"
+_OF_LAYER = "all_reduce_of_a_layer"
 HOST_LANE = ("host", "gloo")
 _ISSUE = "c10d::"
 # Shorter calls of smaller sizes may take the same time because latency is most of it.
@@ -77,6 +78,10 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
     before recording began are left out: nothing tells what they were.
     """
     around = _HostCalls(trace)
+    of_layers: defaultdict[Thread, list[HostOp]] = defaultdict(list)
+    for each in trace.ops:
+        if each.of_layer:
+            of_layers[each.thread].append(each)
     kernels = []
     for work in trace.work:
         if work.collective is None or trace.launched_before(work):
@@ -88,7 +93,9 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
         name = host.name if host is not None and not said.described else said.name
         kernels.append(
             RecordedCall(
-                name=_common_name(name),
+                name=_OF_LAYER
+                if launch is not None and _is_within(launch, of_layers)
+                else _common_name(name),
                 issued_s=work.start_s if launch is None else launch[1],
                 start_s=work.start_s,
                 duration_s=work.duration_s,
@@ -102,11 +109,14 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
     annotations = []
     for note in notes:
         op = issued.get(id(note))
-        is_scatter = op is not None and _plain(op.name).startswith("reducescatter")
+        name = _common_name(note.name.removeprefix(_GLOO))
+        if op is not None and _plain(op.name).startswith("reducescatter"):
+            name = "reduce_scatter"  # Gloo reduces all and takes its shard
+        elif op is not None and op.of_layer:
+            name = _OF_LAYER
         annotations.append(
             RecordedCall(
-                # Gloo reduces all and takes its shard.
-                name="reduce_scatter" if is_scatter else _common_name(note.name.removeprefix(_GLOO)),
+                name=name,
                 issued_s=note.start_s if op is None else op.start_s,
                 start_s=note.start_s,
                 duration_s=note.end_s - note.start_s,
@@ -117,6 +127,13 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
             )
         )
     return sorted(kernels or annotations, key=attrgetter("issued_s", "start_s"))
+
+
+def _is_within(launch: tuple[Thread, float], ops: Mapping[Thread, list[HostOp]]) -> bool:
+    thread, moment_s = launch
+    of_thread = ops.get(thread, [])
+    place = bisect.bisect_right(of_thread, moment_s, key=attrgetter("start_s")) - 1
+    return place >= 0 and moment_s <= of_thread[place].end_s
 
 
 def _common_name(name: str) -> str:

@@ -94,3 +94,38 @@ def gloo_all_to_all_events() -> list[Event]:
             make_event("user_annotation", "gloo:all_to_all", 33, origin + 1420, 70),
         ]
     return events
+
+
+def statistics_events(*, device: bool) -> list[Event]:
+    """Return events in which a layer sums 64 numbers over all ranks, forward and backward."""
+    events = launched_events() if device else kineto_events(device=False)
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        for number, (thread, at, outer) in enumerate(
+            ((MAIN, 1310, "_AllReduce"), (AUTOGRAD, 4410, "_AllReduceBackward"))
+        ):
+            shape = {"Input Dims": [[[64]], [], [], [], [], []]}
+            events += [
+                make_event("cpu_op", outer, thread, origin + at, 60),
+                make_event("cpu_op", "c10d::allreduce_", thread, origin + at + 5, 5, **shape),
+            ]
+            if device:
+                launched = {"correlation": 900_000 + 10 * step + number}
+                sized = {
+                    "Collective name": "allreduce",
+                    "In msg nelems": 64,
+                    "dtype": "Float",
+                    "Group size": 2,
+                }
+                events += [
+                    make_event("cuda_runtime", "cudaLaunchKernel", thread, origin + at + 7, 2, **launched),
+                    make_event(
+                        "kernel", "ncclDevKernel_AllReduce", NCCL, origin + at + 12, 20, **launched, **sized
+                    ),
+                ]
+            else:
+                note = {"Input Dims": [[64]], "Input type": ["float"]}
+                events.append(
+                    make_event("user_annotation", "gloo:all_reduce", 33, origin + at + 12, 40, **note)
+                )
+    return events

@@ -14,6 +14,7 @@ from tests.pace.formats.kineto_features import (
     gloo_all_to_all_events,
     launched_events,
     make_event,
+    statistics_events,
 )
 from tests.pace.formats.traces import MAIN, NCCL, STREAM, Event, kineto_document, kineto_events, write_json
 
@@ -100,6 +101,21 @@ def test_waiting_for_gloo_counts_for_the_collective(tmp_path: Path) -> None:
     assert call.deps == (conv.name,)
     assert _followers(profile, call.name) == ["fwd/002.linear"]
     assert profile.metadata["fixed_communication_s"] == pytest.approx(75e-6)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_all_reduces_of_a_layers_statistics_are_no_gradients(tmp_path: Path, device: bool) -> None:
+    """Two a step keep their places; the buckets of gradients are those of the same training without them."""
+    without = _read(tmp_path, launched_events() if device else kineto_events(device=False))
+    profile = _read(tmp_path, statistics_events(device=device))
+    sent, expected = (
+        [call["size_bytes"] for call in made.metadata["recorded_allreduces"]] for made in (profile, without)
+    )
+    assert sent == expected == [840, 1200]
+    assert profile.metadata["recorded_allreduces_match"] is True
+    assert profile.metadata["other_collectives"] == {"all_reduce_of_a_layer": 6}
+    assert len(_fixed(profile)) == 2
+    assert profile.allreduce == without.allreduce
 
 
 def test_buffers_broadcast_before_the_first_op_are_waited_for(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_ascends_profiler_is_told_from_kineto(tmp_path: Path) -> None:
         read_any([path])
 
 
+@pytest.mark.parametrize("name", ["matmul Cmpt Exec", "aiuSubmitToHardware", "aiuCommsAllReduce"])
+def test_a_trace_of_ibms_aiu_is_named(tmp_path: Path, name: str) -> None:
+    """Its work has other categories, or none, so nothing of the device would be seen."""
+    work = {"ph": "X", "name": name, "pid": 9, "tid": 1, "ts": 1_000_100, "dur": 5, "args": {"TS1": "12"}}
+    path = write_json(tmp_path / "trace.json", [*ddp_events(), work])
+    with pytest.raises(FormatError, match=r"IBM's AIU.*pace import layers"):
+        read_any([path])
+
+
 def _quiet_events() -> list[Event]:
     """Return DDP's events without the first step's all-reduces."""
     second_us = 1_000_000 + STEP_US
