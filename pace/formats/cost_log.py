@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pace.errors import FormatError
 
+ALL_REDUCE = "all_reduce"
 CUT_ROW = "other text cut a row in two: take that text out, or run again with NCCL_DEBUG_FILE set"
 # In bytes/s, of large messages: 10 Mbit/s and 20 TB/s.
 _SLOWEST, _FASTEST = 1.25e6, 2e13
@@ -125,3 +126,26 @@ def _glued(message: re.Match[str], hosts: set[str]) -> str | None:
     if number is None or not number[0]:
         return ""
     return number[0] if message.string[: message.start()].strip() else None
+
+
+def only_all_reduces(
+    lines: Iterable[tuple[int, str]], collective_of: Callable[[str], str | None]
+) -> list[tuple[int, str]]:
+    """Leave out what a log has of other collectives, if it has all-reduces as well.
+
+    Parameters
+    ----------
+    collective_of
+        The collective that a line announces, `ALL_REDUCE` for an all-reduce; None for all other lines.
+    """
+    kept, others = [], []
+    found, inside = False, True
+    for line in lines:
+        announced = collective_of(line[1])
+        if announced is not None:
+            inside = announced == ALL_REDUCE
+            found |= inside
+        others.append(line)
+        if inside:
+            kept.append(line)
+    return kept if found else others

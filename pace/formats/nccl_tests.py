@@ -10,7 +10,14 @@ from typing import Any
 
 from pace.documents.profile import ELEMENT_BYTES
 from pace.errors import FormatError
-from pace.formats.cost_log import CUT_ROW, CostLog, cost_log, lines_without_messages
+from pace.formats.cost_log import (
+    ALL_REDUCE,
+    CUT_ROW,
+    CostLog,
+    cost_log,
+    lines_without_messages,
+    only_all_reduces,
+)
 from pace.formats.reading import number, read_text, warn, whole_number
 from pace.formats.tensor_types import DTYPES
 
@@ -34,8 +41,8 @@ _ROUNDING = 0.01  # GB/s: bandwidths have two decimals
 def read_nccl_tests(path: str | Path) -> CostLog:
     """Read the printed table or the JSON document; the times of in-place calls are preferred.
 
-    A rank's label before each line is taken off, N/A is skipped. Several tables in one log add up. Other
-    text that was printed inside a row is taken out of it.
+    A rank's label before each line is taken off, N/A is skipped. Several tables in one log add up; those
+    of other collectives are left out. Other text that was printed inside a row is taken out of it.
 
     Raises
     ------
@@ -46,7 +53,8 @@ def read_nccl_tests(path: str | Path) -> CostLog:
     text = read_text(path)
     if text.lstrip().startswith("{"):
         return _read_json(path, text)
-    return _read_table(path, lines_without_messages(path, text, _ROW))
+    lines = lines_without_messages(path, text, _ROW)
+    return _read_table(path, only_all_reduces(lines, _collective_of))
 
 
 def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
@@ -123,10 +131,14 @@ def _cells(words: list[str], wanted: list[str]) -> tuple[list[str], bool]:
     return found + after[::-1] if len(after) == missing else found, False
 
 
-def _require_program(path: str | Path, text: str, position: str) -> None:
+def _collective_of(text: str) -> str | None:
     program = _PROGRAM.search(text)
-    if program and program.group(1) != "all_reduce":
-        raise FormatError(path, f"measures {program.group(1)}, not all_reduce", position)
+    return program and program.group(1)
+
+
+def _require_program(path: str | Path, text: str, position: str) -> None:
+    if (measured := _collective_of(text)) not in (None, ALL_REDUCE):
+        raise FormatError(path, f"measures {measured}, not {ALL_REDUCE}", position)
 
 
 def _require_all_reduce(path: str | Path, columns: list[str], position: str) -> None:

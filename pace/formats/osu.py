@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pace.errors import FormatError
-from pace.formats.cost_log import CUT_ROW, CostLog, cost_log, lines_without_messages
+from pace.formats.cost_log import (
+    ALL_REDUCE,
+    CUT_ROW,
+    CostLog,
+    cost_log,
+    lines_without_messages,
+    only_all_reduces,
+)
 from pace.formats.reading import number, read_text, whole_number
 
 _TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
@@ -25,7 +32,8 @@ def read_osu(path: str | Path) -> CostLog:
         If there is no such table, it is another collective's, or a row cannot be read or is not whole.
     """
     tables: list[list[tuple[str, list[str]]]] = []
-    for line_number, text in lines_without_messages(path, read_text(path), _ROW):
+    lines = lines_without_messages(path, read_text(path), _ROW)
+    for line_number, text in only_all_reduces(lines, _collective_of):
         position = f"line {line_number}"
         line = text.strip()
         if _TITLE.match(line) and "allreduce" not in line.lower():
@@ -45,6 +53,12 @@ def read_osu(path: str | Path) -> CostLog:
         raise FormatError(path, "no table: expected a line like '# Size  Avg Latency(us)'")
     samples = [sample for rows in tables for sample in _samples(path, rows)]
     return cost_log(path, "OSU micro-benchmarks", samples, None)
+
+
+def _collective_of(text: str) -> str | None:
+    if not _TITLE.match(text.strip()):
+        return None
+    return ALL_REDUCE if "allreduce" in text.lower() else text
 
 
 def _samples(path: str | Path, rows: list[tuple[str, list[str]]]) -> Iterator[tuple[float, float]]:

@@ -43,6 +43,25 @@ def _file(folder: Path, text: str, name: str = "log") -> Path:
     return path
 
 
+def test_of_a_log_of_several_collectives_the_all_reduces_are_taken(tmp_path: Path) -> None:
+    """As a script writes that runs one test after another; a log without all-reduces is refused."""
+    start, gathered = (
+        "# Collective test starting: {}_perf\n",
+        NCCL_ROWS.replace("sum", "none").replace("27.50", "9"),
+    )
+    reduces = start.format("all_reduce") + NCCL_HEADER + NCCL_ROWS
+    gathers = start.format("all_gather") + NCCL_HEADER + gathered
+    alone = read_cost_log(_file(tmp_path, reduces))
+    for text in (gathers + reduces, reduces + gathers, gathers + reduces + gathers):
+        log = read_cost_log(_file(tmp_path, text))
+        assert (log.samples, log.workers) == (alone.samples, 4)
+    with pytest.raises(FormatError, match="measures all_gather, not all_reduce"):
+        read_cost_log(_file(tmp_path, gathers))
+    osu_gathers = "# OSU MPI Allgather Latency Test v5.8\n# Size       Avg Latency(us)\n4  1.00\n8  2.00\n"
+    alone = read_cost_log(_file(tmp_path, OSU))
+    assert read_cost_log(_file(tmp_path, osu_gathers + OSU)).samples == alone.samples
+
+
 def test_nccl_table_gives_in_place_times_and_the_number_of_ranks(tmp_path: Path) -> None:
     """Microseconds become seconds; scientific notation and N/A in the last column are no obstacle."""
     log = read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS))
