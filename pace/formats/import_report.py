@@ -1,12 +1,14 @@
 """What an import found, for people and as one document: the report that ``pace import kineto`` prints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pace.cost_warnings import profile_warnings
 from pace.documents.profile import Profile
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
+TWICE = 2.0
 HOST_BOUND = 0.2
 """Share of a step in which the device waits for its host."""
 
@@ -54,10 +56,31 @@ def import_warnings(profile: Profile) -> Iterator[str]:
             "`pace check-order` shows who then waits for whom."
         )
     replay = profile.metadata.get("replay")
+    if replay is not None and (varied := _two_lengths(replay["recorded_s"])) is not None:
+        yield varied
     if replay is not None and abs(replay["error"]) > DOUBTFUL:
         yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")
     if replay is not None and profile.metadata.get("allreduce_from_trace"):
         yield from profile_warnings(profile)
+
+
+def _two_lengths(recorded_s: Sequence[float]) -> str | None:
+    """Return the warning about steps of two lengths, one at least twice the other; None without."""
+    lengths_s = sorted(recorded_s)
+    factors = [
+        (longer / shorter, at) for at, (shorter, longer) in enumerate(pairwise(lengths_s), 1) if shorter > 0
+    ]
+    factor, cut = max(factors, default=(0.0, 0))
+    if factor < TWICE:
+        return None
+    few, many = (
+        f"{part[0] * 1e3:,.1f} to {part[-1] * 1e3:,.1f} ms" if len(part) > 1 else f"{part[0] * 1e3:,.1f} ms"
+        for part in (lengths_s[:cut], lengths_s[cut:])
+    )
+    return (
+        f"{cut} of {len(lengths_s)} steps took {few}, and {len(lengths_s) - cut} took {many}: this "
+        "is about the median step. Find out what the longer ones wait for, or record more steps"
+    )
 
 
 def misleading(profile: Profile) -> str | None:

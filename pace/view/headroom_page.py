@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
-from pace.whatif.headroom import Headroom, Reachable
-from pace.whatif.headroom_advice import LEAST_GAIN
+from pace.whatif.headroom import LEAST_GAIN, Headroom, Reachable
 
 CAPS_TORCH = "2.13"
 _STYLE = (

@@ -11,20 +11,25 @@ the norm is taken to be free, exchanging it between ranks that hold shards is no
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
+from pace.documents.schedule import Schedule
 from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
-from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
+from pace.planning.frameworks.bucket_lists import MIB, bucket_cap_mb_list
 from pace.planning.lower_bound import lower_bound_s
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 from pace.solver.arrays import FloatArray
+
+LEAST_GAIN = 0.01
+# Buckets of less than both win by a latency that nobody measured for their size.
+_SMALLEST_BUCKET, _SMALLEST_SHARE = 2**16, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +125,21 @@ class Headroom:
             return self.recorded.replayed_s
         return self.plain.pace_s if self.plain.ddp_s is None else self.plain.ddp_s
 
+    @property
+    def promised(self) -> float:
+        """What share of the baseline the better of DDP's best caps and PACE saves, certain or not."""
+        ways = (self.plain.ddp_best_caps_s, self.plain.pace_s)
+        best_s = min(seconds for seconds in ways if seconds is not None)
+        return 1 - best_s / self.baseline_s if self.baseline_s > 0 else 0.0
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether there is something to gain, but less than the replay's error: then no gain is told."""
+        return self.recorded is not None and LEAST_GAIN < self.promised < abs(self.recorded.error)
+
     def gain(self, window_s: float | None) -> float | None:
         """Return what share of the baseline is saved; None if the replay is further off than that."""
-        if window_s is None or self.baseline_s <= 0:
+        if window_s is None or self.baseline_s <= 0 or self.is_withheld:
             return None
         gain = 1 - window_s / self.baseline_s
         return None if self.recorded is not None and abs(self.recorded.error) > abs(gain) else gain
@@ -218,8 +235,10 @@ def _reachable(profile: Profile, late_s: float, *, under_ddp: bool) -> Reachable
         default_s = _behind_barrier_s(profile, default.iteration_s, default.ends_s)
         ends_s = [transfer.end_s for transfer in best.transfers]
         caps_s = _behind_barrier_s(profile, best.predicted.iteration_s, ends_s)
+        caps, more_s = _without_tiny(profile, best)
+        caps_s += more_s
         # Caps that a search finds are never worse than the default ones: those are caps too.
-        caps = tuple(bucket_cap_mb_list(best)) if caps_s < default_s else ()
+        caps = caps if caps_s < default_s else ()
         ddp_s, best_s = default_s + late_s, min(caps_s, default_s) + late_s
     return Reachable(
         ddp_s=ddp_s,
@@ -229,6 +248,28 @@ def _reachable(profile: Profile, late_s: float, *, under_ddp: bool) -> Reachable
         sharded_s=None if halves is None else halves.predicted.iteration_s + late_s,
         bound_s=lower_bound_s(profile) + late_s,
     )
+
+
+def _without_tiny(profile: Profile, schedule: Schedule) -> tuple[tuple[float, ...], float]:
+    """Join buckets too small to be advised to their neighbors; return how much later the last one ends."""
+    groups = [(group.ready_s, group.size_bytes) for group in schedule.groups if group.size_bytes]
+    least = min(_SMALLEST_BUCKET, _SMALLEST_SHARE * sum(size for _, size in groups))
+    joined: list[tuple[float, int]] = []
+    for ready_s, size in groups:
+        if joined and min(size, joined[-1][1]) < least:
+            ready_s, size = max(ready_s, joined[-1][0]), size + joined.pop()[1]
+        joined.append((ready_s, size))
+    if len(joined) == len(groups):
+        return tuple(bucket_cap_mb_list(schedule)), 0.0
+    return tuple(size / MIB for _, size in joined), _end_s(profile, joined) - _end_s(profile, groups)
+
+
+def _end_s(profile: Profile, buckets: Iterable[tuple[float, int]]) -> float:
+    """Return when all-reduces that are sent one after another end, in a window that backward ops may end."""
+    end_s = 0.0
+    for ready_s, size in buckets:
+        end_s = max(end_s, ready_s) + float(profile.cost(size))
+    return max(end_s, profile.timing.backward_s)
 
 
 def _behind_barrier_s(profile: Profile, window_s: float, ends_s: Sequence[float] | FloatArray) -> float:

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from pace.whatif.headroom import Headroom
+from pace.whatif.headroom import LEAST_GAIN, Headroom
 
-LEAST_GAIN = 0.01
 Sentence = tuple[float, str]
 
 
@@ -31,19 +30,13 @@ def advice_for(made: Headroom, kind: str, mean_late_s: float | None) -> Headroom
     return replace(made, warnings=warnings, advice=tuple(text for _, text in ordered))
 
 
-def _best_s(made: Headroom) -> float:
-    ways = (made.plain.ddp_best_caps_s, made.plain.pace_s)
-    return min(seconds for seconds in ways if seconds is not None)
-
-
 def _withheld(made: Headroom) -> str | None:
     """Return the warning about gains that are smaller than the replay's error."""
-    promised = 1 - _best_s(made) / made.baseline_s
-    if made.recorded is None or promised <= LEAST_GAIN or made.gain(_best_s(made)) is not None:
+    if made.recorded is None or not made.is_withheld:
         return None
     return (
         f"percentages are withheld: the replay of the recorded step is {made.recorded.error:+.1%} off, and "
-        f"the plans differ from it by {promised:.1%}. Record more steps on idle machines."
+        f"the plans differ from it by {made.promised:.1%}. Record more steps on idle machines."
     )
 
 

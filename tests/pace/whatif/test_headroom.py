@@ -109,6 +109,44 @@ def test_gains_below_the_replays_error_are_withheld() -> None:
     assert not any("16.7%" in line for line in lines[3:])
 
 
+def test_where_gains_are_withheld_no_row_has_one() -> None:
+    """4 % are promised and the replay is a tenth off: not even DDP's loss of 15 % is told."""
+    made = headroom(anchored_profile(window_s=5.2, error=0.1))
+    assert made.plain.ddp_s == pytest.approx(6)
+    assert made.warnings[0].startswith("percentages are withheld")
+    assert set(made.plain.gains.values()) == {None}
+    known = headroom(anchored_profile(window_s=5.2, error=0.01))
+    assert known.plain.gains["ddp_s"] == pytest.approx(1 - 6 / 5.2)
+
+
+def test_a_tiny_bucket_is_no_advice() -> None:
+    """300 bytes apart would win a second; such buckets are joined with others, and then win nothing."""
+    tiny = PROFILE.gradients[1].model_copy(update={"size_bytes": 300})
+    made = headroom(PROFILE.replace(gradients=(PROFILE.gradients[0], tiny)))
+    assert made.plain.pace_s == pytest.approx(4, abs=0.01)
+    assert made.plain.ddp_best_caps_s == pytest.approx(made.plain.ddp_s)
+    assert not any("bucket_cap_mb_list" in line for line in made.advice)
+    last = PROFILE.gradients[1].model_copy(update={"size_bytes": MB // 50})
+    made = headroom(PROFILE.replace(gradients=(PROFILE.gradients[0], last)))
+    assert made.plain.bucket_cap_mb_list == pytest.approx((MB / 2**20, MB / 50 / 2**20))
+
+
+def test_steps_of_two_lengths_are_said(tmp_path: Path) -> None:
+    """The third step takes five times as long: the median hides it, so the answer's warnings tell it."""
+    events = launched_events()
+    for event in events:
+        if event["name"] == "ProfilerStep#2":
+            event["dur"] += 45_000
+        elif event.get("ts", 0) >= 1_028_000:
+            event["ts"] += 45_000
+    path = write_json(tmp_path / "trace.json", kineto_document(events))
+    done = CliRunner().invoke(app, ["headroom", str(path), "--workers", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    assert any(
+        "2 of 3 steps took" in line and "and 1 took 5" in line for line in json.loads(done.stdout)["warnings"]
+    )
+
+
 def test_waiting_for_late_ranks_stays_in_every_plan() -> None:
     """1 s of 7 is waiting: the best is 6, exposed time is what remains, and the two do not overlap."""
     made = headroom(anchored_profile(window_s=7.0, late_s=1.0))
