@@ -116,6 +116,8 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
     unknown = [name for name in parsed if name not in kind.model_fields]
     if "problem_sha256" in unknown:
         return "this is a plan: give the document for which it was made"
+    if "profile_sha256" in unknown:
+        return "this is a schedule: give the profile or the graph for which it was made"
     if len(parsed) != 1 and len(needed) > 1 and missing == needed:
         return f"this is another kind of document: it has none of {', '.join(needed)}"
     if len(unknown) < ANOTHER_KIND:

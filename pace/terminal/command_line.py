@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,31 @@ def writable(ctx: typer.Context, path: Path | None) -> Path | None:
         raise OSError(number, os.strerror(number), str(path))
 
 
+def _rereadable(ctx: typer.Context, given: Any) -> Any:
+    """Copy what can be read only once, such as a pipe, to a file of its name: commands may read it again."""
+    if isinstance(given, list | tuple):
+        return [_rereadable(ctx, path) for path in given]
+    if given is None or given.is_file():
+        return given
+    with reported():
+        copy = Path(ctx.with_resource(tempfile.TemporaryDirectory(prefix="pace-"))) / given.name
+        with given.open("rb") as pipe, copy.open("wb") as file:
+            shutil.copyfileobj(pipe, file)
+    return copy
+
+
 def file_argument(what: str, **settings: Any) -> Any:
     """Return an argument that names existing files."""
-    return typer.Argument(help=what, exists=True, dir_okay=False, readable=True, **settings)
+    return typer.Argument(
+        help=what, exists=True, dir_okay=False, readable=True, callback=_rereadable, **settings
+    )
 
 
 def file_option(what: str, *names: str, **settings: Any) -> Any:
     """Return an option that names existing files."""
-    return typer.Option(*names, help=what, exists=True, dir_okay=False, readable=True, **settings)
+    return typer.Option(
+        *names, help=what, exists=True, dir_okay=False, readable=True, callback=_rereadable, **settings
+    )
 
 
 def output_option(what: str, *names: str, **settings: Any) -> Any:

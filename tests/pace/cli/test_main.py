@@ -1,8 +1,10 @@
 """The command line in real processes: one JSON document on stdout, exit codes, and what two oracles print."""
 
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,40 @@ def test_another_kind_of_document_is_told_in_one_line() -> None:
     ):
         assert "this is another kind of document: it has no" in said
         assert said.count("\n") == 1
+
+
+def test_a_schedule_in_place_of_its_profile_is_told_in_one_line(tmp_path: Path) -> None:
+    """Arguments of `pace check` in the wrong order."""
+    schedule = tmp_path / "schedule.json"
+    assert pace("optimize", VGG, "-o", schedule).returncode == 0
+    told = f"pace: {schedule}: this is a schedule: give the profile or the graph for which it was made\n"
+    assert failed(1, "check", schedule, VGG) == told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimize",),
+        ("check", "SCHEDULE"),
+        ("simulate", "--policy", "fifo"),
+        ("what-if", "--bandwidth-gbps", "1", "--policy", "fifo"),
+        ("headroom",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_can_be_read_only_once_is_read_once(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A named pipe: what comes of it is what comes of the file."""
+    schedule, pipe = tmp_path / "schedule.json", tmp_path / "profile.json"
+    assert pace("optimize", VGG, "-o", schedule).returncode == 0
+    command, *options = (str(schedule) if word == "SCHEDULE" else word for word in words)
+    from_file = pace(command, VGG, *options)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as thread:
+        written = thread.submit(pipe.write_bytes, VGG.read_bytes())
+        from_pipe = pace(command, pipe, *options)
+        written.result()
+    assert (from_pipe.returncode, from_pipe.stdout) == (from_file.returncode, from_file.stdout)
+    assert from_file.returncode == 0
 
 
 def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> None:
