@@ -25,7 +25,7 @@ from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.pages import read_page
 from pace.api.storage.questions import find_input
 from pace.api.storage.quota import StorageQuota
-from pace.api.storage.records import SolutionRecord, TaskRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small_solve
@@ -377,6 +377,16 @@ _STATUS = (
     TaskRecord.created_at,
     TaskRecord.started_at,
     TaskRecord.finished_at,
+    select(func.coalesce(QuestionRecord.job, QuestionRecord.input_name, ProfileRecord.name))
+    .outerjoin(
+        ProfileRecord,
+        (ProfileRecord.tenant == QuestionRecord.tenant)
+        & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
+    )
+    .where(QuestionRecord.id == TaskRecord.result_id)
+    .correlate(TaskRecord)
+    .scalar_subquery()
+    .label("name"),
 )
 # Statements are built once, because building one takes longer than executing it.
 # A pack may have been removed since.

@@ -90,6 +90,8 @@ class TaskStatus:
 
     Attributes
     ----------
+    name
+        The job, or the name of what it is about; None if unknown here.
     document
         The stored result, if this process has just produced it.
     """
@@ -104,6 +106,7 @@ class TaskStatus:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    name: str | None = None
     document: bytes | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -20,6 +20,9 @@ function Share({ share }) {
   return html`<span class=${drifted ? "bad-text" : ""}>${drifted && html`<span class="flag">${share > 0 ? "slower" : "faster"}</span>`}${percent(share, true)}</span>`;
 }
 
+// Who asked: the name of the key, where it is known.
+export const Key = ({ id, names }) => (names.has(id) ? html`<span class="name" title=${id}>${names.get(id)}</span>` : html`<code>${id || "–"}</code>`);
+
 export const Drift = ({ row }) => html`<${Share} share=${drift(row)} />`;
 
 // Reports in the order of time, each with its distance from the first one under the same schedule.
@@ -65,7 +68,7 @@ function Predicted({ id }) {
   return error ? "–" : value === undefined ? html`<span class="faint">…</span>` : milliseconds(value);
 }
 
-export function Job({ job, mayDelete }) {
+export function Job({ job, mayDelete, names }) {
   const [asking, setAsking] = useState(null);
   const [failure, setFailure] = useState(null);
   const named = encodeURIComponent(job);
@@ -98,7 +101,7 @@ export function Job({ job, mayDelete }) {
     schedules.again();
   };
   const columns = [
-    { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => html`<a href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
+    { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => html`<a title=${`Solved ${moment(row.created_at)}`} href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
     { name: "predicted", title: "Predicted", show: (row) => (latest.has(row.profile_sha256) && !shared(row) ? milliseconds(latest.get(row.profile_sha256).predicted_iteration_s) : html`<${Predicted} id=${row.id} />`), numeric: true },
     { name: "measured", title: "Measured last", value: (row) => reportOf(row)?.measured_iteration_s, show: (row) => milliseconds(reportOf(row)?.measured_iteration_s), numeric: true },
     { name: "drift", title: "Against predicted", value: (row) => (reportOf(row) ? drift(reportOf(row)) : null), show: (row) => (reportOf(row) ? html`<${Drift} row=${reportOf(row)} />` : "–"), numeric: true },
@@ -106,8 +109,7 @@ export function Job({ job, mayDelete }) {
       const before = newest[newest.findIndex(({ id }) => id === row.id) + 1];
       return before ? html`<a href=${linkTo("compare", { a: before.id, b: row.id })}>the one before</a>` : html`<a href=${linkTo("compare", { a: row.id })}>a measured step</a>`;
     } },
-    { name: "solved", moment: true, title: "Solved", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
-    { name: "by", title: "Requested by", value: (row) => row.asked_by || "", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
+    { name: "by", title: "Requested by", value: (row) => names.get(row.asked_by) || row.asked_by || "", show: (row) => html`<${Key} id=${row.asked_by} names=${names} />` },
     { name: "model", title: "Model", value: (row) => row.fingerprint, show: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 12)}</code>` },
     { name: "profile", title: "Profile", value: (row) => row.profile_sha256, show: (row) => html`<a href=${linkTo("result", { profile: row.profile_sha256 })}><code>${row.profile_sha256.slice(0, 12)}</code></a>` },
     ...(mayDelete ? [{ name: "delete", title: "", show: (row) => html`<button type="button" class="danger" aria-label=${`Delete the schedule of ${moment(row.asked_at)}`} onClick=${() => setAsking(row.id)}>Delete</button>` }] : []),

@@ -1,7 +1,7 @@
 // Training jobs and the work that is under way.
 import { html, useState } from "./elements.js";
 import { adjust, linkTo } from "./address.js";
-import { DRIFTED, Drift, Job } from "./job.js";
+import { DRIFTED, Drift, Job, Key } from "./job.js";
 import { useLoaded, useRefreshed, useSettled } from "./loading.js";
 import { milliseconds, moment } from "./numbers.js";
 import { ANSWERS } from "./packs.js";
@@ -18,10 +18,13 @@ const REFRESH_MS = 5000;
 export function Jobs({ values, usage }) {
   const mayDelete = usage?.scopes.includes("admin");
   const tasks = html`<${Tasks} mayCancel=${usage?.scopes.includes("submit")} />`;
-  return values.job ? html`<${Job} key=${values.job} job=${values.job} mayDelete=${mayDelete} />${tasks}` : html`<div class="pair"><${List} values=${values} />${tasks}</div>`;
+  // Only admins may list keys; others see their ids.
+  const keys = useLoaded(async (signal) => new Map(mayDelete ? (await getJson("v1/keys?limit=1000", signal)).items.map(({ id, name }) => [id, name]) : []), [mayDelete]);
+  const names = keys.value || new Map();
+  return values.job ? html`<${Job} key=${values.job} job=${values.job} mayDelete=${mayDelete} names=${names} />${tasks}` : html`<div class="pair"><${List} values=${values} names=${names} />${tasks}</div>`;
 }
 
-function List({ values }) {
+function List({ values, names }) {
   const asked = useSettled({ contains: values.contains || "", order: values.order || "newest", reverse: values.reverse || "", drifted: values.drifted || "" });
   const jobs = usePages("v1/jobs", {
     limit: 20, order: asked.order, reverse: asked.reverse && "true", contains: asked.contains, min_drift: asked.drifted && DRIFTED,
@@ -42,29 +45,36 @@ function List({ values }) {
         <p>${asked.drifted && `No job${asked.contains ? " of this name" : ""} measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust({ contains: "", drifted: "" })}>Show all jobs</button></p><//>`
       : html`<${Empty} title="No job has requested a schedule yet"><p>A training job appears here when it requests a schedule under its name. Give it these two variables:</p>
         <${Copyable} text=${`PACE_URL=${location.origin} PACE_JOB=NAME`} label="Variables for a training job" /><//>`)}
-    ${items.length > 0 && html`<${Table} caption="Jobs" rows=${items} rowKey=${({ job }) => job} columns=${JOB_COLUMNS}
+    ${items.length > 0 && html`<${Table} caption="Jobs" rows=${items} rowKey=${({ job }) => job} columns=${jobColumns(names)}
       first=${asked.order} descending=${(asked.order !== "name") !== Boolean(asked.reverse)} onOrder=${order} />`}
     <div class="row between">${jobs.pager || html`<span></span>`}<span class="faint">Refreshes by itself every ${REFRESH_MS / 1000} s.</span></div>
   </section>`;
 }
 
-const JOB_COLUMNS = [
+const jobColumns = (names) => [
   { name: "name", title: "Job", sorts: "ascending", show: ({ job }) => html`<a class="name" href=${linkTo("jobs", { job })}>${job}</a>` },
   { name: "drift", title: "Measured against predicted", sorts: "descending", show: (row) => html`<${Drift} row=${row} />`, numeric: true },
   { name: "measured", title: "Measured", sorts: "descending", show: (row) => milliseconds(row.measured_iteration_s), numeric: true },
   { name: "predicted", title: "Predicted", sorts: "descending", show: (row) => milliseconds(row.predicted_iteration_s), numeric: true },
   { name: "newest", moment: true, title: "Last request", sorts: "descending", show: (row) => moment(row.asked_at) },
   { name: "schedules", title: "Schedules", sorts: "descending", show: (row) => row.num_schedules, numeric: true },
-  { name: "by", title: "Requested by", show: (row) => html`<code>${row.asked_by || "–"}</code>` },
+  { name: "by", title: "Requested by", show: (row) => html`<${Key} id=${row.asked_by} names=${names} />` },
 ];
 
 const LIVE = ["queued", "running"];
 
 function Tasks({ mayCancel }) {
   const [failure, setFailure] = useState(null);
-  const tasks = useLoaded((signal) => getJson("v1/tasks?limit=50", signal), []);
+  // What runs may be older than what ended last.
+  const tasks = useLoaded(async (signal) => {
+    const pages = await Promise.all(["state=running&limit=200", "state=queued&limit=200", "limit=50"].map((asked) => getJson(`v1/tasks?${asked}`, signal)));
+    return { items: [...new Map(pages.flatMap(({ items }) => items).map((task) => [task.id, task])).values()] };
+  }, []);
   const { value, error, again } = tasks;
-  const live = (value?.items || []).filter(({ state }) => LIVE.includes(state)).length;
+  const items = value?.items || [];
+  const under = items.filter(({ state }) => LIVE.includes(state));
+  const ended = items.filter(({ state }) => !LIVE.includes(state));
+  const live = under.length;
   useRefreshed(tasks, live ? 1000 : REFRESH_MS);
   const cancel = async (id) => {
     setFailure(null);
@@ -77,6 +87,7 @@ function Tasks({ mayCancel }) {
   };
   const columns = [
     { name: "kind", title: "Work", value: ({ kind }) => (kind === "graph-grid" ? "graph what-if" : kind) },
+    { name: "name", title: "Of", value: ({ name }) => name, show: ({ name }) => html`<span class="name">${name || "–"}</span>` },
     { name: "state", title: "State", value: ({ state }) => state, show: ({ state, num_done: done, num_total: total, problem }) => html`<span class=${state === "failed" ? "bad-text" : ""}>${state}${state === "running" && total ? ` ${done || 0} of ${total}` : ""}</span>${
       problem && state === "failed" ? html`<span class="faint"> ${problem.detail.slice(0, 120)}</span>` : ""}` },
     { name: "created", moment: true, title: "Accepted", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
@@ -89,6 +100,8 @@ function Tasks({ mayCancel }) {
     <${ProblemNote} error=${error || failure} retry=${again} />
     ${!value && !error && html`<${Waiting} what="tasks" />`}
     ${value && !value.items.length && html`<${Empty} title="Nothing was requested yet"><p>Solves, what-ifs and predictions appear here while they run, and can be cancelled.</p><//>`}
-    ${value?.items.length > 0 && html`<${Table} caption="Tasks" first="created" descending=${true} rows=${value.items} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
+    ${items.length > 0 && !live && html`<p class="faint">Nothing runs or waits.</p>`}
+    ${live > 0 && html`<${Table} caption="Tasks under way" first="created" descending=${true} rows=${under} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
+    ${ended.length > 0 && html`<h3>Ended last</h3><${Table} caption="Tasks" first="created" descending=${true} rows=${ended} rowKey=${({ id }) => id} columns=${columns} pageSize=${10} />`}
   </section>`;
 }

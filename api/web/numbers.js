@@ -14,18 +14,19 @@ export function seconds(value) {
 // Always milliseconds, so that numbers of one column or sum can be compared.
 export const milliseconds = (value) => (value == null ? "–" : `${(value * 1e3).toFixed(3)} ms`);
 
+// Of messages, memory and files alike: 10^3, 10^6 and 10^9 bytes.
 export function bytes(value) {
   if (value == null) return "–";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let power = 0;
-  while (value >= 1024 && power < units.length - 1) {
-    value /= 1024;
+  while (value >= 1000 && power < units.length - 1) {
+    value /= 1000;
     power += 1;
   }
   return `${power ? value.toFixed(digits(value)) : value} ${units[power]}`;
 }
 
-// Of memory, as budgets are given: 10^9 bytes.
+// Of memory, as budgets are given.
 export const gigabytes = (value) => (value == null ? "–" : value >= 1e7 ? `${(value / 1e9).toFixed(2)} GB` : `${compact(value / 1e9)} GB`);
 
 export function percent(share, signed = false) {
@@ -41,7 +42,14 @@ export function moment(text) {
   if (!text) return "–";
   const at = new Date(text);
   const two = (number) => String(number).padStart(2, "0");
-  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+}
+
+// The zone of all moments, such as "UTC+01:00 (Europe/Berlin)".
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const two = (number) => String(Math.floor(Math.abs(number))).padStart(2, "0");
+  return `UTC${minutes < 0 ? "-" : "+"}${two(minutes / 60)}:${two(minutes % 60)} (${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
 }
 
 export function compact(value) {

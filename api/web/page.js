@@ -5,6 +5,7 @@ import { Compare } from "./compare.js";
 import { Jobs } from "./jobs.js";
 import { Keys } from "./keys.js";
 import { Order } from "./order.js";
+import { zone } from "./numbers.js";
 import { PACKS } from "./packs.js";
 import { Field, ProblemNote } from "./parts.js";
 import { Result } from "./result.js";
@@ -86,6 +87,7 @@ function Page() {
       <h1 class="hidden">${NAMES[tab]}</h1>
       ${usage ? html`<${Guarded} key=${`${tab} ${usage.tenant} ${usage.key_id}`} values=${values}><${View} values=${values} usage=${usage} /><//>`
         : error ? html`<${SignIn} error=${error} enter=${enter} />` : html`<p role="status" class="busy">Loading…</p>`}
+      ${usage && html`<p class="faint">Times are in ${zone()}.</p>`}
     </main>`;
 }
 

@@ -1,4 +1,5 @@
 // Small parts that the tabs share: problems, progress, tables, questions, files.
+import { linkTo } from "./address.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./elements.js";
 
 // Each line of a problem's detail begins with the field that it is about.
@@ -13,7 +14,8 @@ export function ProblemNote({ error, retry }) {
       return html`<p>${field && !unexpected ? html`<code>${field}</code> ${rest}` : line}</p>`;
     })}
     ${error.requestId && html`<p class="faint">Request ${error.requestId}</p>`}
-    ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+    <div class="row">${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+      ${error.status === 404 && html`<a class="button" href=${linkTo("start")}>What is stored</a> <a class="button" href=${linkTo("jobs")}>Jobs</a>`}</div>
   </div>`;
 }
 
@@ -81,7 +83,7 @@ export function Table({ caption, columns, rows, first, descending = false, pageS
             : column.title || html`<span class="hidden">Actions</span>`}
         </th>`)}</tr></thead>
         <tbody>${sorted.slice(at * pageSize, (at + 1) * pageSize).map((row, number) => html`<tr
-          key=${rowKey ? rowKey(row) : number}>${columns.map((column) => html`<td class=${column.numeric ? "number" : column.moment ? "moment" : ""}>
+          key=${rowKey ? rowKey(row) : number}>${columns.map((column) => html`<td class=${column.numeric ? "number" : column.moment ? "moment" : column.title ? "" : "action"}>
           ${column.show ? column.show(row) : column.value(row)}</td>`)}</tr>`)}</tbody>
       </table>
     </div>

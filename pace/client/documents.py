@@ -194,6 +194,8 @@ class TaskResource(Document):
 
     Attributes
     ----------
+    name
+        The job, or the name of what it is about; null if that was deleted.
     location
         Path of the result, once `state` is "done".
     problem
@@ -205,6 +207,7 @@ class TaskResource(Document):
 
     id: ResourceId
     kind: KindName = "schedule"
+    name: str | None = None
     state: TaskState
     created_at: datetime
     started_at: datetime | None = None

@@ -138,6 +138,7 @@ def task_resource(status: TaskStatus) -> TaskResource:
     return TaskResource(
         id=status.id,
         kind=status.kind,
+        name=status.name,
         state=status.state,
         created_at=status.created_at,
         started_at=status.started_at,

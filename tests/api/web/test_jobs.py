@@ -39,14 +39,21 @@ def test_jobs_tell_what_was_predicted_and_measured(visitor: Visitor, service: Ca
     expect(jobs.first).to_contain_text(f"+{drift * 100:.1f} %")
     jobs.first.get_by_role("link").click()
     expect(page.get_by_role("region", name="Reports").locator("tbody tr")).to_have_count(2)
-    token = service.token or ""
     schedules = page.get_by_role("region", name="Schedules").locator("tbody tr")
-    expect(schedules).to_contain_text(token.split("_")[1])
+    expect(schedules).to_contain_text(f"{service.tenant}'s")  # the name of the key
     expect(schedules).to_contain_text(milliseconds(0.03))
     page.get_by_role("button", name="Delete all schedules").click()
     page.get_by_role("dialog").get_by_role("button", name="Keep").click()
     expect(schedules).to_have_count(1)
-    page.get_by_role("button", name="Delete the schedule").click()
+    delete = page.get_by_role("button", name="Delete the schedule")
+    for width in (360, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        box = delete.bounding_box()
+        frame = page.get_by_role("region", name="Schedules").bounding_box()
+        assert box is not None
+        assert frame is not None
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 1, width
+    delete.click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("This job has no schedules")).to_be_visible()
     assert service.http.get("/v1/schedules", params={"job": LONG_NAME}).json()["items"] == []
@@ -128,7 +135,26 @@ def test_tasks_are_listed_and_cancelled(visitor: Visitor, service: Caller) -> No
     expect(page.get_by_text("Nothing was requested yet")).to_be_visible()
     large = {"profile": layered_profile(3000), "grid": {"bandwidth_gbps": list(range(1, 60))}}
     task = service.http.post("/v1/what-if", json=large, headers={"Prefer": "respond-async"}).json()
+    expect(page.get_by_role("region", name="Tasks under way").locator("tbody tr")).to_have_count(1)
     page.get_by_role("button", name="Cancel the what-if").click()
-    row = page.get_by_role("region", name="Tasks").get_by_role("row", name="what-if")
+    row = page.get_by_role("region", name="Tasks", exact=True).get_by_role("row", name="what-if")
     expect(row).to_contain_text("cancelled")
+    expect(row).to_contain_text("layered")  # what it was about
+    expect(page.get_by_role("region", name="Tasks under way")).to_have_count(0)
+    expect(page.get_by_text("Nothing runs or waits")).to_be_visible()
     assert service.http.get(f"/v1/tasks/{task['id']}").json()["state"] == "cancelled"
+
+
+def test_what_is_not_there_leads_on(visitor: Visitor, service: Caller) -> None:
+    """A link to a schedule that was deleted says so, and where the others are."""
+    service.post_schedule(layered_profile(2), job="still there")
+    visitor.tolerated = lambda fault: "404" in fault
+    page = visitor.go(f"result?schedule={'0' * 32}")
+    note = page.get_by_role("alert")
+    expect(note).to_contain_text("Not found")
+    note.get_by_role("link", name="Jobs").click()
+    expect(page.get_by_role("link", name="still there")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"Times are in UTC[+-]\d\d:\d\d"))).to_be_visible()
+    expect(page.get_by_role("region", name="Jobs", exact=True).first).to_contain_text(
+        re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+    )
