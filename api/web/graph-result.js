@@ -98,7 +98,7 @@ function Headline({ resource, result, values, chart }) {
       <div class="chief"><dt>PACE, predicted</dt><dd>${seconds(predicted.iteration_s)}
         ${best && html`<span class=${best.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / best.iteration_s - 1, true)}</span>`}</dd></div>
       <div><dt>No plan is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
-      <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
+      <div><dt>Gap: PACE above that</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
       <div><dt>Peak memory</dt><dd>${gigabytes(predicted.peak_bytes)}</dd></div>
     </dl>

@@ -72,8 +72,8 @@ function Chosen({ values }) {
 function OtherBound({ schedule }) {
   const { lower_bound_s: lower, iteration_s: iteration } = schedule.predicted;
   if (Math.abs(certified(schedule).sum - lower) < 1e-6 * lower) return null;
-  return html`<p class="faint">The bound of ${milliseconds(lower)} has another proof. The certificate holds for the groups of this schedule, in any order; the bound holds for all ways to group gradients.
-    Other groups can save at most ${milliseconds(iteration - lower)}.</p>`;
+  return html`<p class="faint">The bound of ${milliseconds(lower)} above is another number: the certificate is about these groups in any order, the bound about all groups.
+    So other groups save at most ${milliseconds(iteration - lower)}.</p>`;
 }
 
 function Headline({ resource, result, clipped, values, chart }) {
@@ -97,7 +97,7 @@ function Headline({ resource, result, clipped, values, chart }) {
         ${ddp && html`<span class=${ddp.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / ddp.iteration_s - 1, true)}</span>`}</dd></div>
       ${result?.batch && predicted.iteration_s > 0 && html`<div><dt>Speed, predicted</dt><dd>${count(Math.round(result.batch / predicted.iteration_s))} ${result.batch_unit}/s</dd></div>`}
       <div><dt>No schedule is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
-      <div><dt>Gap</dt><dd>${percent(predicted.gap)}</dd></div>
+      <div><dt>Gap: PACE above that</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
       ${predicted.expected_s != null && html`<div title="With late ranks, and calls that take longer while compute runs">
         <dt>Expected under load</dt><dd>${seconds(predicted.expected_s)}</dd></div>`}
@@ -136,7 +136,8 @@ function Windows({ resource, result, values, policies, busy, chart }) {
     <${Gantt} label=${`Windows of ${result.name}`} bands=${bands} end=${end} first=${first} view=${view} onView=${remember} chartRef=${chart} />
     <${Legend} phases=${result.op_phases} />
     ${parts.length > 0 && html`<p class="sum">Certificate: ${parts.map(({ name, value }, at) => html`${at ? " + " : ""}<span>${name} <b><${Pointing} part=${at} chart=${chart} text=${milliseconds(value)} /></b></span>`)}
-      ${" = "}<b>${milliseconds(proof.sum)}</b>. ${proof.proves}</p>`}
+      ${" = "}<b>${milliseconds(proof.sum)}</b>. ${proof.proves}</p>
+      <p class="faint">The set is the transfers that limit the iteration. ${parts.map(({ name, means }) => `${name[0].toUpperCase()}${name.slice(1)}: ${means}.`).join(" ")}</p>`}
     <${OtherBound} schedule=${resource.schedule} />
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },

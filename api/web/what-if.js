@@ -74,7 +74,14 @@ function Asked({ values }) {
     const points = question.grid[axis.field];
     const place = there === undefined ? [] : [Number((there * (axis.factor || 1)).toPrecision(6))].filter((value) => value > points[0] && value < points[points.length - 1]);
     const asked = { ...question.grid, [axis.field]: [...new Set([...points, ...place])].sort((a, b) => a - b) };
-    return postTask("v1/what-if", { profile_id: profileId, grid: asked }, { signal, progress });
+    const ask = (values) => postTask("v1/what-if", { profile_id: profileId, grid: { ...asked, [axis.field]: values } }, { signal, progress });
+    const found = await ask(asked[axis.field]);
+    // The largest speed-up may lie between two points: as many again are simulated around the best one.
+    const around = neighbors(found.what_if.cells, axis.field);
+    const more = around ? sweep({ ...axis, factor: undefined }, ...around).filter((value) => !asked[axis.field].includes(value)) : [];
+    if (more.length === 0) return found;
+    const { what_if: closer } = await ask(more);
+    return { ...found, what_if: { ...found.what_if, cells: [...found.what_if.cells, ...closer.cells] } };
   }, [values.profile, JSON.stringify(question)]);
   const busy = answer.busy || JSON.stringify(question) !== JSON.stringify(wanted);
   const profile = useLoaded((signal) => getJson(resourcePath("profile", values.profile), signal), [values.profile]);
@@ -142,18 +149,30 @@ function Asked({ values }) {
   </div>`;
 }
 
+const leading = (cells) => cells.filter(({ policy }) => policy === (cells.some((cell) => cell.policy === "pace") ? "pace" : "sharded"));
+const fastest = (cells) => cells.reduce((one, other) => (other.speedup > one.speedup ? other : one));
+
+// The points of an axis on both sides of the largest speed-up; null where nothing is compared.
+function neighbors(cells, field) {
+  const pace = leading(cells).sort((a, b) => a[field] - b[field]);
+  if (pace.length < 2) return null;
+  const at = pace.indexOf(fastest(pace));
+  return [pace[Math.max(at - 1, 0)][field], pace[Math.min(at + 1, pace.length - 1)][field]];
+}
+
 // The answer in a sentence: the speed-up at the job's own place, and the most that the curve shows.
 function Answer({ cells, shown, baseline, xName, here }) {
-  const pace = cells.filter(({ policy }) => policy === (cells.some((cell) => cell.policy === "pace") ? "pace" : "sharded"));
+  const pace = leading(cells);
   if (!pace.length || pace[0].policy === baseline) return null;
   const at = (cell) => cell[shown.field] / shown.factor;
-  const best = pace.reduce((one, other) => (other.speedup > one.speedup ? other : one));
+  const best = fastest(pace);
+  const beside = (neighbors(cells, shown.field) || []).filter((value) => value !== best[shown.field]).map((value) => compact(value / shown.factor));
   const near = here === undefined ? null : pace.reduce((one, other) => (Math.abs(Math.log(at(other) / here)) < Math.abs(Math.log(at(one) / here)) ? other : one));
   const inside = near && here >= shown.x[0] * 0.99 && here <= shown.x[shown.x.length - 1] * 1.01;
   const [, what, unit] = xName.match(/^(.*?)(?:, (.*))?$/);
   const place = (cell) => `${what.toLowerCase()} ${compact(at(cell))}${unit ? ` ${unit}` : ""}`;
   return html`<p class="verdict">${inside ? `At the profiled ${place(near)}, ${policyName(near.policy)} is ${compact(near.speedup)}× as fast as ${policyName(baseline)}. ` : ""}${best.speedup > 1.0005
-    ? `The largest speed-up is ${compact(best.speedup)}×, at ${place(best)}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
+    ? `The largest speed-up is ${compact(best.speedup)}×, at ${place(best)}${beside.length ? ` (simulated next to it: ${beside.join(" and ")})` : ""}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
 }
 
 // What the profile says of an axis; undefined where its cost does not come from a network's numbers.

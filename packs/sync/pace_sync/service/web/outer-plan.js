@@ -71,9 +71,9 @@ export function OuterPlan({ resource, sync }) {
     <${Gantt} label="Fragments on their way" bands=${bands} end=${Math.max(predicted.period_s, 1e-9) * 1.01} chartRef=${chart} />
     <ul class="legend"><li><i class="k0"></i>steps</li><li><i class="k6"></i><i class="k7"></i><i class="k8"></i>fragments</li><li><i class="line end"></i>end of the period</li><li><i class="line bound"></i>no plan is faster</li></ul>
     <h3>Other rules</h3>
-    <${Table} caption="Rules" first="utilization" rows=${rows} rowKey=${({ rule }) => rule} columns=${[
+    <${Table} caption="Rules" first="utilization" descending=${true} rows=${rows} rowKey=${({ rule }) => rule} columns=${[
       { name: "rule", title: "Rule", value: ({ rule }) => rule },
-      { name: "utilization", title: "Utilization", value: ({ utilization }) => -utilization, show: ({ utilization }) => percent(utilization), numeric: true },
+      { name: "utilization", title: "Utilization", value: ({ utilization }) => utilization, show: ({ utilization }) => percent(utilization), numeric: true },
       { name: "num", title: "Fragments", value: ({ num_fragments: num }) => num, show: ({ num_fragments: num }) => count(num), numeric: true },
       { name: "delay", title: "Longest delay, steps", value: ({ delay_steps: delay }) => delay, show: ({ delay_steps: delay }) => count(delay), numeric: true },
     ]} />
