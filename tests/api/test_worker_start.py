@@ -59,7 +59,7 @@ from pace.api.workers.kernels import load_kernels
 load_kernels()
 found = {}
 for module in pkgutil.walk_packages(pace.__path__, "pace."):
-    if ".kernels." in module.name:
+    if module.name.startswith(("pace.simulation.", "pace.solver.")):
         each = vars(importlib.import_module(module.name)).items()
         found |= {(module.name, name): loop for name, loop in each if isinstance(loop, CPUDispatcher)}
 # What compiled code calls is compiled with it.
@@ -71,6 +71,7 @@ for (module, name), loop in found.items():
 # Commands and programs call these.
 _NOT_OF_THE_SERVICE = {
     "pace.simulation.kernels.worker run",
+    "pace.simulation.servers.kernel run",
     "pace.solver.kernels.two_links insert_one_by_one",
     "pace.solver.kernels.two_links reinsert",
 }
