@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.api.compiled import PACKAGE, copy_compiled
+from tests.api.compiled import PACKAGES, copy_compiled
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
 
@@ -159,7 +159,7 @@ def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool)
         # A package of its own, with what the tests have compiled, but for a loop of simulations.
         # Other processes may be writing bytecode, and files that they then rename.
         ignore = shutil.ignore_patterns("*.pyc*", "*.tmp*")
-        shutil.copytree(PACKAGE, tmp_path / "pace", ignore=ignore)
+        shutil.copytree(PACKAGES[0], tmp_path / "pace", ignore=ignore)
         missing = tmp_path / "pace" / "simulation" / "kernels" / "__pycache__"
         for compiled in missing.glob("worker.*.nb?"):
             compiled.unlink()
