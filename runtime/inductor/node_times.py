@@ -47,29 +47,44 @@ class NodeTimes:
         self._device = device
         self._rates = rates
         self._measured: dict[str, float] = {}
+        self._flops_per_s = 0.0
         self.memory_bytes_per_s = (
             measured_memory_rate(device) if rates is None else rates.memory_gbytes_per_s * 1e9
         )
 
-    def duration_s(self, node: fx.Node) -> float:
-        """Return the seconds that a node takes the device; 0 for collectives, waits and views."""
+    def duration_s(self, node: fx.Node, *, fused: bool = True) -> float:
+        """Return the seconds that a node takes the device; 0 for collectives, waits and views.
+
+        Parameters
+        ----------
+        fused
+            Whether Inductor fuses what it can. Otherwise, each node runs by itself.
+        """
         if is_collective(node) or is_wait(node) or (view_source(node) is not None and not _writes(node)):
             return 0.0
-        if _is_fused(node):
+        if fused and _is_fused(node):
             return _moved_bytes(node) / self.memory_bytes_per_s
         arguments = pytree.tree_map(_value, (node.args, node.kwargs))
         whole = bytes_of(node.meta.get("val")) + sum(bytes_of(each) for each in pytree.tree_leaves(arguments))
+        flops = _flops(node, arguments)
         if self._rates is not None:
-            flops = _flops(node, arguments)
             return self._rates.duration_s(flops, whole)
         key = f"{node.target} {pytree.tree_map(_form, arguments)}"
         if key not in self._measured:
-            try:
-                self._measured[key] = self._measure(node, arguments)
-            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-                # Random inputs do not suit every op, and memory may not suffice.
-                self._measured[key] = whole / self.memory_bytes_per_s
+            self._measured[key] = self._found_s(node, arguments, flops, whole)
         return self._measured[key]
+
+    def _found_s(self, node: fx.Node, arguments: Any, flops: float, whole: int) -> float:
+        """Measure a node; compute its time from the rates measured so far where it cannot run by itself."""
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            try:
+                seconds = self._measure(node, arguments)
+                self._flops_per_s = max(self._flops_per_s, flops / seconds)
+                return seconds
+            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+                pass  # Random inputs do not suit every op, and memory may not suffice.
+        compute_s = flops / self._flops_per_s if self._flops_per_s else 0.0
+        return max(compute_s, whole / self.memory_bytes_per_s)
 
     def _measure(self, node: fx.Node, arguments: Any) -> float:
         assert callable(node.target)

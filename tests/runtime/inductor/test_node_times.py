@@ -1,6 +1,8 @@
 """Which ops are measured, and that measuring leaves no trace in the job."""
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pace.device_rates import DeviceRates
 from pace.runtime.inductor.node_times import NodeTimes, is_kernel_of_torch
@@ -44,3 +46,30 @@ def test_given_rates_count_the_bytes_of_a_kernel_without_a_formula() -> None:
     rates = DeviceRates(tflops=1.0, memory_gbytes_per_s=1.0)
     seconds = [NodeTimes(CPU, rates).duration_s(node) for node in module.graph.nodes if "inv" in node.name]
     assert seconds == [(1024 + 1024 + 4) / 1e9]
+
+
+def test_nodes_that_are_not_fused_are_measured_alone() -> None:
+    """A node that reads and writes 8 MB costs nothing inside a fused region, but time by itself."""
+    module = traced(lambda values: torch.relu(torch.sin(values) + 1), torch.ones(1 << 20))
+    times = NodeTimes(CPU, None)
+    (middle,) = (node for node in module.graph.nodes if "add" in node.name)
+    assert times.duration_s(middle) == 0.0
+    assert times.duration_s(middle, fused=False) > 0.0
+
+
+def test_attention_that_cannot_run_by_itself_is_computed_from_measured_products() -> None:
+    """FlexAttention takes the time of its operations, at the rate of the products measured before."""
+    graph = torch.fx.Graph()
+    rows, weight, query = (graph.placeholder(name) for name in ("rows", "weight", "query"))
+    product = graph.call_function(torch.ops.aten.mm.default, (rows, weight))
+    attention = graph.call_function(torch.ops.higher_order.flex_attention, (query, query, query))
+    with FakeTensorMode():
+        rows.meta["val"], weight.meta["val"] = torch.empty(2048, 16), torch.empty(16, 16)
+        query.meta["val"] = torch.empty(1, 2, 1024, 16)
+    product.meta["val"], attention.meta["val"] = rows.meta["val"], query.meta["val"]
+    given = NodeTimes(CPU, DeviceRates(tflops=1e-3, memory_gbytes_per_s=1e6))
+    assert given.duration_s(attention) == 2 * 2 * (2 * 1024 * 16 * 1024) / 1e9
+    measured = NodeTimes(CPU, None)
+    product_s = measured.duration_s(product)
+    # Two products of 1,024 x 16 x 1,024 for each of two heads, against one of 2,048 x 16 x 16.
+    assert measured.duration_s(attention) == pytest.approx(128 * product_s)
