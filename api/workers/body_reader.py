@@ -18,8 +18,8 @@ AnyReceived = ReceivedProfile | ReceivedImport | Question
 Received = TypeVar("Received", ReceivedProfile, ReceivedImport, Question)
 _LARGE_BYTES = 2**20
 _ENTRY_BYTES = 1000
-# Few bytes of gzip may hold much work, and who sends little may take little of a reader's time.
-_LEAST_S, _SECONDS_PER_BYTE = 5.0, 10 / 2**20
+# Few bytes of gzip may hold much work, and who sends little may take little of a processor's time.
+_LEAST_WORK_S, _WORK_S_PER_BYTE = 10.0, 10 / 2**20
 
 
 class BodyReader:
@@ -30,7 +30,7 @@ class BodyReader:
     max_waiting
         Largest number of waiting bodies, of one tenant half as many; more are refused with 429.
     timeout_s
-        For one body; small ones have less.
+        For one body. Of a processor's time, small ones have less.
     memory_bytes
         Size of the results that are kept, so that a repeated body is not read again.
     weight, observe
@@ -108,8 +108,9 @@ class BodyReader:
                 gzipped,
                 self._limits,
                 *arguments,
-                timeout_s=min(self._timeout_s, _LEAST_S + _SECONDS_PER_BYTE * body.size_bytes),
+                timeout_s=self._timeout_s,
                 gives_way=large,
+                work_s=_LEAST_WORK_S + _WORK_S_PER_BYTE * body.size_bytes,
                 attempts=3,
             )
             return received

@@ -6,6 +6,7 @@ threads. A worker ends when the service ends, for whatever reason.
 
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import resource
 import signal
@@ -25,7 +26,7 @@ import structlog
 from pace.api.errors import LimitExceeded, ServiceStopping, WorkerDied, WorkerNotStarted
 from pace.api.workers.executor import Progress
 from pace.api.workers.fork_server import PRELOADED
-from pace.api.workers.worker_process import NO_MEMORY, data_bytes, work
+from pace.api.workers.worker_process import NO_MEMORY, data_bytes, processor_s, work
 
 log = structlog.get_logger(__name__)
 
@@ -53,9 +54,11 @@ class WorkerCall:
         timeout_s: float,
         progress: Progress | None,
         gives_way: bool = False,
+        work_s: float = math.inf,
     ) -> None:
         self.request = (function, arguments, progress is not None, gives_way)
         self.timeout_s = timeout_s
+        self.work_s = work_s
         self.progress = progress
         self.cancelled = False
         self._process: ForkServerProcess | None = None
@@ -173,13 +176,15 @@ class WorkerPool:
         timeout_s: float,
         progress: Progress | None = None,
         gives_way: bool = False,
+        work_s: float = math.inf,
         attempts: int = 1,
     ) -> Any:
         """Call a function in a worker process and return what it returns; see ``Executor.run``.
 
+        The process is stopped after `timeout_s`, or when a processor has worked for it for `work_s`.
         If the process dies, another is tried, up to `attempts` times.
         """
-        call = WorkerCall(function, arguments, timeout_s, progress, gives_way)
+        call = WorkerCall(function, arguments, timeout_s, progress, gives_way, work_s)
         self.waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.call, call, attempts)
@@ -360,18 +365,25 @@ class _Worker:
         self, process: ForkServerProcess, connection: "Connection[Any, Any]", call: WorkerCall
     ) -> tuple[bool, Any]:
         """Return whether the function returned, and its result or its error."""
+        worked_s = processor_s(process.pid)
         connection.send(call.request)
         deadline = time.monotonic() + call.timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             if not wait([connection, process.sentinel], min(left_s, _LOOK_AT_MEMORY_S)):
-                late = left_s <= _LOOK_AT_MEMORY_S
-                if not late and data_bytes(process.pid) <= self._limit_bytes:
+                if left_s <= _LOOK_AT_MEMORY_S:
+                    spent = f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped"
+                elif processor_s(process.pid) - worked_s > call.work_s:
+                    spent = (
+                        f"{self._purpose} took more than {call.work_s:.0f} s of a processor and was stopped"
+                    )
+                elif data_bytes(process.pid) > self._limit_bytes:
+                    spent = NO_MEMORY
+                else:
                     continue
                 call.end()
                 self._replace()
-                spent = f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped"
-                raise LimitExceeded(spent if late else NO_MEMORY)
+                raise LimitExceeded(spent)
             kind, value = connection.recv()
             if kind != "progress":
                 return kind == "returned", value

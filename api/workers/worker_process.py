@@ -74,6 +74,15 @@ def data_bytes(pid: int | None = None) -> int:
     return int(pages) * resource.getpagesize()
 
 
+def processor_s(pid: int | None) -> float:
+    """Return the seconds that processors have worked for a process; 0 if it is unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # not Linux, or it has just ended
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return function(*arguments)
 
