@@ -106,7 +106,7 @@ class TaskStatus:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    name: str | None = None
+    name: str | None = field(default=None, compare=False)
     document: bytes | None = field(default=None, compare=False, repr=False)
 
     @property

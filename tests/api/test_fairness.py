@@ -201,6 +201,25 @@ def test_what_is_remembered_counts_with_its_options() -> None:
         pool.close()
 
 
+def _spin(*_: object) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says how long a processor worked")
+def test_a_body_may_take_so_much_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the clock: a process that gets no processor for a while is not stopped for it."""
+    monkeypatch.setattr("pace.api.workers.body_reader._LEAST_WORK_S", 0.5)
+    pool = WorkerPool("the test", 1, 2**32)
+    limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=100)
+    reader = BodyReader(pool, limits, max_waiting=10, timeout_s=250, memory_bytes=10**6)
+    try:
+        with pytest.raises(LimitExceeded, match="of a processor and was stopped"):
+            asyncio.run(reader.read(_spin, ArrivedBody.of(b"why"), False, "one"))  # type: ignore[type-var]  # it never returns
+    finally:
+        pool.close()
+
+
 def _niceness(*_: object) -> int:
     # Of the thread that calls it, on Linux.
     return os.getpriority(os.PRIO_PROCESS, 0)

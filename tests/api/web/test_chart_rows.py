@@ -119,7 +119,7 @@ def test_numbers_of_the_reason_are_marked_in_the_chart(visitor: Visitor, service
     expect(marked).to_have_attribute("width", "0")
     (proof,) = made["proofs"]
     predicted = made["predicted"]
-    other = page.get_by_text("Other groups can save at most")
+    other = page.get_by_text("So other groups save at most")
     if abs(proof["bound_s"] - predicted["lower_bound_s"]) < 1e-6 * predicted["lower_bound_s"]:
         expect(other).to_have_count(0)
     else:

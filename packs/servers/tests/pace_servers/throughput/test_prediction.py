@@ -2,16 +2,19 @@
 
 import csv
 import io
+from typing import Any
 
 import pytest
 
-from pace import InvalidOptions, StepsDocument
+import pace_servers
+from pace import InvalidOptions, PaceError, StepsDocument
 from pace.documents.steps import StepLink, StepTimes
 from pace_servers import Fleet, PredictionOptions, predict
 from pace_servers.throughput.knee import dips_of, knee_of
 from pace_servers.throughput.recorded_steps import replay_error
 from tests.pace.documents.step_documents import MB, pull_compute_push
 
+untyped: Any = pace_servers  # as in code that no type checker reads
 QUICK = {"steps": 60, "skip": 10, "seeds": 3}
 
 
@@ -214,3 +217,17 @@ def test_links_over_which_no_step_ends_are_refused() -> None:
     slow = base.replace(link=base.link.model_copy(update={"bytes_per_s": 1e-320}))
     with pytest.raises(InvalidOptions, match=r"no step ever ends over links of .* bytes/s"):
         predict(slow, PredictionOptions(workers=(1,), **QUICK))
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda: untyped.PredictionOptions("x"),
+        lambda: untyped.predict("x"),
+        lambda: untyped.Fleet(barrier="x"),
+    ],
+)
+def test_every_misuse_ends_in_an_error_of_ours(misuse: Any) -> None:
+    """So that one except clause is enough."""
+    with pytest.raises(PaceError):
+        misuse()
