@@ -49,13 +49,12 @@ def test_a_command_of_a_pack_says_how_to_install_it(without_packs: dict[str, str
     helped = pace(without_packs, "--help")
     assert (helped.returncode, helped.stderr) == (0, "")
     assert " optimize " in helped.stdout
-    assert " fabric " not in helped.stdout
-    refused = pace(without_packs, "fabric", "plan", "network.json", "batch.json")
-    assert (refused.returncode, refused.stdout, refused.stderr) == (
-        3,
-        "",
-        'pace: pace fabric is in a pack that is not installed: pip install "pace-scheduler[fabric]"\n',
-    )
+    for command, extra in EXTRAS.items():
+        assert f" {command} " not in helped.stdout
+        refused = pace(without_packs, command, "plan", "one.json", "other.json")
+        install = f'pip install "pace-scheduler[{extra}]"'
+        said = f"pace: pace {command} is in a pack that is not installed: {install}\n"
+        assert (refused.returncode, refused.stdout, refused.stderr) == (3, "", said)
 
 
 @pytest.mark.slow
