@@ -92,7 +92,7 @@ class OrderBound:
 
 def times_in_order(shop: BroadcastShop, order: IntArray) -> BroadcastTimes:
     """Return when buckets are sent and finished in this order, in O(buckets * receivers)."""
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     starts = np.empty(len(shop))
     finished = np.empty((len(shop.lag_s), len(shop)))
@@ -102,7 +102,7 @@ def times_in_order(shop: BroadcastShop, order: IntArray) -> BroadcastTimes:
 
 def pause_in_order(shop: BroadcastShop, order: IntArray) -> float:
     """Return when the last receiver has finished, in seconds."""
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     return float(kernel.pause_in_order(*_arrays(shop), order))
 
@@ -141,7 +141,7 @@ def best_order(shop: BroadcastShop) -> tuple[IntArray, str]:
     `MOST_ENUMERATED` buckets, whose orders are all tried. Otherwise a search by insertion, or for more than
     `MOST_SEARCHED` buckets the best of its seeds.
     """
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     bound = order_bound(shop).bound_s
     order = min(_seeds(shop), key=lambda seed: pause_in_order(shop, seed))  # the first of equals
@@ -158,7 +158,7 @@ def best_order(shop: BroadcastShop) -> tuple[IntArray, str]:
 
 def searched_order(shop: BroadcastShop, *, enough_s: float = 0.0) -> IntArray:
     """Return the best order that moves of single buckets reach from the seeds: a heuristic, O(n^3) each."""
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     found = _seeds(shop)
     for order in found:

@@ -50,7 +50,7 @@ class ByteLine:
 
     def pause_s(self, cuts: IntArray) -> float:
         """Return the pause for buckets with these ends, sent in their order; infinite if one cannot be."""
-        from pace.solver.kernels import broadcast as kernel
+        from pace_sync.solver import broadcast_kernel as kernel
 
         return float(
             kernel.pause_of_cuts(
@@ -79,7 +79,7 @@ def cut_into(line: ByteLine, num_buckets: int, *, at_least_s: float, largest_byt
 
     O(num_buckets * receivers * log(tensors)) for each of 44 steps.
     """
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     cuts = np.empty(num_buckets, dtype=np.int64)
 
@@ -126,7 +126,7 @@ def best_cuts(line: ByteLine, *, at_least_s: float) -> IntArray:
     buckets of at most the credit, half of it, a third and so on are cut so, as are equal ones. Then single
     cuts move while that helps. A heuristic: `at_least_s`, a lower bound, says how good it is.
     """
-    from pace.solver.kernels import broadcast as kernel
+    from pace_sync.solver import broadcast_kernel as kernel
 
     total = int(line.ends[-1])
     limited = line.credit_bytes < total
