@@ -17,8 +17,8 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 from cnn import Batches, build_model
 
-COMPUTE_S = 0.5  # long enough that the two workers' processors have little else to do than to compute
-PROBE_IMAGES, PROBE_STEPS = 24, 9
+COMPUTE_S = 0.25  # long enough that the two workers' processors have little else to do than to compute
+PROBE_IMAGES, PROBE_STEPS = 16, 9
 # Sending takes processor time: about so much longer does compute take while gradients are sent.
 SLOWDOWN = 1.15
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def batch_images(seconds_an_image: float) -> int:
-    """Return how many images a worker computes about half a second with: a multiple of 4 from 8 to 256."""
+    """Return how many images take about a quarter of a second: a multiple of 4 from 8 to 256."""
     return min(max(4 * round(COMPUTE_S / seconds_an_image / 4), 8), 256)
 
 

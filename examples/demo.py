@@ -8,18 +8,22 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from rich.bar import Bar
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from pace.documents.profile import Profile, load_profile
@@ -87,7 +91,8 @@ def measure(console: Console, arguments: argparse.Namespace, job: str) -> dict[s
             "plain": (*training, "--out", out / "plain"),
             "pace": (*training, *pace, "--out", out / "pace"),
         }
-        workers(arguments.backend, places, out, jobs)
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            workers(arguments.backend, places, out, jobs, lambda: live.update(bars(arguments), refresh=True))
     times = {name: json.loads((out / f"{name}.json").read_text()) for name in jobs}
     times["pace"]["is_plain"] = json.loads((out / "pace.trial.json").read_text())["source"] == "plain"
     return times
@@ -188,7 +193,26 @@ def address(log: Path, process: "subprocess.Popen[bytes]") -> str:
     raise SystemExit(f"demo: the service did not start; see {log}")
 
 
-def workers(backend: str, places: list[Place], out: Path, jobs: dict[str, tuple[object, ...]]) -> None:
+def bars(arguments: argparse.Namespace) -> Table:
+    """Return a bar for each training: the median of its iteration times up to now, from its log."""
+    medians_s = {}
+    for name, label in (("plain", RIVAL[arguments.backend]), ("pace", "PACE")):
+        found = re.findall(r"^step \d+: ([\d.]+) ms$", (arguments.out / f"{name}.log").read_text(), re.M)
+        medians_s[label] = median(map(float, found)) if found else 0.0
+    table = Table.grid(padding=(0, 1))
+    for label, milliseconds in medians_s.items():
+        bar = Bar(max(*medians_s.values(), 1.0), 0, milliseconds, width=60)
+        table.add_row(label, bar, f"{milliseconds:.0f} ms" if milliseconds else "warms up")
+    return table
+
+
+def workers(
+    backend: str,
+    places: list[Place],
+    out: Path,
+    jobs: dict[str, tuple[object, ...]],
+    shows: Callable[[], None] = lambda: None,
+) -> None:
     """Run jobs at the same time, each an example program with its options, on two workers as a user would."""
     started = []
     try:
@@ -222,7 +246,8 @@ def workers(backend: str, places: list[Place], out: Path, jobs: dict[str, tuple[
                     tail = "\n".join((out / f"{job}.log").read_text(errors="replace").splitlines()[-30:])
                     raise SystemExit(f"{tail}\ndemo: {job} failed with exit code {process.returncode}")
             left = [each for each in left if each[1].returncode is None]
-            time.sleep(0.1)
+            shows()
+            time.sleep(0.2)
     finally:
         resume(out / TURNS)
         for _, process in started:

@@ -55,6 +55,8 @@ def main() -> None:
         # Nothing of the step before was under way during the first step of a turn.
         if step >= WARMUP_STEPS and not begins_turn:
             durations_s.append(time.perf_counter() - started_s)
+            if rank == 0:
+                print(f"step {step}: {durations_s[-1] * 1e3:.1f} ms", flush=True)
     weights = model.state_dict()
     if turns is not None:
         turns.leave()
