@@ -18,6 +18,7 @@ EXTRAS = {
     "fabric": "fabric",
     "fit-overhead": "servers",
     "predict": "servers",
+    "servers": "servers",
     "sync": "sync",
 }
 

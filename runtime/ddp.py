@@ -16,7 +16,7 @@ from pace.runtime.event_log import log
 from pace.runtime.gates.data_parallel import DataParallelWrapper, refuse_unfit
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
-from pace.runtime.torch import connect_all_reduces
+from pace.runtime.torch import connect
 
 __all__ = ["AllReduce", "AttachedOptimizer", "Plan", "Replanning", "Tune", "attach", "attached"]
 
@@ -94,7 +94,7 @@ class AttachedOptimizer(WrappedModelOptimizer):
         self._closed = True  # until it is complete
         model_wrapper = DataParallelWrapper(parallel)
         model: nn.Module = parallel.module
-        transport = connect_all_reduces(model, training, parallel.process_group)
+        transport = connect(model, training, parallel.process_group)
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
             refuse_unfit(parallel, optimizer)

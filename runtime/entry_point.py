@@ -4,14 +4,11 @@ Nothing else in the runtime reads PACE's variables.
 """
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
-
-from torch import nn
 
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import is_timeout
@@ -21,19 +18,14 @@ from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.event_log import log
 from pace.runtime.options import (
     Communication,
-    Mixed,
     Mode,
-    ParameterServers,
     Plan,
     Replanning,
     Tune,
     refuse_misplaced,
     refuse_unknown,
 )
-from pace.runtime.servers.pushed import pushed_gradients
-from pace.runtime.transports.device import device_of
 from pace.runtime.transports.transport import Transport
-from pace.wire.addresses import is_loopback, parse_address
 
 _REPLANNING = {
     "profile_iterations": ("PACE_PROFILE_ITERATIONS", int),
@@ -187,52 +179,3 @@ def read_replanning(environment: Mapping[str, str]) -> Replanning:
             except ValueError:
                 raise InvalidOptions(f'{variable} is "{value}", a number is needed') from None
     return Replanning(**found)
-
-
-def complete_servers(given: ParameterServers, model: nn.Module | None = None) -> ParameterServers:
-    """Add missing values from the environment, and the names of gradients that are pushed.
-
-    PACE_SERVERS names servers, separated by commas, or is "colocated"; PACE_SERVERS_TOKEN is the token, and
-    PACE_SERVERS_HOST this host.
-
-    Raises
-    ------
-    InvalidOptions
-        If a variable is not valid, servers on other machines have no token, or the model is on a GPU.
-    """
-    if model is not None and device_of(model) is not None:
-        raise InvalidOptions(
-            f"communication is {type(given).__name__} and the model is on a GPU, but parameter servers sum in"
-            " the host's memory: use AllReduce()"
-        )
-    token = given.token or os.environ.get("PACE_SERVERS_TOKEN") or None
-    servers = given.servers
-    if servers is None:
-        named = os.environ.get("PACE_SERVERS") or "colocated"
-        servers = named.split(",") if named != "colocated" else "colocated"
-    host = given.host
-    if servers == "colocated":
-        host = host or os.environ.get("PACE_SERVERS_HOST") or _own_host(token)
-    complete = replace(given, servers=servers, token=token, host=host)
-    if token is None and servers != "colocated":
-        for place in servers:
-            if not is_loopback(parse_address(place, "").host):
-                raise InvalidOptions(
-                    f"the server {place} is on another machine: give a token, or set PACE_SERVERS_TOKEN"
-                )
-    if isinstance(complete, Mixed):
-        assert model is not None
-        return replace(complete, pushed=pushed_gradients(model, complete.pushed))
-    return complete
-
-
-def _own_host(token: str | None) -> str:
-    """Return the address under which other ranks reach this process; without a token, this machine's own."""
-    master = os.environ.get("MASTER_ADDR")
-    if not token or not master:
-        return "127.0.0.1"
-    family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)  # sends nothing, but chooses the interface
-        host: str = probe.getsockname()[0]
-        return host

@@ -33,7 +33,7 @@ from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_model_optimizer import WrappedModelOptimizer, wrapper_of
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
-from pace.runtime.torch import connect_all_reduces
+from pace.runtime.torch import connect
 from pace.runtime.transports.job_store import open_stores
 from pace.runtime.transports.liveness.mesh_peers import MeshPeers
 from pace.runtime.transports.torch_threads import call_within
@@ -213,7 +213,7 @@ class ReplicaOptimizer(WrappedModelOptimizer):
         self._told_of_wait = False
         self._shards = model_wrapper
         model_wrapper.reshard()
-        transport = connect_all_reduces(model, training, replicas)
+        transport = connect(model, training, replicas)
         with released_on_failure(transport):
             _look_at_whole_mesh(transport, model_wrapper, timeout_s=connecting_timeout_s(training))
 

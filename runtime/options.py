@@ -5,27 +5,30 @@ Values are checked when the objects are created; ``entry_point`` reads the envir
 
 import importlib.util
 import json
-import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+
+from torch import nn
+from torch.distributed import ProcessGroup
 
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import (
     is_number,
     refusal,
-    require_bool,
     require_instance,
     require_one_of,
     require_text,
     require_whole,
 )
 from pace.runtime.transports.compression import Compression
+from pace.runtime.transports.cuda import CudaTransport
+from pace.runtime.transports.device import device_of
+from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import Discipline, Order
 from pace.solver.knob_search import Search
-from pace.wire.addresses import parse_address
 
 Mode = Literal["overlap", "barrier", "auto", "check"]
 GradientOp = Literal["average", "sum"]
@@ -34,8 +37,10 @@ ShardingChoice = Literal["off", "auto", "on"]
 
 # Words for what an option of another name says.
 _ELSEWHERE = {
-    "backend": "communication=AllReduce(), ParameterServers() or Mixed() says what sums gradients",
-    "consistency": "pace.runtime.torch.asynchronous() trains without waiting for all ranks",
+    "backend": "communication=AllReduce() or pace_servers.runtime.ParameterServers() says what sums",
+    "servers": "give communication=pace_servers.runtime.ParameterServers(servers=...)",
+    "pushed": "give communication=pace_servers.runtime.Mixed(pushed=...)",
+    "consistency": "pace_servers.runtime.asynchronous() trains without waiting for all ranks",
 }
 
 
@@ -48,9 +53,7 @@ def refuse_misplaced(where: str, given: Iterable[str]) -> None:
         The message names the object.
     """
     for name in given:
-        kind = next(
-            (kind for kind in (Plan, AllReduce, ParameterServers, Mixed) if name in _names(kind)), None
-        )
+        kind = next((kind for kind in (Plan, AllReduce) if name in _names(kind)), None)
         if kind is not None:
             keyword = "plan" if kind is Plan else "communication"
             raise InvalidOptions(f"{where} has no option {name}: give {keyword}={kind.__name__}({name}=...)")
@@ -256,8 +259,33 @@ class Tune(NamedOptions):
         return asdict(self) | {"knobs": sorted(self.knobs)}
 
 
+class Communication(NamedOptions):
+    """What sums gradients: ``AllReduce``, or a communication of a pack.
+
+    Attributes
+    ----------
+    compression
+        Type in which gradients are sent; "none" for their own.
+    """
+
+    __slots__ = ()
+
+    compression: Compression
+
+    @property
+    def sharding(self) -> ShardingChoice:
+        """Whether each rank updates only its shard of the parameters."""
+        return "off"
+
+    def connect(
+        self, model: nn.Module, plan: Plan | Tune | None, timeout_s: float, process_group: ProcessGroup | None
+    ) -> GlooTransport:
+        """Open the transport; collective: every rank must call it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(NamedOptions):
+class AllReduce(Communication):
     """Ranks sum gradients among themselves.
 
     Attributes
@@ -278,101 +306,12 @@ class AllReduce(NamedOptions):
         require_one_of("compression", self.compression, get_args(Compression))
         require_one_of("sharding", self.sharding, get_args(ShardingChoice))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterServers(NamedOptions):
-    """Ranks push gradients to servers, which sum them, and pull the sums.
-
-    Attributes
-    ----------
-    servers
-        Servers to use: "colocated" (one in every rank), or HOST:PORT of every `pace servers serve`. Default:
-        PACE_SERVERS (separated by commas), else "colocated".
-    token
-        Secret that ranks and servers share; needed beyond one machine. Default: PACE_SERVERS_TOKEN.
-    host
-        Address under which other ranks reach this rank's colocated server. Default: PACE_SERVERS_HOST, else
-        127.0.0.1, or with a token the address that reaches MASTER_ADDR.
-    deterministic
-        Whether servers add in the order of ranks, so that repeated runs have equal bits. Servers then keep a
-        copy of each rank's gradients.
-    pacing_bytes_per_s
-        Rate in bytes/s at which each end of a connection sends; `math.inf`: no limit. Default: the
-        schedule's.
-    ssl_context
-        TLS for connections to servers that are not colocated.
-    compression
-        Type on the wire: "fp16", "bf16", or "none" for the gradients' own. Servers sum in float32.
-    """
-
-    sharding: ClassVar[ShardingChoice] = "off"
-
-    servers: Literal["colocated"] | Sequence[str] | None = None
-    token: str | None = field(default=None, repr=False)
-    host: str | None = None
-    deterministic: bool = False
-    pacing_bytes_per_s: float | None = None
-    ssl_context: ssl.SSLContext | None = None
-    compression: Compression = "none"
-
-    def __post_init__(self) -> None:
-        """Refuse values that are not allowed, or contradict one another."""
-        if self.servers is not None and self.servers != "colocated":
-            if isinstance(self.servers, str) or not isinstance(self.servers, Sequence) or not self.servers:
-                raise refusal("servers", self.servers, "'colocated' or a list of HOST:PORT")
-            for place in self.servers:
-                parse_address(place, "")
-        for name in ("token", "host"):
-            value = getattr(self, name)
-            if value is not None:
-                require_text(name, value, secret=name == "token")
-        require_bool("deterministic", self.deterministic)
-        rate = self.pacing_bytes_per_s
-        if rate is not None and not (is_number(rate) and rate > 0):
-            raise refusal("pacing_bytes_per_s", rate, "a positive number")
-        if self.ssl_context is not None:
-            require_instance("ssl_context", self.ssl_context, ssl.SSLContext, "an ssl.SSLContext")
-            if self.servers == "colocated":
-                raise InvalidOptions(
-                    "ssl_context needs servers=[HOST:PORT, ...]: colocated servers have no certificate"
-                )
-        require_one_of("compression", self.compression, get_args(Compression))
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
-        return {
-            "servers": self.servers if isinstance(self.servers, str) else list(self.servers or ()),
-            "deterministic": self.deterministic,
-            "pacing_bytes_per_s": self.pacing_bytes_per_s,
-            "TLS": self.ssl_context is not None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed(ParameterServers):
-    """Parameter servers sum some gradients, and ranks all-reduce the others.
-
-    Attributes
-    ----------
-    pushed
-        Gradients that servers sum: names, or patterns such as "embed.*". Default: the weights of every
-        `nn.Embedding` and `nn.EmbeddingBag`.
-    """
-
-    pushed: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values that are not allowed."""
-        ParameterServers.__post_init__(self)
-        names = self.pushed
-        if names is not None and (isinstance(names, str) or not isinstance(names, Sequence) or not names):
-            raise refusal("pushed", names, "a list of gradients' names")
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
-        return super(Mixed, self).shown | {"pushed": sorted(self.pushed or ())}
-
-
-Communication = AllReduce | ParameterServers
+    def connect(
+        self, model: nn.Module, plan: Plan | Tune | None, timeout_s: float, process_group: ProcessGroup | None
+    ) -> GlooTransport:
+        """Open a transport that sums in the memory of the model's device."""
+        del plan
+        device = device_of(model)
+        if device is None:
+            return GlooTransport(timeout_s=timeout_s, process_group=process_group)
+        return CudaTransport(device, timeout_s=timeout_s, process_group=process_group)

@@ -1,4 +1,4 @@
-"""``DistributedOptimizer`` for torch.distributed, and ``asynchronous`` for training without a barrier."""
+"""``DistributedOptimizer`` for torch.distributed."""
 
 from functools import partial
 from typing import Unpack
@@ -7,37 +7,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pace.errors import InvalidOptions
-from pace.runtime.argument_checks import refusal
-from pace.runtime.control.options import WrapperOptions
-from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import (
     TrainingOptions,
-    complete_servers,
     connecting_timeout_s,
     prepare,
     refuse_unknown_arguments,
 )
-from pace.runtime.optimizer.asynchronous_optimizer import AsynchronousOptimizer
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
-from pace.runtime.options import AllReduce, GradientOp, Mixed, ParameterServers, Plan, Replanning, Tune
-from pace.runtime.servers.transport.push_pull import MixedTransport, PushPullTransport
-from pace.runtime.transports.cuda import CudaTransport
-from pace.runtime.transports.device import device_of
+from pace.runtime.options import AllReduce, Communication, GradientOp, Plan, Replanning, Tune
 from pace.runtime.transports.gloo import GlooTransport
-from pace.wire.streams import NOTSENT_BYTES
 
 __all__ = [
     "AllReduce",
-    "AsynchronousOptimizer",
     "DistributedOptimizer",
-    "Mixed",
-    "ParameterServers",
     "Plan",
     "Replanning",
     "Tune",
-    "asynchronous",
 ]
 
 
@@ -55,7 +41,8 @@ class DistributedOptimizer(WrappedOptimizer):
         What training follows: ``Plan(...)``, a schedule or a service that has it, or ``Tune(...)``, a search
         while it trains. Default: a simple plan, or the service's.
     communication
-        How gradients are summed: ``AllReduce()`` (default), ``ParameterServers()`` or ``Mixed()``.
+        What sums gradients: ``AllReduce()`` (default), or ``ParameterServers()`` or ``Mixed()`` of
+        ``pace_servers.runtime``.
     mode
         When updates are applied. "overlap": before the parameter's next use. "barrier": in ``step()``, after
         all gradients have arrived. "check": as "overlap", but a use of a pending parameter that no guard sees
@@ -114,91 +101,10 @@ class DistributedOptimizer(WrappedOptimizer):
             )
 
 
-def asynchronous(
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    *,
-    staleness: int | None = None,
-    op: GradientOp = "average",
-    broadcast_parameters: bool = True,
-    process_group: dist.ProcessGroup | None = None,
-    **training: Unpack[TrainingOptions],
-) -> AsynchronousOptimizer:
-    """Wrap a torch optimizer for asynchronous training; parameter servers hold the weights.
-
-    The weights differ from those of synchronous training; see ``AsynchronousOptimizer`` for what is
-    guaranteed.
-
-    Parameters
-    ----------
-    staleness
-        Number of steps that a rank may be ahead of the slowest one before it waits; None for no limit.
-    communication
-        ``ParameterServers()`` (default).
-    optimizer, model, plan, timeout_s, op, broadcast_parameters, process_group
-        The arguments of ``DistributedOptimizer``; there is no `mode`.
-
-    Raises
-    ------
-    ScheduleMismatch, InvalidOptions, InvalidUse
-        In the cases of ``DistributedOptimizer``.
-    """
-    refuse_unknown_arguments(asynchronous, training)
-    over = training.setdefault("communication", ParameterServers())
-    transport = _connect_to_servers(
-        model, training, over if isinstance(over, ParameterServers) else ParameterServers(), process_group
-    )
-
-    def checked() -> tuple[WrapperOptions, PlanSource]:
-        if staleness is not None and (type(staleness) is not int or not 0 <= staleness < 1 << 31):
-            raise refusal("staleness", staleness, "a whole number of at least 0, or None,")
-        if type(over) is not ParameterServers:
-            raise InvalidOptions(
-                f"communication is {over!r}, but asynchronous() keeps the weights on parameter servers:"
-                " ParameterServers() is needed"
-            )
-        if "mode" in training:
-            raise InvalidOptions("mode says when synchronous updates are applied: leave it out")
-        return prepare(transport, training, op=op, broadcast_parameters=broadcast_parameters)
-
-    with released_on_failure(transport):
-        return AsynchronousOptimizer(
-            optimizer, model, transport=transport, prepare=checked, staleness=staleness
-        )
-
-
 def connect(
     model: nn.Module, training: TrainingOptions, process_group: dist.ProcessGroup | None
 ) -> GlooTransport:
     """Open the transport for a communication; collective: every rank must call it."""
-    over = training.get("communication")
-    if isinstance(over, ParameterServers):
-        return _connect_to_servers(model, training, over, process_group)
-    return connect_all_reduces(model, training, process_group)
-
-
-def connect_all_reduces(
-    model: nn.Module, training: TrainingOptions, process_group: dist.ProcessGroup | None
-) -> GlooTransport:
-    """Open a transport for all-reduces; collective: every rank must call it."""
-    device, waiting_s = device_of(model), connecting_timeout_s(training)
-    if device is None:
-        return GlooTransport(timeout_s=waiting_s, process_group=process_group)
-    return CudaTransport(device, timeout_s=waiting_s, process_group=process_group)
-
-
-def _connect_to_servers(
-    model: nn.Module,
-    training: TrainingOptions,
-    over: ParameterServers,
-    process_group: dist.ProcessGroup | None,
-) -> PushPullTransport:
-    plan = training.get("plan")
-    credit = plan.credit_bytes if isinstance(plan, Plan) else None
-    kind = MixedTransport if isinstance(over, Mixed) else PushPullTransport
-    return kind(
-        partial(complete_servers, over, model),
-        timeout_s=connecting_timeout_s(training),
-        process_group=process_group,
-        notsent_bytes=max(credit, 1) if credit is not None and credit < 1 << 31 else NOTSENT_BYTES,
-    )
+    given = training.get("communication")
+    over = given if isinstance(given, Communication) else AllReduce()
+    return over.connect(model, training.get("plan"), connecting_timeout_s(training), process_group)

@@ -29,10 +29,11 @@ function paceCode(way, schedule, job) {
   if (way === "ddp") {
     return `from pace.runtime.ddp import Plan, attach\n\nmodel = DistributedDataParallel(model)\nhandle = attach(model, optimizer, ${plan})`;
   }
-  const [kind, communication] = { sharded: ["AllReduce", 'AllReduce(sharding="on")'], servers: ["ParameterServers", "ParameterServers()"] }[schedule.exchange] ?? [];
-  const names = ["DistributedOptimizer", "Plan", ...(kind ? [kind] : [])].sort().join(", ");
-  const more = kind ? `, communication=${communication}` : "";
-  return `from pace.runtime.${way} import ${names}\n\noptimizer = DistributedOptimizer(optimizer, model${way === "horovod" ? "=model" : ""}, ${plan}${more})`;
+  const communication = { sharded: 'AllReduce(sharding="on")', servers: "ParameterServers()" }[schedule.exchange];
+  const names = [...(schedule.exchange === "sharded" ? ["AllReduce"] : []), "DistributedOptimizer", "Plan"].join(", ");
+  const pack = schedule.exchange === "servers" ? "from pace_servers.runtime import ParameterServers\n" : "";
+  const more = communication ? `, communication=${communication}` : "";
+  return `from pace.runtime.${way} import ${names}\n${pack}\noptimizer = DistributedOptimizer(optimizer, model${way === "horovod" ? "=model" : ""}, ${plan}${more})`;
 }
 
 // A bucket is closed as soon as it reaches its cap, in the order in which gradients become ready.

@@ -6,30 +6,22 @@ from typing import Any
 import torch
 
 from benchmarks.harness.contenders import Backend
-from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join, join_horovod, join_torch, serve
 from benchmarks.harness.network.processes import Answer, answering, ranks
-from benchmarks.harness.training.over_servers import TOKEN
-from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
-from pace.documents.push_pull import PushPull
 from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.self_profile import TransportNetwork
-from pace.runtime.options import ParameterServers
 from pace.runtime.profiler import (
     AllReduceMeasurement,
     horovod_network,
     measure_allreduce,
     torch_network,
 )
-from pace.runtime.servers.measure import measure_links
-from pace.runtime.servers.server import Server
 from pace.runtime.transports.gloo import GlooTransport
 
 _PORT = 19000
-_SERVERS_PORT = 19100
 _LARGEST_BYTES = 4 << 20
 
 
@@ -115,29 +107,3 @@ class _MeasuringRank:
 
 def _main(rank: int, on: Sequence[Host], backend: Backend) -> Answer:
     return answering(_MeasuringRank(rank, on, backend))
-
-
-def measure_cluster(on: Sequence[Host], layout: Layout) -> Cluster:
-    """Measure links from the first worker alone, against all servers that are on other hosts."""
-    others = on[1:] if layout.colocated else layout.split(on)[1]
-    with (
-        ranks("servers", others, _serving, others) as servers,
-        ranks("measuring", on[:1], _measuring, others) as worker,
-        servers.awake(),
-    ):
-        (measured,) = worker.ask("measure")
-    cost: PushPull = measured.cost()
-    return Cluster(
-        name=f"testbed, {layout}",
-        exchange=cost.model_copy(update={"servers": layout.servers, "colocated": layout.colocated}),
-    )
-
-
-def _serving(rank: int, others: Sequence[Host]) -> Answer:
-    server = Server(others[rank].address, _SERVERS_PORT, token=TOKEN)
-    return lambda _request, _arguments: server.port
-
-
-def _measuring(_rank: int, others: Sequence[Host]) -> Answer:
-    options = ParameterServers(servers=[f"{host.address}:{_SERVERS_PORT}" for host in others], token=TOKEN)
-    return lambda _request, _arguments: measure_links(options, size_bytes=4 << 20, repeats=5)

@@ -15,7 +15,7 @@ from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.prediction import predict, schedule_for
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
 from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
-from benchmarks.harness.training import over_servers, trainer
+from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
 from benchmarks.harness.workload.scaling import slower
 from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
@@ -93,6 +93,8 @@ class Entry:
         undisturbed = job.workload.real is None
         workers, hosts = job.layout.split(job.on)
         if hosts and not job.layout.colocated and self.contender.backend == "servers":
+            from benchmarks.studies.servers import over_servers
+
             self.servers = stack.enter_context(
                 ranks(f"{name}, servers", hosts, over_servers.serve, hosts, job)
             )

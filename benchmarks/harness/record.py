@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.capture import capture_cost, capture_halves, measure_cluster
+from benchmarks.harness.capture import capture_cost, capture_halves
 from benchmarks.harness.conditions import machine
 from benchmarks.harness.contenders import (
     ALLREDUCE,
@@ -180,6 +180,8 @@ def _costs(on: list[Host], layout: Layout, *, clip: bool) -> Costs:
     if layout.servers:
         # Where each worker's host has a server, rings compete too.
         ring: dict[str, AllReduce] = {"torch": capture_cost(on, "torch")} if layout.colocated else {}
+        from benchmarks.studies.servers.over_servers import measure_cluster
+
         return Costs(allreduce=ring, cluster=measure_cluster(on, layout))
     if layout.shards > 1:  # hosts that hold the same shard
         cost = capture_cost(on, "torch", largest_bytes=_LARGEST_OF_SHARDS, shards=layout.shards)

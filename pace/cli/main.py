@@ -16,7 +16,6 @@ from pace.cli.imports import fit
 from pace.cli.keys import app as keys_app
 from pace.cli.models import model
 from pace.cli.optimize import check, optimize
-from pace.cli.servers.processes import app as servers_app
 from pace.cli.service import serve, submit
 from pace.cli.simulate import simulate
 from pace.cli.what_if import what_if
@@ -133,7 +132,6 @@ app.command(
     rich_help_panel=SERVICES, epilog="Example: pace submit profile.json --service http://127.0.0.1:8080"
 )(submit)
 app.add_typer(keys_app, name="keys", rich_help_panel=SERVICES)
-app.add_typer(servers_app, name="servers", rich_help_panel=SERVICES)
 for pack in packs():
     for command, application in pack.commands.items():
         added = resolve_name(application)

@@ -15,7 +15,7 @@ from pace.runtime.argument_checks import (
     require_one_of,
     require_whole,
 )
-from pace.runtime.options import AllReduce, Communication, GradientOp, Mode, ParameterServers, Plan, Tune
+from pace.runtime.options import AllReduce, Communication, GradientOp, Mode, Plan, Tune
 
 _COMPARED = (
     "mode",
@@ -62,8 +62,8 @@ class WrapperOptions:
         require_instance(
             "communication",
             self.communication,
-            (AllReduce, ParameterServers),
-            "an object AllReduce(), ParameterServers() or Mixed()",
+            Communication,
+            "AllReduce(), or ParameterServers() or Mixed() of pace_servers.runtime,",
         )
         if isinstance(self.plan, Tune) and self.communication.sharding != "off":
             raise InvalidOptions(

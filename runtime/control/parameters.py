@@ -46,7 +46,7 @@ def trained_parameters(
     if sums_gradients and isinstance(optimizer, torch.optim.SparseAdam):
         raise InvalidOptions(
             "SparseAdam needs sparse gradients, but the sums of all ranks' gradients are dense: use Adam, or"
-            " pace.runtime.torch.asynchronous"
+            " pace_servers.runtime.asynchronous"
         )
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     named = {

@@ -168,7 +168,11 @@ def plan_from_schedule(
             " or for gradients of other sizes within their groups"
         ]
     if schedule.cluster is not None and schedule.cluster.exchange.servers != servers:
-        there = f"there are {servers}" if servers else "the job has none: use ParameterServers()"
+        there = (
+            f"there are {servers}"
+            if servers
+            else "the job has none: use pace_servers.runtime.ParameterServers()"
+        )
         differences.append(f"it is for {schedule.cluster.exchange.servers} parameter servers, but {there}")
     if differences:
         shown = differences[:8] + ([f"and {len(differences) - 8} more"] if len(differences) > 8 else [])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidUse
-from pace.runtime.servers.fork_rest import go_on, rest
+from pace.runtime.fork_rest import go_on, rest
 from pace.runtime.transports.torch_threads import finish_torch_threads
 
 

@@ -30,9 +30,10 @@ from pace.log_events import LogEvent
 from pace.packs import packs
 from pace.runtime.event_log import TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
-from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan, Replanning, Tune
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
 from pace.simulation.registry import REGISTRY
+from pace_servers.runtime import Mixed, ParameterServers
 
 Row = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pace.runtime.entry_point import TrainingOptions
-from pace.runtime.options import AllReduce, Mixed, Plan, Replanning, Tune
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
 from tests.documentation.pages import documentation_pages
 from tests.preloaded import ROOT
@@ -40,12 +40,6 @@ def test_every_option_is_listed(options: type, heading: str) -> None:
     assert names <= first_cells(part("training-options.md", heading))
 
 
-def test_every_option_of_servers_is_listed() -> None:
-    """A table has those of ``ParameterServers``, a second one what ``Mixed`` adds."""
-    page = part("training-options.md", "ParameterServers and Mixed")
-    assert {each.name for each in fields(Mixed)} == first_cells(page)
-
-
 def test_every_argument_is_listed() -> None:
     """Of the front door, and those that all front doors share."""
     own = {
@@ -62,8 +56,6 @@ def test_every_variable_is_listed() -> None:
     read: set[str] = set()
     for path in (ROOT / "runtime").rglob("*.py"):
         read |= set(re.findall(r'"(PACE_[A-Z_]+)"', path.read_text(encoding="utf-8")))
-    for module in (ROOT / "pace" / "cli" / "servers").rglob("*.py"):
-        read |= set(re.findall(r'"(PACE_[A-Z_]+)"', module.read_text(encoding="utf-8")))
     assert read == first_cells(part("training-options.md", "Environment variables"))
 
 

@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _serve(job: Job, place: int) -> int:
-    from pace.runtime.servers.server import Server
+    from pace_servers.runtime.server import Server
 
     Server(job.hosts[place].address, SERVER_PORT, token="faults")
     Path(job.folder, f"listening.{place}").touch()
@@ -234,7 +234,7 @@ def _start(job: Job, rank: int, chance: random.Random) -> tuple[Any, Any, Any, C
             lambda step: parallel(*shares[step % 4]),
         )
     if job.backend == "asynchronous":
-        from pace.runtime.torch import asynchronous
+        from pace_servers.runtime import asynchronous
 
         options.pop("mode")
         wrapper = asynchronous(own, model, **grouped(options))

@@ -36,11 +36,7 @@ NAMES = {
     ],
     "torch": [
         *_OPTIONS,
-        "AsynchronousOptimizer",
         "DistributedOptimizer",
-        "Mixed",
-        "ParameterServers",
-        "asynchronous",
     ],
     "transformers": [*_OPTIONS, "PaceCallback", "PaceMixin"],
 }

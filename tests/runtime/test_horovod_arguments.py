@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pace.errors import PaceError
-from pace.runtime.options import AllReduce, ParameterServers, ShardingChoice
+from pace.runtime.options import AllReduce, ShardingChoice
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
@@ -122,8 +122,8 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "dense": (lambda _hvd, _model: {"sparse_as_dense": "no"}, "sparse_as_dense is 'no'; True or False"),
     "no text": (lambda _hvd, _model: {"gradient_predivide_factor": "2"}, "a positive number is needed"),
     "servers": (
-        lambda _hvd, _model: {"communication": ParameterServers()},
-        "communication is of type ParameterServers; over Horovod an AllReduce() is needed",
+        lambda _hvd, _model: {"communication": "servers"},
+        "communication is of type str; over Horovod an AllReduce() is needed",
     ),
     "bfloat16 in an object": (
         lambda _hvd, _model: {"communication": AllReduce(compression="bf16")},

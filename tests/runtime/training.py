@@ -61,12 +61,14 @@ def grouped(options: dict[str, Any]) -> dict[str, Any]:
 
     What says "over": "servers" or "mixed" sums gradients on parameter servers.
     """
-    from pace.runtime.options import AllReduce, Mixed, ParameterServers, Plan
+    from pace.runtime.options import AllReduce, Plan
 
     left = dict(options)
-    kind: Any = {"allreduce": AllReduce, "servers": ParameterServers, "mixed": Mixed}[
-        left.pop("over", "allreduce")
-    ]
+    kind: Any = AllReduce
+    if over := left.pop("over", None):
+        from pace_servers.runtime import Mixed, ParameterServers
+
+        kind = {"servers": ParameterServers, "mixed": Mixed}[over]
 
     def taken(kind: Any) -> dict[str, Any]:
         return {each.name: left.pop(each.name) for each in fields(kind) if each.name in left}

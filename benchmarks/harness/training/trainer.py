@@ -20,7 +20,6 @@ from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_torch, serve
 from benchmarks.harness.network.processes import Answer, answering
-from benchmarks.harness.training import over_servers
 from benchmarks.harness.training.framework_loop import FrameworkLoop, enter, launched
 from benchmarks.harness.workload.real import RealModel
 from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of, sha256
@@ -130,6 +129,8 @@ class Trainer:
         if self._contender.framework is not None:
             self._enter_framework(port)
         elif self._contender.backend == "servers":
+            from benchmarks.studies.servers import over_servers
+
             self._optimizer = over_servers.wrap(self._rank, self._job, self._optimizer, self._replay)
         else:
             self._wrappers[self._contender.kind](self, port)

@@ -4,7 +4,11 @@ from pace.packs import Pack
 
 PACK = Pack(
     name="servers",
-    commands={"": "pace_servers.commands.predict:app", "import": "pace_servers.commands.imports:app"},
+    commands={
+        "": "pace_servers.commands.predict:app",
+        "import": "pace_servers.commands.imports:app",
+        "servers": "pace_servers.commands.processes:app",
+    },
     questions="pace_servers.service.predictions:KINDS",
     http="pace_servers.service.http:HTTP",
 )

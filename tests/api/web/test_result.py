@@ -205,5 +205,7 @@ def test_pushes_and_pulls_have_their_chart_and_their_proof(visitor: Visitor) -> 
         )
     )
     assert marked.count() > 0
-    expect(page.get_by_label("Code for the training job")).to_contain_text("communication=ParameterServers()")
+    code = page.get_by_label("Code for the training job")
+    expect(code).to_contain_text("from pace_servers.runtime import ParameterServers\n")
+    expect(code).to_contain_text("communication=ParameterServers()")
     expect(page.get_by_label("Exchange")).to_have_count(0)

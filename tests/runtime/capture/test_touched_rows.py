@@ -12,12 +12,8 @@ from torch import nn
 from pace.documents.profile import Profile
 from pace.runtime.capture.mean_unions import mean_unions
 from pace.runtime.capture.touched_rows import TouchedRowsWatch
-from pace.runtime.embedding import EmbeddingTables, RowSGD, ShardedEmbedding
-from pace.runtime.options import ParameterServers
 from pace.runtime.profiler import Capture
-from pace.runtime.servers.server import Server
 from tests.runtime.capture.captures import ALLREDUCE
-from tests.runtime.logs import captured_events
 
 BATCHES = st.lists(st.sets(st.integers(0, 12)), min_size=1, max_size=6)
 
@@ -90,26 +86,3 @@ def test_passes_of_one_step_touch_their_rows_together() -> None:
     touched = watch.found()["table"]
     assert touched.distinct == pytest.approx((4 / 3, (3 + 3 + 1) / 3, 3))
     assert touched.std == pytest.approx(np.std([3, 1, 0]))
-
-
-def test_a_profile_says_which_tables_on_servers_it_leaves_out() -> None:
-    """Their rows are no gradients of a profile. Its metadata has the bytes of a step; a log says so."""
-    bags = torch.tensor([[1, 2], [2, 3]])
-    with (
-        Server() as server,
-        EmbeddingTables(ParameterServers(servers=[server.address]), timeout_s=20) as tables,
-    ):
-        table = ShardedEmbedding(50, 4, tables=tables, optimizer=RowSGD(lr=1.0), mode="sum")
-        model = nn.Sequential(table, nn.Linear(4, 1))
-        with captured_events() as events, Capture(model, iterations=2, warmup=2) as capture:
-            while not capture.finished:
-                model(bags).sum().backward()
-                tables.step()
-                capture.step()
-            profile = capture.profile("test", workers=2, allreduce=ALLREDUCE)
-        sent, received = table.step_bytes(bags)
-    assert profile.metadata["tables_left_out"] == {
-        "0": {"sent_bytes": sent, "received_bytes": received, "sent_std_bytes": 0.0}
-    }
-    assert {gradient.name for gradient in profile.gradients} == {"1.weight", "1.bias"}
-    assert [each["modules"] for each in events if each["event"] == "pace.tables_left_out"] == [["0"]]

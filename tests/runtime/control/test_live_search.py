@@ -6,7 +6,7 @@ import pytest
 
 from pace.errors import InvalidOptions
 from pace.runtime.control.knob_space import LEAST_BYTES
-from pace.runtime.options import AllReduce, ParameterServers, Plan, Tune
+from pace.runtime.options import AllReduce, Plan, Tune
 from pace.solver.knob_search import SEARCHES
 from tests.runtime.control.tuned_jobs import MOST_STEPS, Diary, tune_job
 from tests.runtime.launch import run_ranks
@@ -70,15 +70,6 @@ def test_a_search_begins_where_theory_says() -> None:
     assert tried["partition_bytes"] == pytest.approx(min(max(one.start_bytes, LEAST_BYTES), total), rel=0.01)
 
 
-def test_over_parameter_servers() -> None:
-    """Credit is the kernel's there; the rest is searched, and the servers take every new plan."""
-    tune = Tune(method="random", num_trials=3, iterations=1)
-    over = ParameterServers(servers="colocated")
-    (one,), (other,) = run_ranks(jobs, 2, "gloo", [{"plan": tune, "communication": over}])
-    assert_tuned_together(one, other, 3)
-    assert {order for order in one.orders if order is not None} <= {"overtake", "priority"}
-
-
 @pytest.mark.horovod
 def test_over_horovod() -> None:
     """The same over the other transport."""
@@ -128,17 +119,14 @@ def unlike(rank: int, _size: int) -> str:
 
 
 def test_jobs_that_cannot_be_tuned_are_refused() -> None:
-    """Sharded updates, and credit alone over servers; and ranks that differ."""
+    """Sharded updates; and ranks that differ."""
     tune = Tune(method="random")
-    credit = Tune(method="random", knobs=("credit",))
     given: list[dict[str, Any]] = [
         {"plan": tune, "communication": AllReduce(sharding="on")},
-        {"plan": credit, "communication": ParameterServers(servers="colocated")},
         {"plan": "schedule.json"},
     ]
-    for sharded, served, other in run_ranks(refused, 2, given):
+    for sharded, other in run_ranks(refused, 2, given):
         assert "sharding" in sharded
-        assert "credit" in served
         assert "Tune" in other
     for said in run_ranks(unlike, 2):
         assert "tuning" in said

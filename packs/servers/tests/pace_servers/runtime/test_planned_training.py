@@ -15,11 +15,11 @@ from pace.documents.push_pull import PushPull
 from pace.documents.steps import parse_steps
 from pace_servers.throughput.prediction import predict
 from tests.api.process import ServiceProcess
+from tests.pace_servers.runtime.server_processes import served
 from tests.runtime.control.replanning_jobs import MOST_STEPS, NEVER_AGAIN, PATIENCE_S, Diary, Job
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build, weights
-from tests.runtime.servers.server_processes import served
 from tests.runtime.training import (
     OPTIMIZERS,
     Case,
@@ -88,7 +88,7 @@ def test_a_service_plans_a_job_over_its_servers_from_the_jobs_own_profile(tmp_pa
 
 
 def _recorded(rank: int, _size: int, servers: list[str]) -> tuple[bytes, int, Any]:
-    from pace.runtime.torch import ParameterServers, asynchronous
+    from pace_servers.runtime import ParameterServers, asynchronous
 
     model = build("conv", double=True)
     inner = torch.optim.SGD(trainable(model), lr=0.05)

@@ -14,8 +14,8 @@ from pace.documents.steps import parse_steps
 from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.profiler import Capture
 from pace_servers.throughput import steps_from_profile
+from tests.pace_servers.runtime.server_processes import served
 from tests.runtime.launch import run_ranks
-from tests.runtime.servers.server_processes import served
 from tests.runtime.training import backward, wrap
 
 SIZE, STEPS, BATCH = 2, 4, 256
@@ -60,7 +60,7 @@ def _carried(optimizer: Any) -> Any:
 
 
 def _run(rank: int, _size: int, servers: list[str]) -> Found:
-    from pace.runtime.torch import ParameterServers, asynchronous
+    from pace_servers.runtime import ParameterServers, asynchronous
 
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1.0)

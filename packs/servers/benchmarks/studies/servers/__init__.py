@@ -1,0 +1,1 @@
+"""Contenders over parameter servers, for the testbed."""
