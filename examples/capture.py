@@ -46,8 +46,8 @@ def main() -> None:
 
     # 2. The network, and how it slows compute down: all ranks measure together.
     network = horovod_network() if arguments.backend == "horovod" else torch_network()
-    measured = measure_allreduce(network, largest_bytes=gradient_bytes(model))
-    contention = measure_contention(iterate, network, size_bytes=1 << 20, pairs=25)
+    measured = measure_allreduce(network, largest_bytes=gradient_bytes(model), max_seconds_per_size=0.5)
+    contention = measure_contention(iterate, network, size_bytes=1 << 20, pairs=15)
 
     # 3. The schedule: one rank submits the profile; the workers fetch the answer when they train.
     if rank == 0:

@@ -23,9 +23,9 @@ def build_model() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(256 * 4 * 4, 512),
+        nn.Linear(256 * 4 * 4, 256),
         nn.ReLU(),
-        nn.Linear(512, 10),
+        nn.Linear(256, 10),
     )
 
 

@@ -120,7 +120,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--steps",
         type=int,
-        default=50,
+        default=45,
         help="number of steps; the first 26 are not timed (default: %(default)s)",
     )
     parser.add_argument(
