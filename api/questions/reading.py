@@ -1,5 +1,6 @@
 """From the bytes of a body to what is asked: what all kinds share, and profiles by themselves."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -78,7 +79,7 @@ def receive(profile: Profile, limits: ReadLimits) -> ReceivedProfile:
     refuse_lookalikes(profile)
     document = compact_profile(profile).encode()
     return ReceivedProfile(
-        sha256=profile.sha256,
+        sha256=hashlib.sha256(document).hexdigest(),  # profile.sha256, without writing it again
         name=profile.name,
         fingerprint=profile.fingerprint,
         num_ops=len(profile.ops),

@@ -21,7 +21,7 @@ from pace.documents.frozen import FrozenDict, frozen
 from pace.documents.half_costs import HalfCost
 from pace.documents.load import Load
 from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, path_from_marked
-from pace.documents.profile_json import canonical_profile, dump_profile
+from pace.documents.profile_json import compact_profile, dump_profile
 from pace.documents.push_pull import TouchedRows
 from pace.errors import InvalidProfile
 from pace.solver.cost import CostCurve
@@ -362,8 +362,8 @@ class Profile(Document):
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the profile's canonical JSON; 64 hexadecimal digits."""
-        return hashlib.sha256(canonical_profile(self).encode()).hexdigest()
+        """SHA-256 of the profile's shortest JSON; 64 hexadecimal digits."""
+        return hashlib.sha256(compact_profile(self).encode()).hexdigest()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile
 from pace.cli import app
 from pace.documents.options import Options
-from pace.documents.profile_json import canonical_profile
+from pace.documents.profile_json import compact_profile
 from pace.models import build
 from pace.planning.frameworks.thresholds import megatron_bucket_size
 from pace.simulation import POLICIES, run_policy
@@ -220,7 +220,7 @@ def test_a_drawn_schedule_ends_when_it_is_predicted_to() -> None:
 def test_a_profile_that_is_not_slowed_down_is_the_profile_of_before() -> None:
     """The field is in no document and in no digest unless it says something, and is refused below 1."""
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=8)
-    documents = (profile.to_json(), canonical_profile(profile).encode(), optimize(profile).to_json())
+    documents = (profile.to_json(), compact_profile(profile).encode(), optimize(profile).to_json())
     for text in (document.decode() for document in documents):
         assert "slowdown" not in text
         assert "stretch_s" not in text

