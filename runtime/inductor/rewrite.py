@@ -31,9 +31,19 @@ def apply_plan(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> None:
     nodes = {node.name: node for node in order}
     for transfer in schedule.transfers:
         members = [nodes[name] for name in schedule.groups[transfer.group].tensors]
-        if len(members) > 1:
+        if len(members) > 1 or _gloo_may_crash(transfer.op, members[0]):
             _fuse(graph, transfer.op, members)
     graph.lint()
+
+
+def _gloo_may_crash(op: str, node: fx.Node) -> bool:
+    """Return whether a collective that is not in a bucket can corrupt memory of the process.
+
+    Two threads of torch's Gloo write the name of the op that they completed to one string, without a lock
+    (``ProcessGroupGloo::runLoop``, torch 2.9 to 2.14). That of all-gathers outside of buckets is the only
+    one of these ops so long that its memory is freed, and so freed twice.
+    """
+    return op == "all-gather" and node.meta["val"].device.type == "cpu"
 
 
 def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:

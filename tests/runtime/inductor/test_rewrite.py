@@ -106,6 +106,17 @@ def test_ties_keep_the_order(group: str) -> None:
     assert len(tied) >= 8
 
 
+@pytest.mark.parametrize(("device", "is_bucket"), [("cpu", True), ("meta", False)])
+def test_a_single_gather_is_a_bucket_on_cpus_only(group: str, device: str, is_bucket: bool) -> None:
+    """Over Gloo, two gathers in flight outside of buckets may crash the process."""
+    module = traced(lambda shard: gathered(shard, group) + 1, torch.ones(2, WIDTH, device=device))
+    planned(module, WIDE)
+    into = OPS.all_gather_into_tensor_out if is_bucket else OPS.all_gather_into_tensor
+    assert [node.target for node in module.graph.nodes if "all_gather_into_tensor" in str(node.target)] == [
+        into.default
+    ]
+
+
 def test_a_graph_of_real_size_is_planned(group: str) -> None:
     """A model of 60 layers has 180 collectives."""
     module, inputs = iteration(group, layers=60)
