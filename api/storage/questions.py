@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Executable, bindparam, delete, select
+from sqlalchemy import Connection, Executable, bindparam, delete, func, select
 
 from pace.api.errors import InvalidRequest
 from pace.api.questions.kind import Question, QuestionKind, ReceivedProfile
@@ -39,8 +39,12 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInput:
-    """The input of a task besides its options: a document, compressed by zlib."""
+    """The input of a task besides its options: a document, compressed by zlib.
 
+    `name` is the job, or the name of what the question is about.
+    """
+
+    name: str | None
     document: bytes
     object_key: str | None
     num_gradients: int = 0
@@ -77,8 +81,13 @@ _NEWEST = (
     .order_by(QuestionRecord.asked_number.desc())
     .limit(1)
 )
+NAME = func.coalesce(QuestionRecord.job, QuestionRecord.input_name, ProfileRecord.name).label("name")
+ABOUT_PROFILE = (ProfileRecord.tenant == QuestionRecord.tenant) & (
+    ProfileRecord.sha256 == QuestionRecord.input_sha256
+)
 _INPUT = (
     select(
+        NAME,
         QuestionRecord.document,
         QuestionRecord.object_key,
         ProfileRecord.document.label("profile"),
@@ -86,11 +95,7 @@ _INPUT = (
         ProfileRecord.num_gradients,
         ProfileRecord.num_ops,
     )
-    .outerjoin(
-        ProfileRecord,
-        (ProfileRecord.tenant == QuestionRecord.tenant)
-        & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
-    )
+    .outerjoin(ProfileRecord, ABOUT_PROFILE)
     .where(*_MINE)
 )
 _SAVE = Upsert(QuestionRecord, ["id"], ["asked_at", "asked_by", "asked_number"], ["created_at"])
@@ -122,6 +127,7 @@ def find_input(connection: Connection, tenant: str, question_id: str) -> TaskInp
         return None
     if row.profile is not None:
         return TaskInput(
+            name=row.name,
             document=row.profile,
             object_key=row.profile_key,
             num_gradients=row.num_gradients,
@@ -129,7 +135,7 @@ def find_input(connection: Connection, tenant: str, question_id: str) -> TaskInp
         )
     if not row.document and row.object_key is None:
         return None
-    return TaskInput(document=row.document, object_key=row.object_key)
+    return TaskInput(name=row.name, document=row.document, object_key=row.object_key)
 
 
 def save_question(
@@ -234,11 +240,7 @@ class QuestionStore:
         question = question.join(SolutionRecord, ANSWERED)
         if kind.about_profile:
             held = ProfileRecord
-            question = question.join(
-                ProfileRecord,
-                (ProfileRecord.tenant == QuestionRecord.tenant)
-                & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
-            )
+            question = question.join(ProfileRecord, ABOUT_PROFILE)
         question = question.add_columns(held.document, held.object_key)
         question = question.where(*_MINE, QuestionRecord.kind == kind.name)
         with self.database.read() as connection:

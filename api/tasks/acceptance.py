@@ -146,7 +146,8 @@ def _claimed(
         sizes = {}
         if isinstance(brought, ReceivedProfile):
             sizes = {"num_gradients": brought.num_gradients, "num_ops": brought.num_ops}
-        found = TaskInput(document=brought.document, object_key=None, **sizes)
+        name = brought.name if question.job is None else question.job
+        found = TaskInput(name=name, document=brought.document, object_key=None, **sizes)
     else:
         # One that is named, or one that was uploaded: perhaps for nothing, as it was stored already.
         found = find_input(connection, tenant, result_id)

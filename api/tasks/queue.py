@@ -23,7 +23,7 @@ from pace.api.questions.registry import KINDS
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.pages import read_page
-from pace.api.storage.questions import find_input
+from pace.api.storage.questions import ABOUT_PROFILE, NAME, find_input
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord, TaskRecord
 from pace.api.tasks.acceptance import Acceptance
@@ -377,12 +377,9 @@ _STATUS = (
     TaskRecord.created_at,
     TaskRecord.started_at,
     TaskRecord.finished_at,
-    select(func.coalesce(QuestionRecord.job, QuestionRecord.input_name, ProfileRecord.name))
-    .outerjoin(
-        ProfileRecord,
-        (ProfileRecord.tenant == QuestionRecord.tenant)
-        & (ProfileRecord.sha256 == QuestionRecord.input_sha256),
-    )
+    select(NAME)
+    .select_from(QuestionRecord)
+    .outerjoin(ProfileRecord, ABOUT_PROFILE)
     .where(QuestionRecord.id == TaskRecord.result_id)
     .correlate(TaskRecord)
     .scalar_subquery()

@@ -5,6 +5,7 @@ Defined twice, for values and for rows: the queue must skip large solves without
 
 from sqlalchemy import ColumnElement, exists
 
+from pace.api.storage.questions import ABOUT_PROFILE
 from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord
 from pace.documents.options import Options
 
@@ -35,8 +36,7 @@ def is_small_solve() -> ColumnElement[bool]:
     """Return the same as a condition on a task; false for one whose profile was deleted."""
     of_small_profile = exists().where(
         QuestionRecord.id == TaskRecord.result_id,
-        ProfileRecord.tenant == QuestionRecord.tenant,
-        ProfileRecord.sha256 == QuestionRecord.input_sha256,
+        ABOUT_PROFILE,
         ProfileRecord.num_ops <= MOST_OPS,
         ProfileRecord.num_gradients <= MOST_GRADIENTS,
     )

@@ -48,6 +48,7 @@ class ClaimedTask:
 
     id: str
     kind: str
+    name: str | None
     tenant: str
     key: str
     result_id: str
@@ -72,6 +73,7 @@ class ClaimedTask:
         return TaskStatus(
             id=self.id,
             kind=self.kind,
+            name=self.name,
             result_id=self.result_id,
             state="done",
             problem=None,
@@ -91,13 +93,14 @@ class TaskStatus:
     Attributes
     ----------
     name
-        The job, or the name of what it is about; None if unknown here.
+        The job, or the name of what it is about; None if the input was deleted.
     document
         The stored result, if this process has just produced it.
     """
 
     id: str
     kind: str
+    name: str | None
     result_id: str
     state: str
     problem: Problem | None
@@ -106,7 +109,6 @@ class TaskStatus:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    name: str | None = field(default=None, compare=False)
     document: bytes | None = field(default=None, compare=False, repr=False)
 
     @property

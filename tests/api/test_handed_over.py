@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,19 @@ def test_what_is_handed_over_is_what_is_stored(queue: TaskQueue) -> None:
     stored = QuestionStore(queue.database).get("a", KINDS["schedule"], accepted.result_id)
     assert stored is not None
     assert (stored.document, stored.created_at) == (b"the first", accepted.unsolved.created_at)
+
+
+@pytest.mark.parametrize("job", ["train", None])
+def test_a_finished_task_has_its_name(queue: TaskQueue, job: str | None) -> None:
+    """The job, or else the profile's name, whether a task is claimed with its request or later."""
+    at_once = queue.submit("a", replace(_request(3), job=job), claim=True).claimed
+    queue.submit("a", replace(_request(4), job=job))
+    for claimed in (at_once, queue.claim("schedule")):
+        assert claimed is not None
+        ended = queue.finish(claimed, PlacedDocument(document=b"made"))
+        assert ended is not None
+        assert ended.name == (job or "layered")
+        assert ended == queue.status("a", claimed.id)
 
 
 def test_only_the_document_that_stays_is_handed_over(queue: TaskQueue) -> None:
