@@ -163,25 +163,39 @@ class CollectivePlanner(CustomGraphPass):
         InvalidUse
             If Inductor would move collectives, too.
         """
+        self._rewrite(graph, fused=True)
+
+    def plan_interpreted(self, graph: fx.Graph) -> None:
+        """Plan and rewrite a graph that is not given to Inductor, but runs node by node.
+
+        Raises
+        ------
+        PaceError
+            As if the planner is called.
+        """
+        self._rewrite(graph, fused=False)
+
+    def _rewrite(self, graph: fx.Graph, *, fused: bool) -> None:
         if not any(_communicates(node) for node in graph.nodes):
             return
         # Through the dispatcher in Python, collectives would keep the GIL, for which Gloo's threads may wait.
         with no_python_dispatcher(), unset_fake_temporarily(), torch.no_grad():
-            self._plan(graph)
+            self._plan(graph, fused)
 
-    def _plan(self, graph: fx.Graph) -> None:
+    def _plan(self, graph: fx.Graph, fused: bool) -> None:
         ranks = self._ranks
         name = f"graph {len(self.planned)}"
         program = ranks.together(lambda: self._read(graph, name), name)
         ranks.refuse_other_graphs(program, name)
-        found = self._plan_of(program, _device(graph))
-        sent = ranks.together(lambda: self._rewrite(graph, program, found.schedule), f"{name}'s plan")
+        found = self._plan_of(program, _device(graph), fused)
+        sent = ranks.together(lambda: self._carry_out(graph, program, found.schedule), f"{name}'s plan")
         prove_order(name, ranks.ranks, ranks.gather(sent, f"{name}'s proof"))
-        tie(graph)
+        if fused:
+            tie(graph)
         self.planned.append(found)
 
     @staticmethod
-    def _rewrite(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> RankFile:
+    def _carry_out(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> RankFile:
         apply_plan(graph, program, schedule)
         return issued(graph, program)
 
@@ -189,13 +203,14 @@ class CollectivePlanner(CustomGraphPass):
         _refuse_other_passes()
         return read_fx(graph, name)
 
-    def _plan_of(self, program: FxProgram, device: torch.device) -> PlannedGraph:
-        key = hashlib.sha256(f"{program.sha256} {self._options()} {self._ranks.hosts}".encode()).hexdigest()
+    def _plan_of(self, program: FxProgram, device: torch.device, fused: bool) -> PlannedGraph:
+        terms = f"{program.sha256} {fused} {self._options()} {self._ranks.hosts}"
+        key = hashlib.sha256(terms.encode()).hexdigest()
         if key not in self._found:
             kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
             if kept is None:
                 costs = self._measure(program, device)
-                seconds = self._node_seconds(program, device)
+                seconds = self._node_seconds(program, device, fused)
                 kept = self._ranks.from_first(lambda: self._search(program, costs, seconds, key), "the plan")
             graph, schedule = parse_graph(kept[0]), parse_schedule(kept[1])
             self._found[key] = PlannedGraph(graph=graph, schedule=schedule)
@@ -213,22 +228,22 @@ class CollectivePlanner(CustomGraphPass):
                 raise InvalidOptions(f"costs has no {call.op}, which {program.untimed.name} has: add it")
         return {call: self._costs[call.op] for call in program.calls.values()}
 
-    def _node_seconds(self, program: FxProgram, device: torch.device) -> NodeSeconds:
+    def _node_seconds(self, program: FxProgram, device: torch.device, fused: bool) -> NodeSeconds:
         """Return the time of each node, and the rate of copies: medians of all ranks.
 
         All ranks measure at the same time, because they compute at the same time.
         """
-        own = self._ranks.together(lambda: self._timed(program, device), "measured ops")
+        own = self._ranks.together(lambda: self._timed(program, device, fused), "measured ops")
         every = self._ranks.gather(own, "times of ops")
         return tuple(map(median, zip(*(each[0] for each in every), strict=True))), median(
             each[1] for each in every
         )
 
-    def _timed(self, program: FxProgram, device: torch.device) -> NodeSeconds:
+    def _timed(self, program: FxProgram, device: torch.device, fused: bool) -> NodeSeconds:
         if self._times is None:
             self._times = NodeTimes(device, self._rates)
         times = self._times
-        return tuple(times.duration_s(node) for node in program.nodes), times.memory_bytes_per_s
+        return tuple(times.duration_s(node, fused=fused) for node in program.nodes), times.memory_bytes_per_s
 
     def _search(
         self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], seconds: NodeSeconds, key: str

@@ -68,7 +68,8 @@ class CompilingRanks:
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             raise CommunicationFailed(
-                f"the ranks did not all reach {what} within {self._timeout.total_seconds():g} s: {first}"
+                f"the ranks did not all reach {what} within {self._timeout.total_seconds():g} s ({first}): "
+                "all ranks must compile the same graphs, so give them batches of the same shapes"
             ) from error
 
     def together(self, call: Callable[[], T], what: str) -> T:

@@ -157,12 +157,40 @@ def train_on_mesh(rank: int) -> dict[str, Any]:
     }
 
 
+def _train_in_turn(passes: Any, rank: int) -> list[torch.Tensor]:
+    """Train two models in turn; the first batches of another size compile both again."""
+    with inductor(passes):
+        models = [ShardedLayers(dist.group.WORLD), OtherLayers(dist.group.WORLD)]
+        steps = [
+            (torch.compile(model, fullgraph=True), torch.optim.SGD(model.parameters(), lr=0.5))
+            for model in models
+        ]
+        generator = torch.Generator().manual_seed(rank)
+        for rows in (4, 4, 6, 7):
+            for compiled, optimizer in steps:
+                optimizer.zero_grad()
+                compiled(torch.randn(rows, WIDTH, generator=generator)).backward()
+                optimizer.step()
+        return [each.detach().clone() for model in models for each in model.parameters()]
+
+
+def train_in_turn(rank: int) -> tuple[bool, int]:
+    """Train two models with one planner; return whether bits are equal, and how many graphs it planned."""
+    from pace.runtime.inductor import CollectivePlanner
+
+    plain = _train_in_turn(None, rank)
+    planner = CollectivePlanner(costs=LATE, rates=RATES, memory_bytes=PLENTY)
+    return same_bits(_train_in_turn(planner, rank), plain), len(planner.planned)
+
+
 def error_of(rank: int, case: str) -> str:
     """Return the error of a job that cannot be planned."""
     from pace.runtime.inductor import CollectivePlanner
 
     model_class = OtherLayers if case == "other model" and rank == 1 else ShardedLayers
     options: dict[str, Any] = {"costs": LATE, "rates": RATES}
+    if case == "one rank compiles":
+        options["timeout_s"] = 2.0
     if case == "small memory":
         options["memory_bytes"] = 3000
     if case == "no cost":
@@ -174,7 +202,10 @@ def error_of(rank: int, case: str) -> str:
     try:
         planner = CollectivePlanner(**options)
         with inductor(planner):
-            if case == "other pass":
+            if case == "one rank compiles":
+                if rank == 1:
+                    train(model_class(dist.group.WORLD), rank)
+            elif case == "other pass":
                 from torch._inductor import config
 
                 with config.patch(bucket_all_gathers_fx="all"):

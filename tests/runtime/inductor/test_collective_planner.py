@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.inductor.jobs import compare, error_of, train_on_mesh
+from tests.runtime.inductor.jobs import compare, error_of, train_in_turn, train_on_mesh
 from tests.runtime.launch import load_for_all, run_ranks
 from tests.runtime.rank_pool import RankPool
 
@@ -71,6 +71,23 @@ def test_jobs_that_cannot_be_planned_end_on_all_ranks(pair: RankPool, case: str,
     for text in found:
         assert expected in text
         assert "\n" not in text
+
+
+def test_a_rank_that_compiles_alone_is_told_so(pair: RankPool) -> None:
+    """Within the time-out, in one line that names who did not come."""
+    others, alone = pair.run(error_of, "one rank compiles")
+    assert others == "no error"
+    assert alone.startswith("CommunicationFailed: the ranks did not all reach graph 0 within 2 s (")
+    assert "rank 0" in alone
+    assert "\n" not in alone
+    assert "give them batches of the same shapes" in alone
+
+
+def test_two_models_are_compiled_twice(pair: RankPool) -> None:
+    """One planner plans both, and again when batches have another size."""
+    for is_equal, num_graphs in pair.run(train_in_turn):
+        assert is_equal
+        assert num_graphs == 8
 
 
 def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
