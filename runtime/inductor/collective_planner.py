@@ -204,7 +204,10 @@ class CollectivePlanner(CustomGraphPass):
         return read_fx(graph, name)
 
     def _plan_of(self, program: FxProgram, device: torch.device, fused: bool) -> PlannedGraph:
-        terms = f"{program.sha256} {fused} {self._options()} {self._ranks.hosts}"
+        # Batches of other sizes make graphs of the same nodes; ranks may have batches of different sizes.
+        sizes = [program.untimed.resident_bytes, *(node.allocates_bytes for node in program.untimed.nodes)]
+        sizes = self._ranks.gather(sizes, "the sizes of tensors")[0]
+        terms = f"{program.sha256} {sizes} {fused} {self._options()} {self._ranks.hosts}"
         key = hashlib.sha256(terms.encode()).hexdigest()
         if key not in self._found:
             kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
