@@ -240,7 +240,7 @@ def test_a_training_job_needs_no_solver() -> None:
     """It loads nothing of the 400 MB that compute schedules, or the extra `torch` would not do."""
     program = (
         "import importlib, pathlib, sys, pace.client.http, pace.runtime\n"
-        "others = ('accelerate', 'horovod', 'inductor', 'lightning', 'transformers')\n"
+        "others = ('accelerate', 'horovod', 'inductor', 'lightning', 'torchtitan', 'transformers')\n"
         "folder = pathlib.Path(pace.runtime.__path__[0])\n"
         "for path in folder.rglob('*.py'):\n"
         "    parts = path.relative_to(folder).with_suffix('').parts\n"

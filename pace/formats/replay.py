@@ -98,7 +98,8 @@ def anchored(
     recorded_s
         How long each step took.
     scale_cost
-        Whether the cost was measured in these steps: then it may be scaled down.
+        Whether the cost was measured in these steps: then it may be scaled down. Another cost may be that of
+        another network, on which these steps were not recorded.
     """
     replays = [as_they_ran(profile, calls)[0] for calls in steps] or [profile.timing.compute_s]
     replayed = statistics.median(replays)
@@ -122,6 +123,7 @@ def anchored(
         "errors": [replayed / wall - 1 if wall else 0.0 for wall in recorded_s],
         "error": replayed / recorded - 1 if recorded else 0.0,
         "cost_scale": scale,
+        "cost_is_recorded": scale_cost,
         "late_s": max(waiting - priced, 0.0),
         "calls": [
             {

@@ -2,7 +2,8 @@
 
 A profile of a trace is anchored on the step that was recorded: its own all-reduces are replayed, and every
 gain is a gain over that replay. What the replay waited for late ranks is part of every row, for no schedule
-changes it. Other profiles are compared with DistributedDataParallel as it comes.
+changes it. Other profiles, and traces for which another network is given, are compared with
+DistributedDataParallel as it comes.
 
 Under clipping by the global norm no parameter is updated before every gradient has been reduced, so the whole
 forward pass waits for all of them, unless they are exchanged in two halves with the norm between. Computing
@@ -204,9 +205,9 @@ def _seconds(value: object) -> float | None:
 
 
 def _baseline(profile: Profile) -> Baseline | None:
-    """Return the recorded step; None without recorded all-reduces, whose place every plan takes."""
+    """Return the recorded step; None without recorded all-reduces on this network, whose place plans take."""
     replay = profile.metadata.get("replay")
-    if not isinstance(replay, dict) or not replay.get("calls"):
+    if not isinstance(replay, dict) or not replay.get("calls") or not replay.get("cost_is_recorded", True):
         return None
     recorded = [_seconds(value) for value in _listed(replay.get("recorded_s"))]
     known = [seconds for seconds in recorded if seconds is not None]

@@ -77,6 +77,23 @@ def test_the_command_takes_traces_and_profiles(tmp_path: Path) -> None:
     assert "no schedule is faster" in text.stdout
 
 
+def test_on_another_network_gains_are_over_ddp(tmp_path: Path) -> None:
+    """The recorded step ran on its own network: on a slow one DDP takes longer than it, and PACE gains."""
+    trace = str(write_json(tmp_path / "t.json", kineto_document(launched_events())))
+    found = {}
+    for rate in ("100", "0.0001"):
+        asked = CliRunner().invoke(
+            app, ["headroom", trace, "--workers", "8", "--bandwidth-gbps", rate, "--json"]
+        )
+        found[rate] = json.loads(asked.stdout)
+        assert found[rate]["recorded"] is None
+        assert found[rate]["plain"]["gains"]["ddp_s"] == 0
+    slow, fast = found["0.0001"], found["100"]
+    assert slow["plain"]["ddp_s"] > 2 * fast["plain"]["ddp_s"]
+    assert slow["time"]["exposed_communication_s"] > 10 * fast["time"]["exposed_communication_s"]
+    assert not any("already hidden" in line for line in slow["advice"])
+
+
 def test_gains_are_over_the_recorded_step() -> None:
     """One bucket takes 6 s, the best 5: a sixth less. The first line names the job."""
     made = headroom(anchored_profile())
