@@ -118,6 +118,8 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
         return "this is a plan: give the document for which it was made"
     if "profile_sha256" in unknown:
         return "this is a schedule: give the profile or the graph for which it was made"
+    if "traceEvents" in unknown:
+        return "this is a trace: make a profile of it with `pace import`, or use `pace headroom`"
     if len(parsed) != 1 and len(needed) > 1 and missing == needed:
         return f"this is another kind of document: it has none of {', '.join(needed)}"
     if len(unknown) < ANOTHER_KIND:

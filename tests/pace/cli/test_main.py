@@ -206,6 +206,16 @@ def test_another_kind_of_document_is_told_in_one_line() -> None:
         assert said.count("\n") == 1
 
 
+def test_a_trace_in_place_of_a_profile_is_told_in_one_line(tmp_path: Path) -> None:
+    """With what makes a profile of it."""
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}))
+    for command in ("optimize", "what-if"):
+        said = failed(1, command, trace)
+        assert "this is a trace: make a profile of it with `pace import`, or use `pace headroom`" in said
+        assert said.count("\n") == 1
+
+
 def test_a_schedule_in_place_of_its_profile_is_told_in_one_line(tmp_path: Path) -> None:
     """Arguments of `pace check` in the wrong order."""
     schedule = tmp_path / "schedule.json"
