@@ -168,17 +168,6 @@ TRAINING_EVENTS = {
         "waiting_for peers",
         "Training waits long for a group; `peers` has what each rank has not sent",
     ),
-    "pace.server_awaited": LogEvent(
-        "warning",
-        "server reason within_s",
-        "A server does not answer yet; see whether it runs. The rank keeps trying for `within_s` seconds",
-    ),
-    "pace.server_links_changed": LogEvent(
-        "warning",
-        "lost back left",
-        "Servers were lost or came back; training goes on with those that are left",
-    ),
-    "pace.server_job_failed": LogEvent("info", "job reason", "A server ended a job"),
     "pace.caller_refused": LogEvent("warning", "caller reason", "A listening process refused a connection"),
 }
 
