@@ -1,5 +1,5 @@
-"""Hosts, as the core's tests of the testbed have them."""
+"""Hosts and a profile, as the core's tests of the testbed have them."""
 
-from tests.testbed.conftest import namespaces
+from tests.testbed.conftest import layered, namespaces, ports, two_hosts
 
-__all__ = ["namespaces"]
+__all__ = ["layered", "namespaces", "ports", "two_hosts"]
