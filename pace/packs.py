@@ -42,6 +42,9 @@ class Pack:
         A ``pace.api.http.pack_parts.HttpPart``: routes, their examples, and views of the web page.
     log_events
         ``LogEvent`` by name, for the reference.
+    communications
+        Classes derived from ``pace.runtime.options.Communication``: an option of theirs that is given to a
+        front door is an error that names them.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Pack:
     kernels: str | None = None
     http: str | None = None
     log_events: str | None = None
+    communications: str | None = None
 
 
 @cache

@@ -5,8 +5,10 @@ Values are checked when the objects are created; ``entry_point`` reads the envir
 
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
@@ -15,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
+from pace.packs import parts
 from pace.runtime.argument_checks import (
     is_number,
     refusal,
@@ -38,8 +41,6 @@ ShardingChoice = Literal["off", "auto", "on"]
 # Words for what an option of another name says.
 _ELSEWHERE = {
     "backend": "communication=AllReduce() or pace_servers.runtime.ParameterServers() says what sums",
-    "servers": "give communication=pace_servers.runtime.ParameterServers(servers=...)",
-    "pushed": "give communication=pace_servers.runtime.Mixed(pushed=...)",
     "consistency": "pace_servers.runtime.asynchronous() trains without waiting for all ranks",
 }
 
@@ -53,10 +54,13 @@ def refuse_misplaced(where: str, given: Iterable[str]) -> None:
         The message names the object.
     """
     for name in given:
-        kind = next((kind for kind in (Plan, AllReduce) if name in _names(kind)), None)
+        kinds: Iterator[Any] = chain((Plan, AllReduce), *parts("communications"))
+        kind = next((kind for kind in kinds if name in _names(kind)), None)
         if kind is not None:
             keyword = "plan" if kind is Plan else "communication"
-            raise InvalidOptions(f"{where} has no option {name}: give {keyword}={kind.__name__}({name}=...)")
+            package = "" if kind in (Plan, AllReduce) else f"{kind.__module__.rpartition('.')[0]}."
+            shown = f"{keyword}={package}{kind.__name__}({name}=...)"
+            raise InvalidOptions(f"{where} has no option {name}: give {shown}")
         if name in _ELSEWHERE:
             raise InvalidOptions(f"{where} has no option {name}: {_ELSEWHERE[name]}")
 
@@ -259,7 +263,7 @@ class Tune(NamedOptions):
         return asdict(self) | {"knobs": sorted(self.knobs)}
 
 
-class Communication(NamedOptions):
+class Communication(NamedOptions, ABC):
     """What sums gradients: ``AllReduce``, or a communication of a pack.
 
     Attributes
@@ -277,11 +281,11 @@ class Communication(NamedOptions):
         """Whether each rank updates only its shard of the parameters."""
         return "off"
 
+    @abstractmethod
     def connect(
         self, model: nn.Module, plan: Plan | Tune | None, timeout_s: float, process_group: ProcessGroup | None
     ) -> GlooTransport:
         """Open the transport; collective: every rank must call it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile, load_profile
 from pace.errors import FormatError
+from pace.formats.reading import warn_of_workers
 from pace.formats.recognize import KnownFormat, tell_format
+from pace.formats.replay import with_replay
 
 NO_COST = "the file holds no cost of an all-reduce: give --cost, or --bandwidth-gbps and --latency-s"
 NO_WORKERS = "the file does not say how many workers took part: give their number (--workers)"
@@ -93,8 +95,15 @@ def read_as(
     match told:
         case "profile":
             profile = load_profile(path)
-            changed = {"workers": workers, "allreduce": allreduce, "name": name}
-            return profile.replace(**{key: value for key, value in changed.items() if value is not None})
+            given = {"workers": workers, "allreduce": allreduce, "name": name}
+            changed = profile.replace(**{key: value for key, value in given.items() if value is not None})
+            network = profile.workers, profile.allreduce
+            replay = profile.metadata.get("replay")
+            if allreduce is None and changed.workers != profile.workers:
+                warn_of_workers(path, profile.workers, changed.workers)
+            if isinstance(replay, dict) and (changed.workers, changed.allreduce) != network:
+                return with_replay(changed, replay, on_its_network=False)
+            return changed
         case "kineto":
             from pace.formats.kineto import read_kineto
 

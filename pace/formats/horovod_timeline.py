@@ -19,7 +19,7 @@ from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
 from pace.formats.reading import number, stream_json, validated, warn
-from pace.formats.replay import ReplayedCall, anchored
+from pace.formats.replay import ReplayedCall, anchored, with_replay
 
 TOOL = "Horovod timeline"
 _NEGOTIATE = "NEGOTIATE_ALLREDUCE"
@@ -172,7 +172,7 @@ def read_horovod_profile(
     replayed = [_replayed_calls(calls, order) for calls in iterations]
     profile, replay = anchored(profile, replayed, _periods(iterations), scale_cost=allreduce is None)
     replay["not_explained"] = None if abs(replay["error"]) <= 0.1 else "iterations differ, or steps overlap"
-    return profile.replace(metadata={**profile.metadata, "replay": replay})
+    return with_replay(profile, replay, on_its_network=allreduce is None and said in (None, workers))
 
 
 def _waits(iterations: Sequence[dict[str, _Call]], workers: int) -> list[list[float]]:

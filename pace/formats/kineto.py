@@ -14,7 +14,7 @@ from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_report import described, replayed
 from pace.formats.kineto_trace import read_kineto_trace
 from pace.formats.parameters import read_parameters
-from pace.formats.reading import warn
+from pace.formats.reading import warn, warn_of_workers
 from pace.formats.recorded_collectives import equal_times, recorded_cost
 from pace.formats.training_step import profile_of_step
 
@@ -71,7 +71,8 @@ def read_kineto(
     recorded: AllReduce | None = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
     slowest = job.slowest
     late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
-    workers = workers or _workers(ranks)
+    said = _workers(ranks)
+    workers = workers or said
     _warn_of_several_groups(slowest)
     if slowest.others["sparse_all_reduce"]:
         warn(trace.path, "sparse gradients count with all their rows, although only some were sent")
@@ -92,7 +93,16 @@ def read_kineto(
         allreduce=allreduce,
         metadata=described(job, joined=execution_trace is not None, measured=recorded is not None),
     )
-    return replayed(profile, job, scale_cost=not given, late=late is not None)
+    as_recorded = said in (None, workers)
+    if said is not None and not given and not as_recorded:
+        warn_of_workers(trace.path, said, workers)
+    return replayed(
+        profile,
+        job,
+        scale_cost=not given,
+        on_its_network=as_recorded and not given,
+        late=late is not None,
+    )
 
 
 def _warn_of_several_groups(rank: RankTrace) -> None:

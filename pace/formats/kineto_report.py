@@ -13,7 +13,7 @@ from pace.formats.kineto_order import first_difference
 from pace.formats.kineto_rank import RankTrace
 from pace.formats.kineto_records import KinetoStep
 from pace.formats.reading import warn
-from pace.formats.replay import anchored
+from pace.formats.replay import anchored, with_replay
 from pace.formats.training_step import gradient_names
 
 
@@ -120,13 +120,15 @@ def _compared(rank: RankTrace) -> tuple[list[dict[str, Any]], bool | None, str |
     )
 
 
-def replayed(profile: Profile, job: Job, *, scale_cost: bool, late: bool) -> Profile:
+def replayed(profile: Profile, job: Job, *, scale_cost: bool, on_its_network: bool, late: bool) -> Profile:
     """Return the profile with its cost calibrated and its recorded step replayed, as its metadata says.
 
     Parameters
     ----------
     scale_cost
         Whether the cost is from the same trace.
+    on_its_network
+        Whether the number of workers is as well.
     late
         Whether one rank's all-reduces show that they waited for late ranks.
     """
@@ -137,7 +139,7 @@ def replayed(profile: Profile, job: Job, *, scale_cost: bool, late: bool) -> Pro
     missing = statistics.median(rank.wall_s) - replay["predicted_s"]
     replay["not_explained"] = _unexplained(job, missing) if abs(replay["error"]) > 0.1 else None
     replay["ranks_are_late"] = late
-    return profile.replace(metadata={**profile.metadata, "replay": replay})
+    return with_replay(profile, replay, on_its_network=on_its_network)
 
 
 def _unexplained(job: Job, missing_s: float) -> str:

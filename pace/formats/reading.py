@@ -36,6 +36,15 @@ def warn(path: object, message: str) -> None:
     warnings.warn(f"{path}: {message}", FormatWarning, stacklevel=2)
 
 
+def warn_of_workers(path: object, costed: int, workers: int) -> None:
+    """Warn that a cost is used for another number of workers than it is of."""
+    warn(
+        path,
+        f"the cost is of all-reduces among {costed} workers, and may be higher among {workers}: give it "
+        "(--cost, or --bandwidth-gbps and --latency-s)",
+    )
+
+
 @contextmanager
 def open_binary(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that may be gzipped, whatever its name; damage becomes a FormatError."""

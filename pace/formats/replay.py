@@ -98,8 +98,7 @@ def anchored(
     recorded_s
         How long each step took.
     scale_cost
-        Whether the cost was measured in these steps: then it may be scaled down. Another cost may be that of
-        another network, on which these steps were not recorded.
+        Whether the cost was measured in these steps: then it may be scaled down.
     """
     replays = [as_they_ran(profile, calls)[0] for calls in steps] or [profile.timing.compute_s]
     replayed = statistics.median(replays)
@@ -123,7 +122,6 @@ def anchored(
         "errors": [replayed / wall - 1 if wall else 0.0 for wall in recorded_s],
         "error": replayed / recorded - 1 if recorded else 0.0,
         "cost_scale": scale,
-        "cost_is_recorded": scale_cost,
         "late_s": max(waiting - priced, 0.0),
         "calls": [
             {
@@ -136,6 +134,20 @@ def anchored(
             for call, (start, end) in zip(shown, times, strict=True)
         ],
     }
+
+
+def with_replay(profile: Profile, replay: dict[str, Any], *, on_its_network: bool) -> Profile:
+    """Return the profile with a replay in its metadata.
+
+    Parameters
+    ----------
+    on_its_network
+        Whether the profile's number of workers and cost are those of the recorded steps. If not, they say
+        nothing about what another schedule gains.
+    """
+    return profile.replace(
+        metadata={**profile.metadata, "replay": {**replay, "on_its_network": on_its_network}}
+    )
 
 
 def _priced_median_s(profile: Profile, steps: Sequence[Sequence[ReplayedCall]]) -> float:

@@ -207,7 +207,7 @@ def _seconds(value: object) -> float | None:
 def _baseline(profile: Profile) -> Baseline | None:
     """Return the recorded step; None without recorded all-reduces on this network, whose place plans take."""
     replay = profile.metadata.get("replay")
-    if not isinstance(replay, dict) or not replay.get("calls") or not replay.get("cost_is_recorded", True):
+    if not isinstance(replay, dict) or not replay.get("calls") or not replay.get("on_its_network", True):
         return None
     recorded = [_seconds(value) for value in _listed(replay.get("recorded_s"))]
     known = [seconds for seconds in recorded if seconds is not None]

@@ -12,4 +12,5 @@ PACK = Pack(
     questions="pace_servers.service.predictions:KINDS",
     http="pace_servers.service.http:HTTP",
     log_events="pace_servers.log_events:SERVER_EVENTS",
+    communications="pace_servers.runtime.options:COMMUNICATIONS",
 )

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
+from pace.formats.any_format import read_any
+from pace.formats.reading import FormatWarning
 from pace.view.headroom_page import headroom_page, text_lines
 from pace.view.step_timelines import step_timelines
 from pace.whatif.headroom import headroom
@@ -79,19 +81,24 @@ def test_the_command_takes_traces_and_profiles(tmp_path: Path) -> None:
 
 def test_on_another_network_gains_are_over_ddp(tmp_path: Path) -> None:
     """The recorded step ran on its own network: on a slow one DDP takes longer than it, and PACE gains."""
-    trace = str(write_json(tmp_path / "t.json", kineto_document(launched_events())))
-    found = {}
-    for rate in ("100", "0.0001"):
-        asked = CliRunner().invoke(
-            app, ["headroom", trace, "--workers", "8", "--bandwidth-gbps", rate, "--json"]
-        )
-        found[rate] = json.loads(asked.stdout)
-        assert found[rate]["recorded"] is None
-        assert found[rate]["plain"]["gains"]["ddp_s"] == 0
-    slow, fast = found["0.0001"], found["100"]
-    assert slow["plain"]["ddp_s"] > 2 * fast["plain"]["ddp_s"]
-    assert slow["time"]["exposed_communication_s"] > 10 * fast["time"]["exposed_communication_s"]
-    assert not any("already hidden" in line for line in slow["advice"])
+    trace, profile = str(tmp_path / "t.json"), str(tmp_path / "p.json")
+    write_json(Path(trace), kineto_document(launched_events()))
+    run = CliRunner()
+    assert run.invoke(app, ["import", "kineto", trace, "-o", profile]).exit_code == 0
+    for source in (trace, profile):
+        found = {}
+        for rate in ("100", "0.0001"):
+            asked = run.invoke(app, ["headroom", source, "--bandwidth-gbps", rate, "--json"])
+            found[rate] = json.loads(asked.stdout)
+            assert found[rate]["recorded"] is None
+            assert found[rate]["plain"]["gains"]["ddp_s"] == 0
+        slow, fast = found["0.0001"], found["100"]
+        assert slow["plain"]["ddp_s"] > 2 * fast["plain"]["ddp_s"]
+        assert slow["time"]["exposed_communication_s"] > 10 * fast["time"]["exposed_communication_s"]
+        assert not any("already hidden" in line for line in slow["advice"])
+        with pytest.warns(FormatWarning, match="among 2 workers, and may be higher among 64: give it"):
+            others = read_any([source], workers=64)
+        assert headroom(others).recorded is None
 
 
 def test_gains_are_over_the_recorded_step() -> None:

@@ -127,8 +127,6 @@ def test_secrets_are_not_in_what_is_printed() -> None:
         ("schedule", "give plan=Plan(schedule=...)"),
         ("order", "give plan=Plan(order=...)"),
         ("compression", "give communication=AllReduce(compression=...)"),
-        ("servers", "give communication=pace_servers.runtime.ParameterServers(servers=...)"),
-        ("pushed", "give communication=pace_servers.runtime.Mixed(pushed=...)"),
         ("backend", "communication=AllReduce() or pace_servers.runtime.ParameterServers() says what sums"),
         ("consistency", "pace_servers.runtime.asynchronous() trains without waiting for all ranks"),
         ("scedule", "it has plan, communication, mode, timeout_s, "),

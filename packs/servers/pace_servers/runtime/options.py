@@ -140,6 +140,9 @@ class Mixed(ParameterServers):
         return super(Mixed, self).shown | {"pushed": sorted(self.pushed or ())}
 
 
+COMMUNICATIONS = (ParameterServers, Mixed)
+
+
 def complete_servers(given: ParameterServers, model: nn.Module | None = None) -> ParameterServers:
     """Add missing values from the environment, and the names of gradients that are pushed.
 

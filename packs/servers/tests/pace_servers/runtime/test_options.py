@@ -9,6 +9,7 @@ from torch import nn
 
 from pace.errors import InvalidOptions
 from pace.runtime.options import Tune
+from pace.runtime.torch import DistributedOptimizer
 from pace_servers.runtime import Mixed, ParameterServers, asynchronous
 from tests.runtime.control.test_live_search import assert_tuned_together, jobs, refused
 from tests.runtime.launch import run_ranks
@@ -77,11 +78,16 @@ def test_a_token_is_not_in_what_is_printed() -> None:
     assert "secret" not in repr(Mixed(token="secret"))
 
 
-def test_the_front_door_says_where_an_option_belongs() -> None:
-    """An option that is given to it itself is an error that names its object."""
-    given: Any = {"servers": ["127.0.0.1:7070"]}
-    with pytest.raises(InvalidOptions, match=r"give communication=pace_servers.runtime.ParameterServers\("):
-        asynchronous(cast("Any", None), nn.Linear(1, 1), **given)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("servers", "ParameterServers"), ("token", "ParameterServers"), ("pushed", "Mixed")]
+)
+def test_front_doors_say_where_an_option_belongs(name: str, kind: str) -> None:
+    """An option that is given to a front door itself is an error that names its object."""
+    given: Any = {name: "x"}
+    for door in (DistributedOptimizer, asynchronous):
+        with pytest.raises(InvalidOptions) as refusal:
+            door(cast("Any", None), nn.Linear(1, 1), **given)
+        assert f"give communication=pace_servers.runtime.{kind}({name}=...)" in str(refusal.value)
 
 
 def test_a_plan_is_searched_while_training() -> None:
