@@ -93,7 +93,7 @@ class Entry:
         undisturbed = job.workload.real is None
         workers, hosts = job.layout.split(job.on)
         if hosts and not job.layout.colocated and self.contender.backend == "servers":
-            from benchmarks.studies.servers import over_servers
+            from benchmarks.harness.training import over_servers
 
             self.servers = stack.enter_context(
                 ranks(f"{name}, servers", hosts, over_servers.serve, hosts, job)

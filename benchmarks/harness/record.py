@@ -180,7 +180,7 @@ def _costs(on: list[Host], layout: Layout, *, clip: bool) -> Costs:
     if layout.servers:
         # Where each worker's host has a server, rings compete too.
         ring: dict[str, AllReduce] = {"torch": capture_cost(on, "torch")} if layout.colocated else {}
-        from benchmarks.studies.servers.over_servers import measure_cluster
+        from benchmarks.harness.training.over_servers import measure_cluster
 
         return Costs(allreduce=ring, cluster=measure_cluster(on, layout))
     if layout.shards > 1:  # hosts that hold the same shard

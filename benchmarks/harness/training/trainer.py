@@ -129,7 +129,7 @@ class Trainer:
         if self._contender.framework is not None:
             self._enter_framework(port)
         elif self._contender.backend == "servers":
-            from benchmarks.studies.servers import over_servers
+            from benchmarks.harness.training import over_servers
 
             self._optimizer = over_servers.wrap(self._rank, self._job, self._optimizer, self._replay)
         else:

@@ -13,11 +13,11 @@ from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.results import as_document, from_document
 from benchmarks.harness.training import trainer
+from benchmarks.harness.training.over_servers import measure_cluster
 from benchmarks.harness.training.tensorflow_peer import model_document, run_unmodified
 from benchmarks.harness.workload.reference import TOLERANCE
 from benchmarks.harness.workload.replay import renamed
 from benchmarks.harness.workload.scaling import Fitted
-from benchmarks.studies.servers.over_servers import measure_cluster
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.studies.servers.policy_wire import (
+from benchmarks.harness.training.policy_wire import (
     BarrierServer,
     HandedOverLink,
     ShuffledBarrierServer,

@@ -13,7 +13,7 @@ from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S
 from benchmarks.harness.network.processes import Answer, ranks
-from benchmarks.studies.servers.policy_wire import PolicyTransport, server_type
+from benchmarks.harness.training.policy_wire import PolicyTransport, server_type
 from pace.documents.cluster import Cluster
 from pace.documents.push_pull import PushPull
 from pace.runtime.entry_point import TrainingOptions, prepare

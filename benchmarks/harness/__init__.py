@@ -1,1 +1,0 @@
-"""What studies share: hosts on one machine, training loops to compare, measuring, records and reports."""

@@ -1,1 +1,0 @@
-"""What runs in the ranks of a contender: training loops, frameworks, and servers."""

@@ -1,1 +1,0 @@
-"""Contenders over parameter servers, for the testbed."""
