@@ -56,7 +56,7 @@ TRAINING_EVENTS = {
     "pace.job_name_shared": LogEvent(
         "warning",
         "job consequence",
-        "Two jobs with the same name train at once, and this one follows the other's schedule",
+        "Another run with the same name sent a profile meanwhile, and this one follows its schedule",
     ),
     "pace.graph_planned": LogEvent(
         "info",

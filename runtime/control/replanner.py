@@ -234,7 +234,7 @@ class Replanner:
             self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
         elif self._searching and self._late is not None:
             came = "came after the last step: the next run of this job starts with it"
-            not_yet = "has not come: run the job again, which asks for it first"
+            not_yet = "has not come: run the job again when the service has logged `solved`"
             self._say(
                 "pace.ended_without_schedule", reason=f"the schedule {came if self._late.poll() else not_yet}"
             )
@@ -267,8 +267,8 @@ class Replanner:
             log.warning(
                 "pace.job_name_shared",
                 job=self._source.job,
-                consequence="another job of this name sent a profile meanwhile, and this job follows its"
-                " schedule: if it runs on other machines, give each job a PACE_JOB of its own",
+                consequence="another run of this name sent a profile meanwhile, and this run follows its"
+                " schedule: if it is another job, or runs on other machines, give each a PACE_JOB of its own",
             )
         self._drift = Drift(self._settings, None if own else plan.predicted_iteration_s)
         self._drift_logged = False

@@ -102,6 +102,8 @@ class CollectivePlanner(CustomGraphPass):
             require_whole("memory_bytes", memory_bytes, least=1)
         if not is_number(timeout_s) or not 0 < timeout_s <= 1e6:
             raise refusal("timeout_s", timeout_s, "a positive number of seconds")
+        if plan_folder is not None:
+            require_instance("plan_folder", plan_folder, (str, Path), "the path of a folder")
         if rates is not None:
             require_instance("rates", rates, DeviceRates, "a DeviceRates")
         if not dist.is_initialized():

@@ -201,6 +201,8 @@ def error_of(rank: int, case: str) -> str:
         options["memory_bytes"] = 1 << 20
     if case == "bad option":
         options["memory_bytes"] = 0
+    if case == "bad folder":
+        options["plan_folder"] = 5
     try:
         planner = CollectivePlanner(**options)
         with inductor(planner):

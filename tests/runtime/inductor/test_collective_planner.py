@@ -62,6 +62,7 @@ def test_two_ranks_train_to_the_same_bits(pair: RankPool, tmp_path: Path) -> Non
             "InvalidOptions: the arguments differ between ranks: memory_bytes is 1048576 on rank 1 and None",
         ),
         ("bad option", "InvalidOptions: memory_bytes is 0; a whole number of at least 1 is needed"),
+        ("bad folder", "InvalidOptions: plan_folder is of type int; the path of a folder is needed"),
         ("other pass", "InvalidUse: torch._inductor.config.bucket_all_gathers_fx moves collectives"),
     ],
 )
