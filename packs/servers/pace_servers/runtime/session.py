@@ -1,5 +1,6 @@
 """One job at a server: its workers, their common layout, and the end of the job."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -175,8 +176,8 @@ class Session:
                 self.held[frame.layout] = make(layout, self.size)
             self._layouts[frame.layout] = known, num_members + 1
             member.layout = frame.layout
-            if num_members + 1 == self.size:  # no worker uses earlier layouts any more
-                for old in [number for number in self.held if number != frame.layout]:
+            if num_members + 1 == self.size:  # no worker uses earlier layouts any more; some may be ahead
+                for old in itertools.takewhile(lambda number: number != frame.layout, list(self.held)):
                     del self.held[old], self._layouts[old]
         member.make_room(layout.longest_run_bytes)
         pace = layout.pace_bytes_per_s

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import pytest
 import torch
@@ -101,6 +102,30 @@ def test_layouts_follow_one_another() -> None:
             assert torch.equal(tensors[0], torch.full((elements,), 2.0))
         assert [list(session.held) for session in server.sessions.values()] == [[2]]
         for worker in workers:
+            worker.finish()
+
+
+def test_a_worker_may_be_two_layouts_ahead() -> None:
+    """What it has pushed stays, though the others take over an earlier layout only then."""
+    with Server() as server:
+        fast, slow = (Worker(server, rank, 2) for rank in range(2))
+        tensors = [torch.ones(3), torch.ones(3)]
+        before, after = layout_of([torch.zeros(8)]), layout_of(tensors[:1])
+        fast.link.announce(before)
+        fast.link.announce(after)
+        first = fast.start(0, tensors[0])
+        (session,) = server.sessions.values()
+        deadline = time.monotonic() + WITHIN_S
+        while not (1 in session.held and session.held[1].unfinished) and time.monotonic() < deadline:
+            time.sleep(0.01)  # from then on its push is there
+        slow.link.announce(before)
+        slow.link.announce(after)
+        second = slow.start(0, tensors[1])
+        for arrival, tensor in ((first, tensors[0]), (second, tensors[1])):
+            arrival.wait()
+            assert torch.equal(tensor, torch.full((3,), 2.0))
+        assert list(session.held) == [1]
+        for worker in (fast, slow):
             worker.finish()
 
 
