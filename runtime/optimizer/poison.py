@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
@@ -63,6 +65,17 @@ class _Mark:
 
 # Operators that use no value of a tensor.
 _DESCRIBING = ("aten.new_", "aten.is_same_size.", "aten.sym_", "prim.")
+
+# Operators beside collectives that send no value of a tensor.
+_SENDING_NOTHING = (
+    "_wrap_tensor_autograd",
+    "barrier",
+    "irecv",
+    "monitored_barrier_",
+    "recv_",
+    "recv_any_source_",
+    "wait_tensor",
+)
 
 _PAYLOAD, _NUMBERS = 0x15A, 1 << 13
 _MARKS = {
@@ -204,7 +217,7 @@ class Poison:
         if used:
             self._refuse(f"{name} uses {_listed(used)} past PACE's guards while", used)
         if name.startswith(("c10d.", "_c10d_functional.")):
-            self.check(f"the collective {name}", tensors)
+            self.check(f"the collective {name}", _sent(function._schema, *values))
 
     def _refuse(self, what: str, names: Sequence[str]) -> None:
         self._found = True
@@ -305,6 +318,23 @@ class _Finder(pickle.Pickler):
         ask_arguments((found,), {})  # as torch.save does
         self.tensors.append(found)
         return str, ()
+
+
+def _sent(schema: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Return what a collective sends from this rank; what it only writes may hold anything before."""
+    given = dict(zip((each.name for each in schema.arguments), arguments, strict=False)) | dict(named)
+    name = schema.name.partition("::")[-1]
+    if name in _SENDING_NOTHING:
+        return []
+    if name == "broadcast_" and ProcessGroup.unbox(given["process_group"]).rank() != given["root_rank"]:
+        return []
+    if name == "broadcast" and _resolve_process_group(given["group_name"]).rank() != given["src"]:
+        return []
+    if name == "batch_p2p_ops":
+        return [
+            each for each, kind in zip(given["tensors"], given["op_list"], strict=True) if kind == "isend"
+        ]
+    return [value for argument, value in given.items() if not argument.startswith("out")]
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

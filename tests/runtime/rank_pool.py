@@ -11,14 +11,17 @@ import pickle
 import signal
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
 from tests.runtime.launch import Backend, try_ranks
+
+_AFTER_A_FAILURE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class RankPool:
         try:
             for connection in self._connections:
                 connection.send_bytes(request)
-            found = [self._receive(connection) for connection in self._connections]
+            found = self._receive_all()
         finally:
             # After an interruption too: answers that come later would be taken for another task's.
             if not found or any(isinstance(each, Failed) for each in found):
@@ -86,14 +89,22 @@ class RankPool:
             self._kept[request] = self.results(task, *arguments)
         return self._kept[request]
 
-    def _receive(self, connection: Connection) -> Any:
-        try:
-            if connection.poll(self._timeout_s):
-                reason, value = pickle.loads(connection.recv_bytes())
-                return value if reason is None else Failed(reason=reason)
-        except (EOFError, OSError) as error:
-            return Failed(reason=f"the rank is gone: {error!r}")
-        return Failed(reason=f"the rank did not answer within {self._timeout_s:g} s")
+    def _receive_all(self) -> list[Any]:
+        """Wait for all answers; after a rank has failed, the others have little time left."""
+        found: dict[int, Any] = {}
+        deadline, late = time.monotonic() + self._timeout_s, f"within {self._timeout_s:g} s"
+        while len(found) < self.size:
+            left = [each for rank, each in enumerate(self._connections) if rank not in found]
+            ready = wait(left, max(deadline - time.monotonic(), 0.0))
+            for rank, connection in enumerate(self._connections):
+                if connection in ready:
+                    found[rank] = _answer(connection)
+                    if isinstance(found[rank], Failed):
+                        deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE_S)
+                        late = f"after rank {rank} had failed: {found[rank].reason}"
+                elif not ready and rank not in found:
+                    found[rank] = Failed(reason=f"the rank did not answer {late}")
+        return [found[rank] for rank in range(self.size)]
 
     def _start(self) -> None:
         with tempfile.TemporaryDirectory(prefix="pace-pool-") as folder:
@@ -125,6 +136,14 @@ class RankPool:
             connection.close()  # which ends a rank that waits for a task
         self._thread.join()
         self._connections, self._processes, self._thread = [], [], None
+
+
+def _answer(connection: Connection) -> Any:
+    try:
+        reason, value = pickle.loads(connection.recv_bytes())
+    except (EOFError, OSError) as error:
+        return Failed(reason=f"the rank is gone: {error!r}")
+    return value if reason is None else Failed(reason=reason)
 
 
 def _serve(rank: int, _size: int, address: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._C._distributed_c10d import BroadcastOptions
 from torch.utils.cpp_extension import load_inline
@@ -268,6 +269,48 @@ def test_the_parameter_of_another_wrapper_is_named(pool: RankPool) -> None:
     """Whichever wrapper finds the value."""
     for said in pool.results(use_another):
         assert "what backward() starts from has values that were read from 0.0.weight" in said
+
+
+def _unset(bits: int) -> torch.Tensor:
+    """Memory as an allocator may give it."""
+    return torch.full((4,), bits, dtype=torch.int32).view(torch.float32)
+
+
+def receive(rank: int, bits: int) -> str:
+    """Train, and receive over memory that holds anything; return what the check has shown."""
+    model = _small()
+    with captured_events() as events:
+        optimizer = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.05), model, mode="check")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            backward(model(torch.full((3, 4), 0.1 * step + rank, dtype=torch.float64)).pow(2).mean())
+            optimizer.step()
+            mine, everyone = torch.ones(4), dist.distributed_c10d._get_default_group()
+            received = [_unset(bits) for _ in range(2)]
+            dist.all_gather(received, mine)
+            dist.all_gather_into_tensor(torch.cat([_unset(bits)] * 2), mine)
+            dist.reduce_scatter_tensor(_unset(bits)[:2], mine)
+            dist.all_to_all_single(_unset(bits), mine)
+            dist.scatter(_unset(bits), [mine, mine] if rank == 0 else None)
+            dist.gather(mine, [_unset(bits) for _ in range(2)] if rank == 0 else None)
+            sent = mine if rank == 0 else _unset(bits)
+            dist.broadcast(sent, src=0)
+            if rank == 0:
+                dist.send(mine, dst=1)
+            else:
+                dist.recv(_unset(bits), src=0)
+            functional.all_gather_tensor(mine, 0, everyone).sum()
+            functional.broadcast(mine if rank == 0 else _unset(bits), 0, everyone).sum()
+        optimizer.close()
+    (result,) = [each["result"] for each in events if each["event"] == "pace.checked"]
+    return str(result)
+
+
+@pytest.mark.parametrize("bits", [0x7FAB4001, 0x7FC00000], ids=["marked", "unmarked"])
+def test_what_is_received_over_may_hold_anything(pool: RankPool, bits: int) -> None:
+    """Memory that a collective only writes accuses nobody, and leaves nothing undecided."""
+    for result in pool.results(receive, bits):
+        assert result == "no use of a pending parameter was missed"
 
 
 def synchronized(kept: Kept) -> None:
