@@ -117,9 +117,9 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
             any(hasattr(parameter, "_in_backward_optimizers") for parameter in parallel.parameters())
         ),
         "it sums gradients of parameters that the optimizer does not update, though another one may:"
-        f" {', '.join(others[:5])}; freeze them by requires_grad_(False), or have one optimizer for all": (
-            bool(others)
-        ),
+        f" {', '.join(others[:5])}; freeze them by requires_grad_(False), have one optimizer for all, or"
+        " leave DistributedDataParallel out and wrap each optimizer in"
+        " pace.runtime.torch.DistributedOptimizer": bool(others),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")
