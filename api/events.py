@@ -76,6 +76,12 @@ EVENTS = {
     ),
     "swept": LogEvent("info", "objects", "Hourly clean-up of object storage: number of deleted objects"),
     "sweep-failed": LogEvent("error", "", "Hourly clean-up of object storage failed; with traceback"),
+    "webhook-not-sent": LogEvent(
+        "warning", "notice message error", "`PACE_WEBHOOK_URL` did not take a notice, in several tries"
+    ),
+    "webhook-dropped": LogEvent(
+        "warning", "notice waiting", "A notice was dropped, as too many wait for `PACE_WEBHOOK_URL`"
+    ),
     "issuer-unavailable": LogEvent("warning", "issuer error", "The OpenID Connect issuer does not answer"),
     "issuer-key-not-valid": LogEvent(
         "warning", "issuer key error", "The OpenID Connect issuer has a key that cannot be used"

@@ -112,6 +112,13 @@ class Metrics:
             "Connections closed because the client did not read its answer",
             registry=self.registry,
         )
+        webhooks = Counter(
+            "pace_webhooks",
+            "Notices to `PACE_WEBHOOK_URL`, by outcome: sent, failed or dropped",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.count_webhook: Callable[[str], None] = lambda outcome: webhooks.labels(outcome).inc()
         self._lag = Gauge(
             "pace_event_loop_lag_max_seconds",
             "Longest time in seconds that the event loop was blocked since the last scrape",

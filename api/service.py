@@ -37,6 +37,7 @@ from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tasks.worker_pools import NUM_COMPUTERS, WorkerPools
 from pace.api.tracing import Spans
+from pace.api.webhooks import Webhooks
 from pace.api.workers.body_reader import BodyReader
 from pace.client.documents import ProfileSummary
 from pace.errors import PaceError
@@ -56,6 +57,7 @@ _UPKEEP_EVERY_S = 3600.0
 # Seconds that a start waits for the database before it continues without.
 _FIRST_TRY_S = 10.0
 _SPARE_THREADS = 32
+_LAST_NOTICES_S = 5.0
 # Part of the drain after which waiting requests are answered with 202.
 _RELEASED = 0.8
 
@@ -90,6 +92,9 @@ class Service:
             issuer=_issuer(settings),
             failure_limit=settings.login_failures,
             observe=metrics.tenants.count_request,
+        )
+        self.webhooks = Webhooks(
+            settings.webhook_url, settings.webhook_secret.get_secret_value(), metrics.count_webhook
         )
         self.tasks = TaskQueue(
             self.database,
@@ -132,6 +137,7 @@ class Service:
             lease_s=settings.lease_s,
             watches=Watches(self.tasks, self.database_threads),
             documents=self.documents,
+            webhooks=self.webhooks,
         )
         self._accept_turns = FairQueue(
             "requests",
@@ -218,6 +224,7 @@ class Service:
         await asyncio.gather(*self._chores, return_exceptions=True)
         assert self._drained_at is not None
         await self.dispatcher.stop(max(0.0, self._drained_at - asyncio.get_running_loop().time()))
+        await self.webhooks.close(_LAST_NOTICES_S)
         await self.pools.close()
         self.database_threads.close()
         self.documents.close()

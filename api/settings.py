@@ -25,6 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from pace.api.fairness.tenants import TenantLimits, Tenants, read_entries
+from pace.api.webhooks import key_of
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -33,6 +34,8 @@ Duration = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # as long
 
 MIB = 2**20
 _SHORTEST_TOKEN = 20
+# Values that no message shows; a URL may hold a password.
+_SECRET = ("database_url", "metrics_token", "webhook_secret", "webhook_url")
 
 
 def _known_rate(value: str) -> str:
@@ -88,8 +91,7 @@ def _explain(fault: Any) -> str:
     if not fault["loc"]:
         return message  # about several settings, which it names
     name = str(fault["loc"][0])
-    # A database's URL may hold a password.
-    shown = "" if name in ("database_url", "metrics_token") else f" (got {fault['input']!r})"
+    shown = "" if name in _SECRET else f" (got {fault['input']!r})"
     return f"PACE_{name.upper()}: {message}{shown}"
 
 
@@ -325,6 +327,30 @@ class WorkSettings(BaseSettings):
     drain_s: Duration = Field(
         20.0, description="Seconds that a stopping service waits for requests and solves to end"
     )
+    webhook_url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
+        description="URL that is told of ended tasks and jobs that drift; empty: none",
+    )
+    webhook_secret: SecretStr = Field(
+        SecretStr(""),
+        validate_default=True,
+        description="Secret that signs notices, `whsec_` and base64; needed with `PACE_WEBHOOK_URL`",
+    )
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _with_client(cls, value: str) -> str:
+        if value and importlib.util.find_spec("httpx") is None:
+            raise ValueError("needs httpx: pip install 'pace-scheduler[client]'")
+        return value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _with_secret(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        if value.get_secret_value() or info.data.get("webhook_url"):
+            key_of(value.get_secret_value())
+        return value
 
 
 class LimitSettings(BaseSettings):

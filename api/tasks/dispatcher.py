@@ -20,6 +20,7 @@ from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import ClaimedTask, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tracing import Spans
+from pace.api.webhooks import Webhooks
 from pace.api.workers.executor import Executor
 from pace.errors import PaceError
 
@@ -42,6 +43,8 @@ class Dispatcher:
         Told whenever a task has changed.
     documents
         Storage of inputs and results.
+    webhooks
+        Told whenever a task has ended, unless it was cancelled.
     poll_s
         How often to look for tasks that other service processes queued.
     """
@@ -57,6 +60,7 @@ class Dispatcher:
         lease_s: float,
         watches: Watches,
         documents: DocumentPlaces,
+        webhooks: Webhooks,
         poll_s: float = 0.5,
     ) -> None:
         self._tasks = tasks
@@ -74,6 +78,7 @@ class Dispatcher:
         self._loops: list[asyncio.Task[None]] = []
         self.watches = watches
         self._documents = documents
+        self._webhooks = webhooks
 
     @property
     def num_running(self) -> int:
@@ -210,15 +215,20 @@ class Dispatcher:
             self._metrics.observe_answer(kind, task.num_gradients, seconds)
             if ended is not None:
                 self.watches.end(task.tenant, ended)
+                self._webhooks.send("task.done", **_about(task))
         except WorkerDied as error:
             # The profile may be innocent: something else may have killed the process.
             again = await _persist(partial(self._tasks.retry_or_fail, task, error), waits)
-            log.warning("worker-died", task=task.id, retried=again, problem=problem_of(error).model_dump())
+            problem = problem_of(error)
+            log.warning("worker-died", task=task.id, retried=again, problem=problem.model_dump())
+            if not again:
+                self._webhooks.send("task.failed", **_about(task), problem=problem.model_dump())
         except PaceError as error:
             problem = problem_of(error)
             self._metrics.count_failure(problem.type)
             log.warning("question-failed", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(partial(self._tasks.fail, task, error), waits)
+            self._webhooks.send("task.failed", **_about(task), problem=problem.model_dump())
         finally:
             self.watches.refresh(task.tenant, task.id)
 
@@ -276,6 +286,10 @@ class Dispatcher:
                 except Exception as error:
                     # As above; a lease that is not renewed in time is taken by another service.
                     log.warning("renew-failed", error=str(error))
+
+
+def _about(task: ClaimedTask) -> dict[str, str]:
+    return {"task": task.id, "kind": task.kind, "tenant": task.tenant}
 
 
 async def _persist(store: Callable[[], T], waits: Callable[[], None]) -> T:

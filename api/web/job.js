@@ -11,7 +11,7 @@ const REFRESH_MS = 30_000;
 
 export const drift = (row) => (row.measured_iteration_s && row.predicted_iteration_s ? row.measured_iteration_s / row.predicted_iteration_s - 1 : null);
 
-// From this share on a job is said to have drifted.
+// From this share on a job is said to have drifted; webhooks say so too (api/webhooks.py).
 export const DRIFTED = 0.1;
 
 function Share({ share }) {

@@ -55,6 +55,7 @@ async def create_report(
     report = await receive_small(request, ReportRequest)
     stored = await service.in_database(service.store.add_report, principal.tenant, report, idempotency_key)
     audit("report-stored", principal, report=stored.id)
+    service.webhooks.tell_of_drift(principal.tenant, stored)
     return document_answer(stored).response(201)
 
 

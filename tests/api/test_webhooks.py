@@ -1,0 +1,134 @@
+"""Webhooks: a real receiver is told of ended tasks and of drift, signed, and again if it refuses."""
+
+import base64
+import hashlib
+import hmac
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.api.process import ServiceProcess, serve_in_vain
+from tests.api.profiles import layered_profile
+
+KEY = bytes(range(24))
+SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
+WITHIN_S = 60.0
+
+
+class Receiver:
+    """An HTTP server that keeps what is posted, and answers 503 to the first posts.
+
+    Parameters
+    ----------
+    refusals
+        How many posts it refuses.
+    """
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.posts: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
+        left = [refusals]
+        posts = self.posts
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                posts.put(({name.lower(): value for name, value in self.headers.items()}, body))
+                self.send_response(503 if left[0] > 0 else 204)
+                left[0] -= 1
+                self.end_headers()
+
+            def log_message(self, *_said: Any) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hooks"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def next(self) -> tuple[str, dict[str, Any]]:
+        """Return the next post, whose signature must be right: its identifier, and the notice."""
+        headers, body = self.posts.get(timeout=WITHIN_S)
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        expected = base64.b64encode(hmac.new(KEY, signed, hashlib.sha256).digest()).decode()
+        assert headers["webhook-signature"] == f"v1,{expected}"
+        notice: dict[str, Any] = json.loads(body)
+        return headers["webhook-id"], notice
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def serving(folder: Path, refusals: int = 0) -> Iterator[tuple[Receiver, ServiceProcess]]:
+    """Start a receiver, and a service that posts to it."""
+    receiver = Receiver(refusals)
+    try:
+        with ServiceProcess(folder, webhook_url=receiver.url, webhook_secret=SECRET) as service:
+            yield receiver, service
+    finally:
+        receiver.close()
+
+
+def test_ended_tasks_and_drift_are_told(tmp_path: Path) -> None:
+    """One notice for each, also after the receiver refused the first; none of jobs near their prediction."""
+    with serving(tmp_path, refusals=1) as (receiver, service), service.caller() as caller:
+        stored = caller.post_schedule(layered_profile(2)).json()
+        first, notice = receiver.next()
+        again, repeated = receiver.next()
+        assert (again, repeated) == (first, notice)
+        assert notice["type"] == "task.done"
+        assert notice["data"]["kind"] == "schedule"
+        assert notice["data"]["tenant"] == "default"
+        assert service.http.get(f"/v1/tasks/{notice['data']['task']}").json()["state"] == "done"
+
+        refused = caller.post_schedule(layered_profile(2), options={"solver": "none"})
+        assert refused.status_code == 422  # the caller has the answer: no task has begun
+
+        report = {
+            "job": "vision",
+            "fingerprint": stored["fingerprint"],
+            "profile_sha256": stored["profile_sha256"],
+            "predicted_iteration_s": 0.1,
+            "num_iterations": 50,
+        }
+        for measured_s in (0.105, 0.12, 0.08):
+            told = service.http.post("/v1/reports", json={**report, "measured_iteration_s": measured_s})
+            assert told.status_code == 201
+        for measured_s in (0.12, 0.08):
+            _, notice = receiver.next()
+            assert notice["type"] == "job.drifted"
+            assert notice["data"]["job"] == "vision"
+            assert notice["data"]["measured_iteration_s"] == measured_s
+        assert receiver.posts.empty()
+        metrics = service.http.get("/metrics").text
+        assert 'pace_webhooks_total{outcome="sent"} 3.0' in metrics
+
+
+def test_what_nobody_takes_is_logged(tmp_path: Path) -> None:
+    """Requests are answered as ever, and the service says at its end what it could not send."""
+    receiver = Receiver()
+    receiver.close()
+    with ServiceProcess(tmp_path, webhook_url=receiver.url, webhook_secret=SECRET) as service:
+        with service.caller() as caller:
+            assert caller.post_schedule(layered_profile(2)).status_code == 201
+        service.stop()
+        (lost,) = service.events("webhook-not-sent", 1)
+    assert lost["notice"] == "task.done"
+    assert lost["error"]
+
+
+def test_an_address_without_a_secret_is_refused(tmp_path: Path) -> None:
+    """And one that cannot be, in a line that shows neither."""
+    code, said = serve_in_vain(tmp_path, webhook_url="http://127.0.0.1:9/secret-path")
+    assert code == 2
+    assert "PACE_WEBHOOK_SECRET: expected whsec_ and 24 to 64 bytes in base64" in said
+    assert "secret-path" not in said
+    code, said = serve_in_vain(tmp_path, webhook_url="ftp://x", webhook_secret="whsec_c2hvcnQ=")
+    assert code == 2
+    assert [line.split(": ")[1] for line in said.splitlines()] == ["PACE_WEBHOOK_URL", "PACE_WEBHOOK_SECRET"]
