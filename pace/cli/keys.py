@@ -1,6 +1,7 @@
 """``pace keys``: create, list and revoke API keys in the service's database."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -71,10 +72,10 @@ def create(
     with _key_ring(database_url, new=True) as keys:
         ends = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
         token = keys.create(tenant, name, scopes, ends)
+    key_id = token.split("_")[1]
+    _audit("key-created", tenant=tenant, new_key=key_id, scopes=" ".join(sorted(scopes)))
     if as_json:
-        typer.echo(
-            json.dumps({"id": token.split("_")[1], "tenant": tenant, "scopes": scopes, "token": token})
-        )
+        typer.echo(json.dumps({"id": key_id, "tenant": tenant, "scopes": scopes, "token": token}))
     else:
         typer.echo(token)
 
@@ -128,6 +129,13 @@ def revoke(
                 err=True,
             )
             raise typer.Exit(1)
+    _audit("key-revoked", revoked_key=key_id)
+
+
+def _audit(action: str, **subject: str) -> None:
+    """Write a line as of the service's audit log to stderr, with the user's number on this system."""
+    line = {"event": action, "logger": "pace.audit", "level": "info", "uid": os.getuid(), **subject}
+    typer.echo(json.dumps(line | {"timestamp": datetime.now(UTC).isoformat()}), err=True)
 
 
 @contextmanager

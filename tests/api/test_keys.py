@@ -1,6 +1,7 @@
 """API keys: scopes, tenants, and the wall between tenants on every route."""
 
 import json
+import os
 import sqlite3
 import time
 import uuid
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pace.api.questions.registry import KINDS
 from pace.cli import app
@@ -17,11 +18,16 @@ from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile
 
 
-def _keys(database_url: str, *arguments: str) -> Any:
+def _run_keys(database_url: str, *arguments: str) -> Result:
     # In this process, as loading what it needs takes seconds; test_settings.py starts it as a program.
     done = CliRunner().invoke(app, ["keys", *arguments], env={"PACE_DATABASE_URL": database_url})
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout) if "--json" in arguments else done.stdout
+    return done
+
+
+def _keys(database_url: str, *arguments: str) -> Any:
+    said = _run_keys(database_url, *arguments).stdout
+    return json.loads(said) if "--json" in arguments else said
 
 
 @pytest.fixture
@@ -101,6 +107,21 @@ def test_writes_are_audited(shared_service: ServiceProcess, tenant: str) -> None
         assert line["schedule"] == created.json()["id"]
         assert line["key"] == token.split("_")[1]
         assert line["request_id"] == created.headers["x-request-id"] == "from-the-test"
+
+
+def test_keys_made_on_the_command_line_are_audited(tmp_path: Path) -> None:
+    """Each leaves the line of the audit log on stderr: who, and which key; no secret."""
+    url = f"sqlite:///{tmp_path / 'pace.db'}"
+    created = _run_keys(url, "create", "a key", "--tenant", "one", "--scope", "read")
+    token = created.stdout.strip()
+    key_id = token.split("_")[1]
+    revoked = _run_keys(url, "revoke", key_id)
+    lines = [json.loads(done.stderr) for done in (created, revoked)]
+    assert [line["event"] for line in lines] == ["key-created", "key-revoked"]
+    assert (lines[0]["tenant"], lines[0]["scopes"], lines[0]["new_key"]) == ("one", "read", key_id)
+    assert lines[1]["revoked_key"] == key_id
+    assert all(line["logger"] == "pace.audit" and line["uid"] == os.getuid() for line in lines)
+    assert token.rpartition("_")[2] not in created.stderr
 
 
 def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> None:
