@@ -214,7 +214,7 @@ def test_a_body_may_take_so_much_of_a_processor(monkeypatch: pytest.MonkeyPatch)
     limits = ReadLimits(max_bytes=10**6, max_ops=100, max_gradients=100, max_cells=100)
     reader = BodyReader(pool, limits, max_waiting=10, timeout_s=250, memory_bytes=10**6)
     try:
-        with pytest.raises(LimitExceeded, match="of a processor and was stopped"):
+        with pytest.raises(LimitExceeded, match="of CPU time and was stopped"):
             asyncio.run(reader.read(_spin, ArrivedBody.of(b"why"), False, "one"))  # type: ignore[type-var]  # it never returns
     finally:
         pool.close()
