@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, Double, FromClause, Select, case, func, literal, select, tuple_
@@ -37,12 +38,17 @@ class JobQuery:
         Whether the order is turned around. Jobs without a report stay last where reports decide.
     min_drift
         Least relative difference of the newest measured iteration time from the predicted one.
+    asked_by, since, before
+        Whose key, or an issuer's subject, sent the job's last request, and between which moments.
     """
 
     contains: str | None = None
     order: JobOrder = "newest"
     reverse: bool = False
     min_drift: float | None = None
+    asked_by: str | None = None
+    since: datetime | None = None
+    before: datetime | None = None
 
     @property
     def rises(self) -> bool:
@@ -69,7 +75,7 @@ class JobList:
         InvalidRequest
             For a cursor that no page of this order gave.
         """
-        listed: FromClause = _jobs(tenant, asked.contains).subquery()
+        listed: FromClause = _requested(_jobs(tenant, asked.contains).subquery(), asked)
         if asked.needs_reports:
             listed = _with_report(listed, tenant).subquery()
         place = _place(listed.c, asked)
@@ -111,6 +117,20 @@ def _jobs(tenant: str, contains: str | None) -> Select[Any]:
         .group_by(QuestionRecord.job)
     )
     return jobs.where(QuestionRecord.job.icontains(contains, autoescape=True)) if contains else jobs
+
+
+def _requested(jobs: FromClause, asked: JobQuery) -> FromClause:
+    """Keep the jobs whose last request is asked for."""
+    last = QuestionRecord
+    wanted = [
+        *([last.asked_by == asked.asked_by] if asked.asked_by is not None else ()),
+        *([last.asked_at >= asked.since] if asked.since is not None else ()),
+        *([last.asked_at < asked.before] if asked.before is not None else ()),
+    ]
+    if not wanted:
+        return jobs
+    kept = select(*jobs.c).join_from(jobs, last, last.asked_number == jobs.c.asked_number)
+    return kept.where(*wanted).subquery()
 
 
 def _with_report(jobs: FromClause, tenant: str) -> Select[Any]:

@@ -25,30 +25,47 @@ export function Jobs({ values, usage }) {
 }
 
 function List({ values, names }) {
-  const asked = useSettled({ contains: values.contains || "", order: values.order || "newest", reverse: values.reverse || "", drifted: values.drifted || "" });
+  const asked = useSettled({ contains: values.contains || "", order: values.order || "newest", reverse: values.reverse || "", drifted: values.drifted || "", by: values.by || "", since: values.since || "", until: values.until || "" });
   const jobs = usePages("v1/jobs", {
     limit: 20, order: asked.order, reverse: asked.reverse && "true", contains: asked.contains, min_drift: asked.drifted && DRIFTED,
+    asked_by: asked.by, since: midnight(asked.since, 0), before: midnight(asked.until, 1),
   }, "jobs");
   useRefreshed(jobs, REFRESH_MS);
   const { items, value } = jobs;
-  const narrowed = asked.contains || asked.drifted;
+  const narrowed = asked.contains || asked.drifted || asked.by || asked.since || asked.until;
+  const all = { contains: "", drifted: "", by: "", since: "", until: "" };
   const order = ({ by, descending }) => adjust({ order: by, reverse: descending === (by !== "name") ? "" : "1" });
   return html`<section class="card" aria-labelledby="jobs-title">
     <div class="row between"><h2 id="jobs-title">Jobs</h2>
       <div class="row">
         <${Field} id="contains" label="Name contains"><${Entry} id="contains" type="search" value=${values.contains || ""} onInput=${(event) => adjust({ contains: event.target.value })} /><//>
+        ${names.size > 0 && html`<${Field} id="by" label="Requested by"><select id="by" class="short" value=${values.by || ""} onChange=${(event) => adjust({ by: event.target.value })}>
+          <option value="">all keys</option>${[...names].map(([id, name]) => html`<option value=${id}>${name}</option>`)}</select><//>`}
+        ${[["since", "Last request from"], ["until", "to"]].map(([name, label]) => html`<${Field} id=${name} label=${label}>
+          <${Entry} id=${name} type="date" value=${values[name] || ""} onChange=${(event) => adjust({ [name]: event.target.value })} /><//>`)}
         <label class="switch"><input type="checkbox" role="switch" checked=${values.drifted === "1"} onChange=${(event) => adjust({ drifted: event.target.checked ? "1" : "" })} /> Only drifted by ${`${DRIFTED * 100} %`} or more</label>
       </div></div>
     <${ProblemNote} error=${jobs.error} retry=${jobs.again} />
     ${!value && !jobs.error && html`<${Waiting} what="jobs" rows=${6} />`}
-    ${value && !items.length && (narrowed ? html`<${Empty} title=${asked.drifted ? "No job has drifted" : "No job has this name"}>
-        <p>${asked.drifted && `No job${asked.contains ? " of this name" : ""} measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust({ contains: "", drifted: "" })}>Show all jobs</button></p><//>`
+    ${value && !items.length && (narrowed ? html`<${Empty} title=${nothing(asked)}>
+        <p>${asked.drifted && `None of these jobs measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust(all)}>Show all jobs</button></p><//>`
       : html`<${Empty} title="No job has requested a schedule yet"><p>A training job appears here when it requests a schedule under its name. Give it these two variables:</p>
         <${Copyable} text=${`PACE_URL=${location.origin} PACE_JOB=NAME`} label="Variables for a training job" /><//>`)}
     ${items.length > 0 && html`<${Table} caption="Jobs" rows=${items} rowKey=${({ job }) => job} columns=${jobColumns(names)}
       first=${asked.order} descending=${(asked.order !== "name") !== Boolean(asked.reverse)} onOrder=${order} />`}
     <div class="row between">${jobs.pager || html`<span></span>`}<span class="faint">Refreshes by itself every ${REFRESH_MS / 1000} s.</span></div>
   </section>`;
+}
+
+// The moment at which a day of this browser's zone begins, or one so many days later.
+function midnight(day, later) {
+  const [year, month, date] = day.split("-").map(Number);
+  return date ? new Date(year, month - 1, date + later).toISOString() : "";
+}
+
+function nothing({ drifted, contains, by, since, until }) {
+  if (drifted) return "No job has drifted";
+  return by || since || until ? "No job was requested so" : contains && "No job has this name";
 }
 
 const jobColumns = (names) => [

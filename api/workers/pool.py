@@ -374,9 +374,7 @@ class _Worker:
                 if left_s <= _LOOK_AT_MEMORY_S:
                     spent = f"{self._purpose} took longer than {call.timeout_s:g} s and was stopped"
                 elif processor_s(process.pid) - worked_s > call.work_s:
-                    spent = (
-                        f"{self._purpose} took more than {call.work_s:.0f} s of CPU time and was stopped"
-                    )
+                    spent = f"{self._purpose} took more than {call.work_s:.0f} s of CPU time and was stopped"
                 elif data_bytes(process.pid) > self._limit_bytes:
                     spent = NO_MEMORY
                 else:

@@ -64,6 +64,33 @@ def test_jobs_are_listed_by_page_order_and_name(service: Caller) -> None:
     assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:pace:problem:invalid-request")
 
 
+def test_jobs_are_filtered_by_who_asked_and_when(shared_service: ServiceProcess) -> None:
+    """By the last request of each job; moments without an offset are UTC."""
+    with shared_service.tenant() as service:
+        token = shared_service.token(service.tenant, "submit")
+        with Caller(shared_service, service.tenant, token) as other:
+            solve(other, "theirs")
+            solve(other, "both")
+        solve(service, "mine")
+        solve(service, "both")
+        mine, theirs = ((each or "").split("_")[1] for each in (service.token, token))
+        assert names(service, asked_by=mine, limit=1) == ["both", "mine"]
+        assert names(service, asked_by=theirs) == ["theirs"]
+        assert names(service, asked_by="nobody", order="drift", min_drift=0.1) == []
+        times = {
+            item["job"]: datetime.fromisoformat(item["asked_at"])
+            for item in service.http.get("/v1/jobs").json()["items"]
+        }
+        assert names(service, since=times["mine"].isoformat(), limit=1) == ["both", "mine"]
+        assert names(service, before=times["mine"].isoformat()) == ["theirs"]
+        naive = times["mine"].astimezone(UTC).replace(tzinfo=None).isoformat()
+        assert names(service, since=naive, before=times["both"].isoformat()) == ["mine"]
+        assert names(service, since="2020-01-01", asked_by=mine, contains="MI") == ["mine"]
+        for asked in ({"since": "yesterday"}, {"before": "0001-01-01T00:00:00+12:00"}, {"asked_by": ""}):
+            wrong = service.http.get("/v1/jobs", params=asked)
+            assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:pace:problem:invalid-request")
+
+
 def test_a_job_tells_its_newest_report(service: Caller) -> None:
     """Predicted, measured and plain times of the last report, next to the job's schedules."""
     made = solve(service, "reported")

@@ -1,8 +1,10 @@
 """The route /v1/jobs: training jobs by name."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from pydantic import AfterValidator
 from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
@@ -13,6 +15,14 @@ from pace.api.storage.job_list import JobOrder, JobQuery
 from pace.client.page_documents import JobPage
 
 router = APIRouter(prefix="/v1/jobs", tags=["Jobs and reports"])
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("expected a moment between the years 1 and 9999 in UTC") from None
+
 
 Order = Annotated[
     JobOrder,
@@ -32,6 +42,23 @@ MinDrift = Annotated[
         "for example 0.1",
     ),
 ]
+AskedBy = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00]+$",
+        description="Only jobs whose last request came from this API key's `id`, or subject of an issuer",
+    ),
+]
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+Since = Annotated[
+    Moment | None,
+    Query(description="Only jobs whose last request came at this moment or later; UTC without an offset"),
+]
+Before = Annotated[
+    Moment | None, Query(description="Only jobs whose last request came before; UTC without an offset")
+]
 
 
 @router.get("", summary="List jobs", response_model=JobPage, responses=problems(401, 403, 422, 429))
@@ -43,6 +70,9 @@ async def list_jobs(
     order: Order = "newest",
     reverse: Reverse = False,
     min_drift: MinDrift = None,
+    asked_by: AskedBy = None,
+    since: Since = None,
+    before: Before = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
@@ -50,6 +80,14 @@ async def list_jobs(
 
     A job's schedules are under ``/v1/schedules?job=``, its reports under ``/v1/reports?job=``.
     """
-    asked = JobQuery(contains=contains, order=order, reverse=reverse, min_drift=min_drift)
+    asked = JobQuery(
+        contains=contains,
+        order=order,
+        reverse=reverse,
+        min_drift=min_drift,
+        asked_by=asked_by,
+        since=since,
+        before=before,
+    )
     page = await service.in_database(service.jobs.page, principal.tenant, asked, limit, cursor)
     return document_answer(page).response_to(request)

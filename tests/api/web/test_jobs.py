@@ -93,6 +93,13 @@ def test_the_service_sorts_and_filters_and_the_list_refreshes_itself(
     expect(page.get_by_text("No job has drifted")).to_be_visible()
     page.get_by_role("button", name="Show all jobs").click()
     expect(jobs).to_have_count(20)
+    page.get_by_label("Last request from").fill("2020-01-01")
+    page.get_by_label("to", exact=True).fill("2020-12-31")
+    expect(page.get_by_text("No job was requested so")).to_be_visible()
+    page.get_by_label("to", exact=True).fill("")
+    expect(jobs).to_have_count(20)
+    page.get_by_role("button", name="Measured against predicted").click()
+    expect(jobs.first).to_contain_text("slow")
     jobs.first.get_by_role("link").click()
     expect(page).to_have_title(re.compile("^slow . Jobs . PACE$"))
 
