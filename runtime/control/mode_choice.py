@@ -141,7 +141,13 @@ class Choice:
         return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
 
     def close(self) -> None:
-        """Stop asking for schedules, and profiling."""
+        """Stop asking for schedules, and profiling; log if a trial has not ended."""
+        if self._trial is not None:
+            self._say(
+                "pace.ended_in_trial",
+                mode=self.running.name,
+                reason="no mode was chosen yet: train for more steps, or set mode=",
+            )
         self.replanner.close()
 
     def _take(self, lap: Lap, switch: Switch) -> None:

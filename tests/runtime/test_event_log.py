@@ -46,18 +46,34 @@ def _written(folder: str) -> Iterator[list[Path]]:
             os.close(descriptor)
 
 
-def _train(rank: int) -> None:
+def _train(rank: int, *, steps: int = 200) -> None:
     model = build("conv")
     with torch.no_grad():
         next(model.parameters()).add_(rank)  # so that rank 0's weights have to be sent
     inner = OPTIMIZERS["sgd"](trainable(model))
     optimizer = wrap("gloo", inner, model, mode="auto", service=NOWHERE, job="logs", timeout_s=20.0)
     batch = batches("conv", 1, rank)[0]
-    while not optimizer.report().trial_s:
+    while steps and not optimizer.report().trial_s:
+        steps -= 1
         optimizer.zero_grad()
         backward(model(*batch))
         optimizer.step()
     optimizer.close()
+
+
+def _train_shortly(rank: int, _size: int) -> list[tuple[str, object]]:
+    os.environ["PACE_PROFILE_ITERATIONS"] = "0"
+    with captured_events() as events:
+        _train(rank, steps=3)
+    return [(each["event"], each.get("mode")) for each in events]
+
+
+def test_a_run_that_ends_in_its_trial_says_so() -> None:
+    """Once, by rank 0, with the mode that ran last; nothing was chosen."""
+    told, others = run_ranks(_train_shortly, 2)
+    assert ("pace.ended_in_trial", "barrier") in told
+    assert "pace.mode_chosen" not in dict(told)
+    assert others == []
 
 
 def _train_twice(rank: int, _size: int) -> tuple[str, str, list[str]]:
