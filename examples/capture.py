@@ -39,15 +39,17 @@ def main() -> None:
         optimizer.step()
 
     # 1. The compute: your own training loop, on the model and the optimizer as they are before any wrapper.
-    with Capture(model, optimizer) as capture:
+    with Capture(model, optimizer, iterations=10) as capture:
         while not capture.finished:
             iterate()
             capture.step()
 
     # 2. The network, and how it slows compute down: all ranks measure together.
     network = horovod_network() if arguments.backend == "horovod" else torch_network()
-    measured = measure_allreduce(network, largest_bytes=gradient_bytes(model), max_seconds_per_size=0.5)
-    contention = measure_contention(iterate, network, size_bytes=1 << 20, pairs=15)
+    measured = measure_allreduce(
+        network, largest_bytes=gradient_bytes(model), max_seconds_per_size=0.25, warmup_calls=1
+    )
+    contention = measure_contention(iterate, network, size_bytes=1 << 20, pairs=8)
 
     # 3. The schedule: one rank submits the profile; the workers fetch the answer when they train.
     if rank == 0:

@@ -69,8 +69,8 @@ def attach(
     if inner is not ddp_model and training.get("mode") != "barrier":
         log.warning(
             "pace.barrier_mode",
-            reason="the model was compiled around DistributedDataParallel, so what it uses cannot be seen:"
-            " compile the model and wrap the result in DistributedDataParallel for mode='overlap'",
+            reason="the model was compiled around DistributedDataParallel, so PACE cannot see which"
+            " parameters its code uses",
         )
         training["mode"] = "barrier"
     return AttachedOptimizer(optimizer, inner, training)

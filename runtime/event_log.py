@@ -3,7 +3,7 @@
 Nothing is set up here. In a job that does not configure ``logging``, warnings and the few lines that tell
 what happens go to stderr; a job that configures it decides. What holds for all ranks is logged by rank 0;
 what is about one rank (an error, a stall) is logged by that rank, with its number. Every event is declared
-here: a test holds the calls to these declarations.
+here or in the ``log_events.py`` of a pack: a test holds the calls to these declarations.
 """
 
 import logging
@@ -51,7 +51,7 @@ TRAINING_EVENTS = {
     "pace.schedule_adopted": LogEvent(
         "info",
         "round groups predicted_iteration_s bound_s",
-        "Training changes to a new schedule; no plan is faster than `bound_s`",
+        "Training changes to a new schedule after `round` steps; no plan is faster than `bound_s`",
     ),
     "pace.job_name_shared": LogEvent(
         "warning",
@@ -112,7 +112,7 @@ TRAINING_EVENTS = {
     "pace.drift": LogEvent(
         "info",
         "ratio against reference_s consequence",
-        "Iterations became slower or faster than at first under this schedule",
+        "Iterations differ from the first ones under this schedule, or from its prediction (`against`)",
     ),
     "pace.report_sent": LogEvent(
         "debug",

@@ -11,7 +11,11 @@ SERVER_EVENTS = {
     "pace.server_links_changed": LogEvent(
         "warning",
         "lost back left",
-        "Servers were lost or came back; training goes on with those that are left",
+        "Servers were lost or came back; training goes on with those in `left`, and ends if there are none",
     ),
-    "pace.server_job_failed": LogEvent("info", "job reason", "A server ended a job"),
+    "pace.server_job_failed": LogEvent(
+        "info",
+        "job reason",
+        "A server ended a job after an error, for example a lost rank; the server goes on",
+    ),
 }

@@ -36,15 +36,14 @@ from pace_servers.runtime.weight_share import WeightShare
 
 
 class AsynchronousOptimizer(StandIn):
-    """The optimizer that ``pace.runtime.torch.asynchronous`` returns.
+    """The optimizer that ``pace_servers.runtime.asynchronous`` returns.
 
     The weights differ from those of synchronous training, except with plain SGD and a staleness of 0. It
     guarantees:
 
     - No worker computes while it is more than `staleness` steps ahead of the slowest one.
-    - The weights are the initial ones plus the sum of all changes. With op="average" each change is divided
-    by the
-      number of ranks.
+    - The weights are the initial ones plus the sum of all changes. With op="average", each change is divided
+      by the number of ranks.
 
     Buffers, for example of batch normalization, are not exchanged.
 
