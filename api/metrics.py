@@ -112,13 +112,12 @@ class Metrics:
             "Connections closed because the client did not read its answer",
             registry=self.registry,
         )
-        webhooks = Counter(
+        self._webhooks = Counter(
             "pace_webhooks",
             "Notices to `PACE_WEBHOOK_URL`, by outcome: sent, failed or dropped",
             ["outcome"],
             registry=self.registry,
         )
-        self.count_webhook: Callable[[str], None] = lambda outcome: webhooks.labels(outcome).inc()
         self._lag = Gauge(
             "pace_event_loop_lag_max_seconds",
             "Longest time in seconds that the event loop was blocked since the last scrape",
@@ -155,6 +154,10 @@ class Metrics:
     def count_failure(self, problem_type: str) -> None:
         """Count a task that ended without a result."""
         self._failures.labels(problem_type.rpartition(":")[2]).inc()
+
+    def count_webhook(self, outcome: str) -> None:
+        """Count a notice that was sent, failed or dropped."""
+        self._webhooks.labels(outcome).inc()
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Add a value that is read at every scrape; NaN while it cannot be read."""

@@ -341,8 +341,12 @@ class WorkSettings(BaseSettings):
     @field_validator("webhook_url")
     @classmethod
     def _with_client(cls, value: str) -> str:
-        if value and importlib.util.find_spec("httpx") is None:
-            raise ValueError("needs httpx: pip install 'pace-scheduler[client]'")
+        if value:
+            if importlib.util.find_spec("httpx") is None:
+                raise ValueError("needs httpx: pip install 'pace-scheduler[client]'")
+            url = urlsplit(value)  # raises ValueError, as does its port
+            if not url.hostname or url.port == 0:
+                raise ValueError("expected a URL with a host")
         return value
 
     @field_validator("webhook_secret")

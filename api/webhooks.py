@@ -5,13 +5,18 @@ import base64
 import hashlib
 import hmac
 import json
+import logging
 import time
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
+
+from pace.client.documents import ReportResource
+
+if TYPE_CHECKING:
+    import httpx
 
 log = structlog.get_logger(__name__)
 
@@ -29,10 +34,11 @@ _MOST_SENDING = 8
 
 def key_of(secret: str) -> bytes:
     """Return the key of a secret, ``whsec_`` and base64; raises ValueError for anything else."""
-    if not secret.startswith(PREFIX):
-        raise ValueError(f"expected {PREFIX} and 24 to 64 bytes in base64")
-    key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    if not 24 <= len(key) <= 64:
+    try:
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
         raise ValueError(f"expected {PREFIX} and 24 to 64 bytes in base64")
     return key
 
@@ -56,9 +62,16 @@ class Webhooks:
         self._count = count
         self._waiting: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_SENDING)
+        self._client: httpx.AsyncClient | None = None
 
-    def send(self, notice: Notice, **data: Any) -> None:
-        """Send a notice in the background; call it in the event loop."""
+    def send(self, notice: Notice, subject: str, **data: Any) -> None:
+        """Send a notice in the background; call it in the event loop.
+
+        Parameters
+        ----------
+        subject
+            The identifier of what it is about: one that is sent again has the same ``webhook-id``.
+        """
         if not self._url:
             return
         if len(self._waiting) >= _MOST_WAITING:
@@ -66,17 +79,25 @@ class Webhooks:
             log.warning("webhook-dropped", notice=notice, waiting=len(self._waiting))
             return
         message = {"type": notice, "timestamp": datetime.now(UTC).isoformat(), "data": data}
-        delivery = self._deliver(f"msg_{uuid.uuid4().hex}", notice, json.dumps(message).encode())
+        delivery = self._deliver(f"msg_{subject}", notice, json.dumps(message).encode())
         task = asyncio.create_task(delivery)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    def tell_of_drift(self, tenant: str, report: Any) -> None:
+    def tell_of_drift(self, tenant: str, report: ReportResource) -> None:
         """Send a notice if a report's iterations are far from their prediction."""
         share = report.measured_iteration_s / report.predicted_iteration_s - 1.0
         if abs(share) >= DRIFTED:
-            told = report.model_dump(mode="json", include={"job", "fingerprint", *_TIMES})
-            self.send("job.drifted", tenant=tenant, report=report.id, **told)
+            self.send(
+                "job.drifted",
+                report.id,
+                tenant=tenant,
+                job=report.job,
+                fingerprint=report.fingerprint,
+                report=report.id,
+                predicted_iteration_s=report.predicted_iteration_s,
+                measured_iteration_s=report.measured_iteration_s,
+            )
 
     async def _deliver(self, message: str, notice: Notice, body: bytes) -> None:
         error = ""
@@ -106,10 +127,12 @@ class Webhooks:
             "webhook-timestamp": stamp,
             "webhook-signature": f"v1,{signature}",
         }
+        if self._client is None:  # once: it reads certificates, for which all requests would wait
+            logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, which may be secret
+            self._client = httpx.AsyncClient(timeout=_TIMEOUT_S)
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
-                answer = await client.post(self._url, content=body, headers=headers)
-        except httpx.HTTPError as error:
+            answer = await self._client.post(self._url, content=body, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return str(error) or type(error).__name__
         return "" if answer.is_success else f"answered {answer.status_code}"
 
@@ -120,6 +143,5 @@ class Webhooks:
         for task in list(self._waiting):
             task.cancel()
         await asyncio.gather(*self._waiting)
-
-
-_TIMES = ("predicted_iteration_s", "measured_iteration_s")
+        if self._client is not None:
+            await self._client.aclose()

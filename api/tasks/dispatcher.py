@@ -215,20 +215,20 @@ class Dispatcher:
             self._metrics.observe_answer(kind, task.num_gradients, seconds)
             if ended is not None:
                 self.watches.end(task.tenant, ended)
-                self._webhooks.send("task.done", **_about(task))
+                self._webhooks.send("task.done", task.id, **_about(task))
         except WorkerDied as error:
             # The profile may be innocent: something else may have killed the process.
             again = await _persist(partial(self._tasks.retry_or_fail, task, error), waits)
             problem = problem_of(error)
             log.warning("worker-died", task=task.id, retried=again, problem=problem.model_dump())
             if not again:
-                self._webhooks.send("task.failed", **_about(task), problem=problem.model_dump())
+                self._webhooks.send("task.failed", task.id, **_about(task), problem=problem.model_dump())
         except PaceError as error:
             problem = problem_of(error)
             self._metrics.count_failure(problem.type)
             log.warning("question-failed", task=task.id, tenant=task.tenant, problem=problem.model_dump())
             await _persist(partial(self._tasks.fail, task, error), waits)
-            self._webhooks.send("task.failed", **_about(task), problem=problem.model_dump())
+            self._webhooks.send("task.failed", task.id, **_about(task), problem=problem.model_dump())
         finally:
             self.watches.refresh(task.tenant, task.id)
 

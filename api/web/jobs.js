@@ -47,7 +47,7 @@ function List({ values, names }) {
       </div></div>
     <${ProblemNote} error=${jobs.error} retry=${jobs.again} />
     ${!value && !jobs.error && html`<${Waiting} what="jobs" rows=${6} />`}
-    ${value && !items.length && (narrowed ? html`<${Empty} title=${nothing(asked)}>
+    ${value && !items.length && (narrowed ? html`<${Empty} title=${asked.drifted ? "No job has drifted" : "No job fits"}>
         <p>${asked.drifted && `None of these jobs measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust(all)}>Show all jobs</button></p><//>`
       : html`<${Empty} title="No job has requested a schedule yet"><p>A training job appears here when it requests a schedule under its name. Give it these two variables:</p>
         <${Copyable} text=${`PACE_URL=${location.origin} PACE_JOB=NAME`} label="Variables for a training job" /><//>`)}
@@ -61,11 +61,6 @@ function List({ values, names }) {
 function midnight(day, later) {
   const [year, month, date] = day.split("-").map(Number);
   return date ? new Date(year, month - 1, date + later).toISOString() : "";
-}
-
-function nothing({ drifted, contains, by, since, until }) {
-  if (drifted) return "No job has drifted";
-  return by || since || until ? "No job was requested so" : contains && "No job has this name";
 }
 
 const jobColumns = (names) => [

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -326,15 +326,22 @@ def _sent(schema: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> li
     name = schema.name.partition("::")[-1]
     if name in _SENDING_NOTHING:
         return []
-    if name == "broadcast_" and ProcessGroup.unbox(given["process_group"]).rank() != given["root_rank"]:
-        return []
-    if name == "broadcast" and _resolve_process_group(given["group_name"]).rank() != given["src"]:
-        return []
+    if name.startswith("broadcast"):
+        group = given["process_group"] if "process_group" in given else given["group_name"]
+        if _rank_in(group) != given.get("root_rank", given.get("src")):
+            return []
     if name == "batch_p2p_ops":
         return [
             each for each, kind in zip(given["tensors"], given["op_list"], strict=True) if kind == "isend"
         ]
     return [value for argument, value in given.items() if not argument.startswith("out")]
+
+
+def _rank_in(group: Any) -> int:
+    """Return this rank's number in a process group, given as operators get it: boxed, or by its name."""
+    if isinstance(group, str):
+        return int(_resolve_process_group(cast("Any", group)).rank())
+    return (group if isinstance(group, ProcessGroup) else ProcessGroup.unbox(group)).rank()
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

@@ -95,7 +95,7 @@ def test_the_service_sorts_and_filters_and_the_list_refreshes_itself(
     expect(jobs).to_have_count(20)
     page.get_by_label("Last request from").fill("2020-01-01")
     page.get_by_label("to", exact=True).fill("2020-12-31")
-    expect(page.get_by_text("No job was requested so")).to_be_visible()
+    expect(page.get_by_text("No job fits")).to_be_visible()
     page.get_by_label("to", exact=True).fill("")
     expect(jobs).to_have_count(20)
     page.get_by_role("button", name="Measured against predicted").click()
