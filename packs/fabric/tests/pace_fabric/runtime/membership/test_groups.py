@@ -112,10 +112,11 @@ def test_a_member_that_is_late_misses_the_round_and_joins_again(tmp_path: Path) 
         with pytest.raises(RoundMissed, match="join again"):
             group[2].step(100.0)
         assert group[2].member.round == 0
-        found = together(
-            group[2].join, lambda: group[0].step(4.0), lambda: group[1].step(4.0)
-        )  # the newcomer takes the mean of the round that is open
-        assert found[0] is True
+        with ThreadPoolExecutor(1) as thread:
+            joined = thread.submit(group[2].join)
+            fabric.wait(lambda status: status["groups"]["outer"]["joining"] == 1)
+            together(*(lambda each=each: each.step(4.0) for each in group[:2]))
+            assert joined.result() is True  # it takes the mean of the round that was open
         together(*(lambda each=each: each.step(1.0) for each in group))
         assert [each.model[0] for each in group] == [8.0, 8.0, 8.0]
 
