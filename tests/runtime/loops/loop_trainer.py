@@ -282,7 +282,7 @@ class RankTrainer(Trainer):
             options["schedule"] = shuffled_schedule(
                 self.model, program.size, program.plan, max_segment_bytes=200
             )
-        options.setdefault("timeout_s", 15.0)
+        options.setdefault("timeout_s", 60.0)
         if program.wrapping is None:
             return wrap("gloo", self.optimizer, self.model, **options)
         from pace.runtime.ddp import attach
