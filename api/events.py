@@ -77,10 +77,14 @@ EVENTS = {
     "swept": LogEvent("info", "objects", "Hourly clean-up of object storage: number of deleted objects"),
     "sweep-failed": LogEvent("error", "", "Hourly clean-up of object storage failed; with traceback"),
     "webhook-not-sent": LogEvent(
-        "warning", "notice message error", "`PACE_WEBHOOK_URL` did not take a notice, in several tries"
+        "warning",
+        "notice message error",
+        "All tries to send a notice failed, or the service stopped",
     ),
     "webhook-dropped": LogEvent(
-        "warning", "notice waiting", "A notice was dropped, as too many wait for `PACE_WEBHOOK_URL`"
+        "warning",
+        "notice waiting",
+        "A notice was dropped, because too many others wait to be sent",
     ),
     "issuer-unavailable": LogEvent("warning", "issuer error", "The OpenID Connect issuer does not answer"),
     "issuer-key-not-valid": LogEvent(

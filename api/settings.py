@@ -395,8 +395,8 @@ class LimitSettings(BaseSettings):
     )
     read_timeout_s: Duration = Field(
         60.0,
-        description="Seconds to parse one body, with at most 10 s of CPU time, and 10 s more for each MiB as "
-        "sent; beyond: 422 `limit-exceeded`",
+        description="Seconds to parse one body. CPU time is limited too: 10 s, and 10 s for each MiB sent. "
+        "Beyond either: 422 `limit-exceeded`",
     )
     read_memory_bytes: Bytes = Field(
         4096 * MIB, description="Bytes of memory to parse one body; beyond: 422 `limit-exceeded`"

@@ -39,7 +39,9 @@ def key_of(secret: str) -> bytes:
     except ValueError:
         key = b""
     if not secret.startswith(PREFIX) or not 24 <= len(key) <= 64:
-        raise ValueError(f"expected {PREFIX} and 24 to 64 bytes in base64")
+        raise ValueError(
+            f"expected {PREFIX} and 24 to 64 bytes in base64, as {PREFIX}$(head -c 32 /dev/urandom | base64)"
+        )
     return key
 
 

@@ -83,7 +83,9 @@ TRAINING_EVENTS = {
         "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain training",
     ),
     "pace.ended_in_trial": LogEvent(
-        "info", "mode reason", "Training ended before the trial of modes or plans did; `mode` ran last"
+        "info",
+        "mode reason",
+        "Training ended while modes or plans were being timed; `mode` ran last",
     ),
     "pace.ended_without_schedule": LogEvent(
         "info", "reason", "Training ended before it changed to the schedule that it waited for"

@@ -146,7 +146,7 @@ class Choice:
             self._say(
                 "pace.ended_in_trial",
                 mode=self.running.name,
-                reason="no mode was chosen yet: train for more steps, or set mode=",
+                reason="not all modes or plans were timed yet: train for more steps",
             )
         self.replanner.close()
 

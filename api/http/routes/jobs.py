@@ -48,7 +48,7 @@ AskedBy = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[^\x00]+$",
-        description="Only jobs whose last request came from this API key's `id`, or subject of an issuer",
+        description="Only jobs whose last request used the API key of this `id`, or a token of this `sub`",
     ),
 ]
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
