@@ -69,7 +69,7 @@ LONGEST = (
     "tests/runtime/loops/test_kept_references.py",
     "tests/pace/planning/allreduce/test_optimize.py",
     "tests/pace/simulation/test_who_wins.py",
-    "tests/pace/planning/servers/test_optimize.py",
+    "packs/servers/tests/pace_servers/planning/test_optimize.py",
     "tests/api/test_deployment.py",
     "tests/api/test_observability.py",
     "packs/servers/tests/pace_servers/benchmarks/test_over_servers.py",
@@ -89,9 +89,9 @@ LONGEST = (
     "tests/api/test_keys.py",
     "packs/fabric/tests/pace_fabric/runtime/test_failures.py",
     "tests/runtime/shards/test_sharded_service.py",
-    "tests/pace/simulation/servers/test_twin.py",
+    "packs/servers/tests/pace_servers/simulation/test_twin.py",
     "tests/runtime/frameworks/test_lightning.py",
-    "tests/pace/planning/servers/test_claims.py",
+    "packs/servers/tests/pace_servers/planning/test_claims.py",
 )
 _ROOT = Path(__file__).parent
 _LONGEST_FIRST = {_ROOT / name: place for place, name in enumerate(LONGEST)}

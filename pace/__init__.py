@@ -62,12 +62,14 @@ if TYPE_CHECKING:
     from pace.formats.pipedream import read_pipedream
     from pace.formats.shaped_steps import read_execution_trace_profile
     from pace.kinds import check, optimize
+    from pace.kinds.comparison import simulate
     from pace.order.check_order import check_order
-    from pace.simulation import POLICIES, SimulationOptions, make_policy, simulate
+    from pace.simulation import POLICIES, SimulationOptions, make_policy
     from pace.whatif import Grid, what_if
 
 _HOMES = {
     "pace.kinds": ("check", "optimize"),
+    "pace.kinds.comparison": ("simulate",),
     "pace.documents.cluster": ("Cluster", "load_cluster"),
     "pace.documents.graph.collective_graph": ("CollectiveGraph", "load_graph", "parse_graph"),
     "pace.documents.options": ("Options",),
@@ -85,7 +87,7 @@ _HOMES = {
     "pace.formats.node_list": ("read_node_list", "read_times"),
     "pace.formats.pipedream": ("read_pipedream",),
     "pace.formats.shaped_steps": ("read_execution_trace_profile",),
-    "pace.simulation": ("POLICIES", "SimulationOptions", "make_policy", "simulate"),
+    "pace.simulation": ("POLICIES", "SimulationOptions", "make_policy"),
     "pace.whatif": ("Grid", "what_if"),
 }
 

@@ -23,6 +23,10 @@ EXTRAS = {
 }
 
 
+# Exchanges of packs, and the extra that installs each.
+EXCHANGES = {"servers": "servers"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pack:
     """What a pack adds, each part as ``module:name``: it is imported where it is used.
@@ -34,6 +38,10 @@ class Pack:
     commands
         Typer applications by the name of their command. Those of the name "" add their commands to ``pace``
         itself, and those of the name "import" to ``pace import``.
+    kinds
+        A sequence of ``pace.kinds.kind.Kind``.
+    policies
+        A sequence of names and their ``pace.simulation.registry.PolicyEntry``.
     questions
         A sequence of ``pace.api.questions.kind.QuestionKind``.
     kernels
@@ -49,6 +57,8 @@ class Pack:
 
     name: str
     commands: Mapping[str, str] = field(default_factory=dict)
+    kinds: str | None = None
+    policies: str | None = None
     questions: str | None = None
     kernels: str | None = None
     http: str | None = None

@@ -1,5 +1,6 @@
 """The core works where no pack is installed, and says how to install the one that a command is in."""
 
+import json
 import os
 import subprocess
 import sys
@@ -55,6 +56,23 @@ def test_a_command_of_a_pack_says_how_to_install_it(without_packs: dict[str, str
         install = f'pip install "pace-scheduler[{extra}]"'
         said = f"pace: pace {command} is in a pack that is not installed: {install}\n"
         assert (refused.returncode, refused.stdout, refused.stderr) == (3, "", said)
+
+
+def test_an_exchange_of_a_pack_says_how_to_install_it(without_packs: dict[str, str], tmp_path: Path) -> None:
+    """Where an option names it, and where the profile was measured with it."""
+    pushed = layered_profile(4) | {
+        "allreduce": {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e9}
+    }
+    for name, profile in (("plain", layered_profile(4)), ("pushed", pushed)):
+        (tmp_path / name).write_text(json.dumps(profile))
+    said = 'pace: exchange "servers" is in a pack that is not installed: run: pip install "pace-scheduler['
+    for asked in (("plain", "--exchange", "servers"), ("pushed",)):
+        for command in ("optimize", "simulate"):
+            refused = pace(without_packs, command, str(tmp_path / asked[0]), *asked[1:])
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert refused.stderr.startswith(said)
+    assert pace(without_packs, "simulate", str(tmp_path / "plain")).returncode == 0
+    assert pace(without_packs, "what-if", str(tmp_path / "pushed"), "--policy", "fifo").returncode == 0
 
 
 @pytest.mark.slow

@@ -25,8 +25,6 @@ def _solve(profile_document: bytes, options: str, tell: Tell) -> bytes:
     return optimize(profile, Options.model_validate_json(options)).to_json()
 
 
-_SERVERS = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e6}
-
 KIND = QuestionKind(
     name=SCHEDULE,
     noun="schedule",
@@ -42,7 +40,7 @@ KIND = QuestionKind(
     parts={"profile": parse_profile, "options": parser_of(Options)},
     read=_read,
     answer=_solve,
-    samples=((example_profile() | {"allreduce": _SERVERS}, Options().model_dump_json()),),
+    samples=(),  # `pace.planning.warm_up` has all
     about_profile=True,
     simulates=False,
     long=False,

@@ -152,7 +152,8 @@ def _window_row(window: "Window", *, own_ops: bool = False) -> WindowRow:
 
 def simulation(profile_document: bytes, request: SimulationRequest) -> bytes:
     """Return the JSON of a SimulationResult."""
-    from pace.simulation import SimulationOptions, simulate
+    from pace.kinds.comparison import simulate
+    from pace.simulation import SimulationOptions
 
     profile = parse_profile(zlib.decompress(profile_document))
     options = SimulationOptions(iterations=request.iterations, jitter=request.jitter, seed=request.seed)

@@ -14,7 +14,6 @@ from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.prediction import predict, schedule_for
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
-from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
 from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
 from benchmarks.harness.workload.scaling import slower
@@ -22,8 +21,8 @@ from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
+from pace.kinds import optimize
 from pace.planning.lower_bound import lower_bound_s
-from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.profiler import Contention
 
 _FIRST_PORT = 20000
@@ -256,6 +255,8 @@ def _over_allreduce(
 
 
 def _over_servers(contest: Contest, contender: Contender, port: int, effort: Effort) -> Entry:
+    from benchmarks.harness.server_plans import predict_over_servers, schedule_over_servers, traffic_of
+
     cluster, pacing = contest.costs.cluster, contest.pacing_bytes_per_s
     assert cluster is not None
     profile = contest.named(contest.fitted.profile)
@@ -273,7 +274,7 @@ def _over_servers(contest: Contest, contender: Contender, port: int, effort: Eff
         ),
         profile=profile,
         predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
-        bound_s=optimize_servers(profile, Options(cluster=cluster)).predicted.lower_bound_s,
+        bound_s=optimize(profile, Options(cluster=cluster)).predicted.lower_bound_s,
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.kinds import KINDS
+from pace.kinds import kind_named
 from pace.kinds.kind import AnyProblem
 from pace.terminal.console import make_table
 
@@ -15,7 +15,7 @@ SHOWN_SEGMENTS = 120
 
 def describe(problem: AnyProblem, schedule: Schedule, console: Console) -> None:
     """Print a schedule of any kind."""
-    kind = KINDS[schedule.exchange]
+    kind = kind_named(schedule.exchange)
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     name, colon, size = kind.title(problem, schedule).partition(": ")
     print_line(f"[bold]{name}[/bold]{colon}{size}")

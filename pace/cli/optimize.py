@@ -12,30 +12,25 @@ from rich.console import Console
 from pace.cli.description import describe
 from pace.cli.graphs.fsdp2 import report_fsdp2
 from pace.cli.graphs.memory import MemoryOption, budget_bytes
-from pace.cli.servers.clusters import described_cluster
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import OF_PROFILES, For, Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule
 from pace.errors import InvalidOptions
-from pace.kinds import KINDS, load_problem
 from pace.kinds import check as judge
+from pace.kinds import kinds, load_problem
 from pace.kinds import optimize as solve
 from pace.terminal.command_line import file_argument, file_option, output_option
 from pace.terminal.console import (
     OUTPUT,
-    SERVERS_HAVE,
-    ClusterOption,
-    ColocatedOption,
     JsonOption,
     PlotOption,
     ProfileOrGraphArgument,
     ScheduleOutput,
-    ServersOption,
     make_console,
     refuse_unknown_ending,
 )
-from pace.terminal.kind_options import kind_for, refuse_others, with_options_of
+from pace.terminal.kind_options import fields_of_flags, kind_for, refuse_others, with_options_of
 from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading
 
 _OF_GRAPHS = For(("graph",))
@@ -45,8 +40,7 @@ _OF_GRAPHS = For(("graph",))
     Options,
     flags={"framework": "--for"},
     apart=("cluster", "memory_bytes"),
-    own=SERVERS_HAVE
-    | {
+    own={
         "memory_gb": _OF_GRAPHS,
         "fsdp2": _OF_GRAPHS,
         "other_pass": _OF_GRAPHS,
@@ -57,9 +51,6 @@ _OF_GRAPHS = For(("graph",))
 def optimize(
     ctx: typer.Context,
     profile: ProfileOrGraphArgument,
-    servers: ServersOption = None,
-    colocated: ColocatedOption = False,
-    cluster: ClusterOption = None,
     memory_gb: MemoryOption = None,
     fsdp2: Annotated[
         bool,
@@ -102,8 +93,9 @@ def optimize(
     with reported():
         refuse_unknown_ending(plot)
         problem = load_problem(profile)
-        kind = KINDS[kind_for(ctx.command, problem, ctx.params)]
+        kind = kinds()[kind_for(ctx.command, problem, ctx.params)]
         refuse_others(ctx, kind.name)
+        asked |= fields_of_flags(ctx.command, kind, problem, asked)
         if isinstance(problem, CollectiveGraph):
             memory_bytes = budget_bytes(memory_gb)
             if fsdp2:
@@ -117,8 +109,6 @@ def optimize(
             tell_slowdown(problem)
             if write_lp is not None and asked["slot_s"] is None:
                 raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
-            if kind.name == "servers":
-                asked["cluster"] = described_cluster(problem, cluster, servers, colocated=colocated)
         options = Options(**asked)
         schedule = solve(problem, options)
         if output is not None:

@@ -9,8 +9,8 @@ from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
+from pace.kinds.tuning import Tuned, tunable, tune
 from pace.simulation.registry import knobs_of, policies_for
-from pace.simulation.tune import Tuned, tunable, tune
 from pace.solver.knob_search import SEARCHES, Search
 from pace.terminal.console import make_console, make_table
 

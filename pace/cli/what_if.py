@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli.graphs.what_if import report_graph
-from pace.cli.servers.what_if import report_servers
 from pace.cli.what_if_table import show_what_if
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.options import OF_PROFILES, For
+from pace.documents.options import For
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
@@ -19,9 +18,7 @@ from pace.kinds import load_problem
 from pace.terminal.console import (
     JOB,
     NETWORK,
-    SERVERS,
     ApiKeyOption,
-    ColocatedOption,
     CsvOption,
     HtmlOption,
     JsonOption,
@@ -39,7 +36,6 @@ from pace.terminal.service_connection import connect
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.graphs import GraphGrid
 from pace.whatif.scenario import TwoLevel
-from pace.whatif.servers import ServerGrid
 
 LONG_S = 3600.0
 
@@ -51,7 +47,6 @@ def _profiled(what: str, panel: str) -> Any:
 _ON_NETWORKS: tuple[Exchange, ...] = ("allreduce", "sharded")
 _GRIDS: dict[tuple[Exchange, ...], type] = {
     _ON_NETWORKS: Grid,
-    ("servers",): ServerGrid,
     ("graph",): GraphGrid,
 }
 
@@ -77,10 +72,8 @@ def _axes() -> dict[str, For]:
     | dict.fromkeys(
         ("target_efficiency", "workers_per_node", "intra_gbps", "processes", "html"), For(_ON_NETWORKS)
     )
-    | dict.fromkeys(("service", "api_key", "timeout_s", "plot"), For((*_ON_NETWORKS, "graph")))
-    | {"servers": For(OF_PROFILES)},
-    servers_by=("servers",),
-    measured_servers=False,
+    | dict.fromkeys(("service", "api_key", "timeout_s", "plot"), For((*_ON_NETWORKS, "graph"))),
+    as_measured=False,
 )
 def what_if(
     ctx: typer.Context,
@@ -89,8 +82,7 @@ def what_if(
         list[str] | None,
         typer.Option(
             help="Policy to simulate; repeat the option for several.",
-            show_default="fifo, horovod, ddp, bytescheduler, pace; with --servers fifo, bytescheduler, pace; "
-            "for a graph fsdp2, inductor, pace",
+            show_default="fifo, horovod, ddp, bytescheduler, pace; for a graph fsdp2, inductor, pace",
         ),
     ] = None,
     baseline: Annotated[
@@ -170,31 +162,6 @@ def what_if(
             rich_help_panel=JOB,
         ),
     ] = None,
-    servers: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of parameter servers, for example 1,2,4: compare servers instead of all-reduce.",
-            show_default="all-reduce",
-            rich_help_panel=SERVERS,
-        ),
-    ] = None,
-    colocated: ColocatedOption = False,
-    staleness: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of iterations that a worker may be ahead of the slowest one, for example "
-            "sync,3,async: sync is 0, async has no limit.",
-            show_default="sync",
-            rich_help_panel=SERVERS,
-        ),
-    ] = None,
-    jitter: Annotated[
-        float,
-        typer.Option(
-            help="Standard deviation of random op durations, relative to their mean; 0 for fixed durations.",
-            rich_help_panel=SERVERS,
-        ),
-    ] = 0.0,
     processes: Annotated[
         int | None,
         typer.Option(help="Number of processes that simulate in parallel.", show_default="one per CPU"),
@@ -210,9 +177,10 @@ def what_if(
     plot: PlotOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Predict iteration time and speed-up of a job for other policies, networks, scales and servers.
+    """Predict iteration time and speed-up of a job for other policies, networks and scales.
 
     Every combination of the given values is simulated. Values that are not given stay as profiled.
+    For parameter servers, see `pace servers what-if`.
     """
     with reported():
         refuse_unknown_ending(plot)
@@ -237,24 +205,6 @@ def what_if(
                 as_json=as_json,
                 as_csv=as_csv,
                 plot=plot,
-            )
-            return
-        if servers is not None:
-            named: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
-            if staleness is not None:
-                named["staleness"] = tuple(staleness.replace(" ", "").split(","))
-            report_servers(
-                loaded,
-                ServerGrid(
-                    servers=read_whole_numbers("--servers", servers),
-                    colocated=colocated,
-                    bandwidth_gbps=read_numbers("--bandwidth-gbps", bandwidth_gbps),
-                    workers=read_whole_numbers("--workers", workers),
-                    jitter=jitter,
-                    **named,
-                ),
-                as_json=as_json,
-                as_csv=as_csv,
             )
             return
         two_level = None

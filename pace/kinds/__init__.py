@@ -1,8 +1,11 @@
 """Kinds of problems, and what can be asked of all of them: ``optimize``, ``check`` and ``load_problem``.
 
-A kind is a class beside these, listed in ``KINDS``: faces ask it and name none.
+A kind is a class beside these or in a pack, listed by ``kinds``: faces ask it and name none.
 """
 
+from collections.abc import Mapping
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from pace.documents.base import refuse_other
@@ -14,11 +17,25 @@ from pace.errors import InvalidOptions, InvalidProfile, InvalidSchedule
 from pace.kinds.allreduce import AllReduces
 from pace.kinds.graph import Graphs
 from pace.kinds.kind import AnyProblem, Kind
-from pace.kinds.servers import Servers
 from pace.kinds.sharded import Shards
+from pace.packs import EXCHANGES, parts
 
-# The first that fits a problem is its kind, unless the options name another.
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Graphs(), Servers(), Shards(), AllReduces())}
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """Return all kinds by name: the first that fits a problem is its kind, unless options name another."""
+    core = (Graphs(), Shards(), AllReduces())
+    return {kind.name: kind for kind in chain(chain.from_iterable(parts("kinds")), core)}
+
+
+def kind_named(name: str) -> Kind:
+    """Return the kind of this name; raises InvalidOptions if it is in a pack that is not installed."""
+    if name not in kinds():
+        raise InvalidOptions(
+            f'exchange "{name}" is in a pack that is not installed: '
+            f'run: pip install "pace-scheduler[{EXCHANGES[name]}]"'
+        )
+    return kinds()[name]
 
 
 def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
@@ -33,15 +50,11 @@ def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
     """
     options = Options() if options is None else options
     refuse_other(options, Options, InvalidOptions)
-    fitting = [kind for kind in KINDS.values() if isinstance(problem, kind.problem)]
-    if not fitting:
-        raise InvalidProfile(
-            f"a Profile or a CollectiveGraph is needed, not {type(problem).__name__}: read a file by "
-            "load_profile or load_graph"
-        )
+    fitting = _kinds_with(problem)
     if options.exchange is None:
-        return next(kind for kind in fitting if kind.fits(problem, options))
-    named = KINDS[options.exchange]
+        found = (kind for kind in fitting if kind.fits(problem, options))
+        return next(found, None) or kind_named(next(iter(EXCHANGES)))
+    named = kind_named(options.exchange)
     if named not in fitting:
         names = " or ".join(f'"{kind.name}"' for kind in fitting)
         raise InvalidOptions(
@@ -49,6 +62,17 @@ def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
             "or leave exchange out"
         )
     return named
+
+
+def _kinds_with(problem: AnyProblem) -> list[Kind]:
+    """Return the kinds whose problems are such documents; raises InvalidProfile if there is none."""
+    fitting = [kind for kind in kinds().values() if isinstance(problem, kind.problem)]
+    if not fitting:
+        raise InvalidProfile(
+            f"a Profile or a CollectiveGraph is needed, not {type(problem).__name__}: read a file by "
+            "load_profile or load_graph"
+        )
+    return fitting
 
 
 def optimize(problem: AnyProblem, options: Options | None = None) -> Schedule:
@@ -85,10 +109,10 @@ def check(problem: AnyProblem, schedule: Schedule) -> list[str]:
     again without the solver's code.
     """
     refuse_other(schedule, Schedule, InvalidSchedule)
-    kind, other = KINDS[schedule.exchange], kind_of(problem)
-    if other.noun != kind.noun:
+    kind, fitting = kind_named(schedule.exchange), _kinds_with(problem)
+    if kind not in fitting:
         which = f'the schedule has exchange "{schedule.exchange}"'
-        return [f"{which}: check it against its {kind.noun}, not a {other.noun}"]
+        return [f"{which}: check it against its {kind.noun}, not a {fitting[0].noun}"]
     return kind.violations(problem, schedule)
 
 

@@ -6,7 +6,7 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.kinds.kind import Row
-from pace.kinds.over_profiles import OverProfiles, groups_and_segments
+from pace.kinds.over_profiles import OverProfiles, groups_and_segments, has_servers
 
 
 class AllReduces(OverProfiles):
@@ -15,8 +15,8 @@ class AllReduces(OverProfiles):
     name = "allreduce"
 
     def fits(self, profile: Profile, options: Options) -> bool:
-        """Return True: every profile has all-reduces."""
-        return True
+        """Return whether there are no servers."""
+        return not has_servers(profile, options)
 
     def _solve(self, profile: Profile, options: Options) -> Schedule:
         from pace.planning.allreduce.optimize import optimize_allreduce

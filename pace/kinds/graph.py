@@ -1,14 +1,15 @@
 """The kind of graphs: ops and collectives of a compiled or sharded model, under a budget of memory."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.options import Options
+from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
-from pace.kinds.kind import Kind, Row
+from pace.kinds.kind import Kind, PolicyRun, Row
 from pace.kinds.over_profiles import milliseconds
 
 
@@ -33,6 +34,15 @@ class Graphs(Kind):
         from pace.checker.graph.check import check_graph
 
         return check_graph(graph, schedule)
+
+    def simulate(
+        self, graph: CollectiveGraph, policy: str, knobs: Mapping[str, Any], options: SimulationOptions
+    ) -> PolicyRun:
+        """Plan the graph as the policy does, and simulate one window."""
+        from pace.simulation import make_policy
+        from pace.simulation.graph.run import run_graph_policy
+
+        return run_graph_policy(graph, make_policy(policy, "graph", **knobs))
 
     def title(self, graph: CollectiveGraph, schedule: Schedule) -> str:
         """Return the graph's name, and how many nodes, collectives and wires it has."""

@@ -1,19 +1,35 @@
 """What a kind of problem is: how it is planned, checked, told and drawn."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pace.documents.base import refuse_other
 from pace.documents.graph.collective_graph import CollectiveGraph
-from pace.documents.options import Options
+from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange, Schedule
 from pace.errors import InvalidProfile, PaceError
 
 AnyProblem = Profile | CollectiveGraph
 Row = tuple[str, str]
+Details = Mapping[str, tuple[str, Callable[[Any], Any], Callable[[Any], str]]]
+
+
+class PolicyRun(Protocol):
+    """Windows of a problem under a policy."""
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean length of a window in seconds."""
+        ...
+
+    @property
+    def iterations_s(self) -> Any:
+        """Lengths of all windows in seconds, of shape (windows,)."""
+        ...
 
 
 class Kind(ABC):
@@ -27,12 +43,19 @@ class Kind(ABC):
         Its exchange. Fields of ``Options`` say which exchanges have them.
     noun, problem, refused_as
         The document that it plans, what that is called, and the error for another one.
+    shares_network
+        Whether its policies are simulated on the one network of a profile, beside those of others.
+    details
+        What is told of a simulated run beside its time: by the name of the table's column, the field in JSON,
+        its value, and the value as text.
     """
 
     name: ClassVar[Exchange]
     noun: ClassVar[str] = "profile"
     problem: ClassVar[type[Profile | CollectiveGraph]] = Profile
     refused_as: ClassVar[type[PaceError]] = InvalidProfile
+    shares_network: ClassVar[bool] = False
+    details: ClassVar[Details] = {}
 
     @abstractmethod
     def fits(self, problem: Any, options: Options) -> bool:
@@ -54,6 +77,37 @@ class Kind(ABC):
 
     @abstractmethod
     def _violations(self, problem: Any, schedule: Schedule) -> list[str]: ...
+
+    @abstractmethod
+    def simulate(
+        self, problem: Any, policy: str, knobs: Mapping[str, Any], options: SimulationOptions
+    ) -> PolicyRun:
+        """Simulate a problem under one of this kind's policies, with some of its knobs set."""
+
+    def lower_bound_s(self, problem: Any, options: SimulationOptions) -> float | None:
+        """Return the time that no schedule beats, in seconds; None if none is known for the options."""
+        from pace.planning.lower_bound import lower_bound_s
+
+        return lower_bound_s(problem)
+
+    def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
+        """Return the policies that cannot be simulated with the options."""
+        return ()
+
+    def first_knobs(self, problem: Any, options: SimulationOptions) -> Mapping[str, float] | None:
+        """Return the sizes in bytes at which a search for knobs starts, by their names; None for any."""
+        return None
+
+    def flags(self, command: str) -> tuple[Parameter, ...]:
+        """Return the options that a command of this name has for this kind, beside fields of its model.
+
+        A command line with one of them is for this kind.
+        """
+        return ()
+
+    def read_flags(self, problem: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of the command's model that those options set."""
+        return {}
 
     @abstractmethod
     def title(self, problem: Any, schedule: Schedule) -> str:

@@ -1,12 +1,15 @@
 """What kinds whose problem is a profile have in common: a window, its bound and its transfers."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
+from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
+from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Schedule
-from pace.kinds.kind import Kind, Row
+from pace.kinds.kind import Details, Kind, PolicyRun, Row
 
 # So many points of the curve of calls and expected windows are shown.
 SHOWN_CALLS = 6
@@ -18,6 +21,28 @@ class OverProfiles(Kind):
     # What the time is without the cost of preemption, and which schedules the bound is about.
     ideal = "if preemption were free"
     bounded = "schedule"
+    shares_network = True
+    details: ClassVar[Details] = {
+        "spread ms": (
+            "iteration_std_s",
+            lambda run: float(run.iterations_s.std()),
+            lambda seconds: f"{seconds * 1e3:.3f}",
+        )
+    }
+
+    def simulate(
+        self, profile: Profile, policy: str, knobs: Mapping[str, Any], options: SimulationOptions
+    ) -> PolicyRun:
+        """Simulate the profile's windows on its one network."""
+        from pace.simulation import make_policy, run_policy
+
+        return run_policy(
+            profile,
+            make_policy(policy, **knobs),
+            iterations=options.iterations,
+            jitter=options.jitter,
+            seed=options.seed,
+        )
 
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name, and how many gradients and workers it has."""
@@ -62,6 +87,13 @@ class OverProfiles(Kind):
         from pace.view.chart import plot
 
         plot(profile, schedule, path)
+
+
+def has_servers(profile: Profile, options: Options) -> bool:
+    """Return whether the options have parameter servers, or else the profile was measured with some."""
+    if options.framework is not None:
+        return False
+    return options.cluster is not None or isinstance(profile.allreduce, PushPull)
 
 
 def milliseconds(seconds: float) -> str:

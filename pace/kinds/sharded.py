@@ -6,7 +6,7 @@ from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.kinds.kind import Row
-from pace.kinds.over_profiles import OverProfiles, milliseconds
+from pace.kinds.over_profiles import OverProfiles, has_servers, milliseconds
 
 
 class Shards(OverProfiles):
@@ -17,6 +17,8 @@ class Shards(OverProfiles):
 
     def fits(self, profile: Profile, options: Options) -> bool:
         """Return whether updates wait for a global norm: then shards are faster."""
+        if has_servers(profile, options):
+            return False
         return options.framework is None and profile.update == "global-norm"
 
     def _solve(self, profile: Profile, options: Options) -> Schedule:

@@ -1,6 +1,6 @@
 """Simulation: how long a window takes under the policies of the field, from a profile.
 
-``simulate(profile, policies, options)`` compares policies; ``run_policy`` runs one or several windows of one.
+``pace.simulate`` compares policies; ``run_policy`` runs one or several windows of one.
 Graphs are planned by ``pace.simulation.graph`` and priced like every plan of a graph.
 Ready times never depend on communication (Assumption A), so a window is computed in three steps: when
 gradients become ready, what the policy sends and when that ends (``pace.simulation.network``), and how long
@@ -8,12 +8,10 @@ the forward pass waits for it.
 """
 
 from pace.documents.options import SimulationOptions
-from pace.simulation.comparison import SimulatedPolicy, simulate
 from pace.simulation.graph.run import GraphSimulation
 from pace.simulation.registry import (
     GRAPH_POLICIES,
     POLICIES,
-    SERVER_POLICIES,
     knobs_of,
     make_policy,
 )
@@ -22,14 +20,11 @@ from pace.simulation.run import SimulatedWindow, Simulation, run_policy
 __all__ = [
     "GRAPH_POLICIES",
     "POLICIES",
-    "SERVER_POLICIES",
     "GraphSimulation",
-    "SimulatedPolicy",
     "SimulatedWindow",
     "Simulation",
     "SimulationOptions",
     "knobs_of",
     "make_policy",
     "run_policy",
-    "simulate",
 ]

@@ -1,7 +1,9 @@
-"""The table of policies by name, with the exchanges that each one simulates."""
+"""The table of policies by name, with the exchanges that each one simulates; packs add theirs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import chain
 from typing import Any, Literal, overload
 
 from pydantic import ValidationError
@@ -9,19 +11,12 @@ from pydantic import ValidationError
 from pace.documents.base import explain
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
+from pace.packs import parts
 from pace.simulation.graph.inductor.policy import Inductor
 from pace.simulation.graph.policies import AsTraced, Blocks, Fsdp2, GraphPolicy, Planned, ZeroThree
 from pace.simulation.horovod import Horovod
 from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
 from pace.simulation.scheduled import Scheduled
-from pace.simulation.servers.policies import (
-    BytePs,
-    FifoOnServers,
-    PartitionedOnServers,
-    PlannedOnServers,
-    TicTacOnServers,
-)
-from pace.simulation.servers.traffic import ServersPolicy
 from pace.simulation.sharded import Dear, Sharded, ZeroOne, ZeroRedundancy
 from pace.simulation.traffic import Policy
 
@@ -37,8 +32,8 @@ class PolicyEntry:
     rule
         How it sends gradients, in a phrase.
     exchange
-        "allreduce" and "sharded" are simulated on one network, "servers" on the links of a cluster, "graph"
-        on the wires of a graph.
+        "allreduce" and "sharded" are simulated on one network, "graph" on the wires of a graph, that of a
+        pack on links of its own.
     fixed
         Values of knobs that the name decides.
     preset
@@ -72,11 +67,6 @@ _SCHEDULED = frozenset({"fusion", "framework"})
 REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     "fifo": (
         PolicyEntry(kind=Fifo, rule="WFBP: one all-reduce for each gradient, in the order of readiness"),
-        PolicyEntry(
-            kind=FifoOnServers,
-            rule="First ready, first pushed; first summed, first pulled; large arrays are split as in MXNet",
-            exchange="servers",
-        ),
     ),
     "horovod": (PolicyEntry(kind=Horovod, rule="Horovod 0.28.1: fuses what is ready in each cycle"),),
     "ddp": (PolicyEntry(kind=Ddp, rule="PyTorch DDP 2.13: buckets in the order of readiness"),),
@@ -87,23 +77,10 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
             rule="Whole gradients in TicTac's order, from the graph alone",
             fixed={"order": "tio"},
         ),
-        PolicyEntry(
-            kind=TicTacOnServers,
-            rule="Whole tensors in TicTac's order from the graph alone; pulled at the next step, or without "
-            "a barrier once summed",
-            exchange="servers",
-            fixed={"order": "tio"},
-        ),
     ),
     "tao": (
         PolicyEntry(
             kind=TicTac, rule="Whole gradients in TicTac's order, from measured times", fixed={"order": "tao"}
-        ),
-        PolicyEntry(
-            kind=TicTacOnServers,
-            rule="As `tio`, with the order from measured times",
-            exchange="servers",
-            fixed={"order": "tao"},
         ),
     ),
     "p3": (
@@ -113,32 +90,8 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
             rule="Slices of 200 kB by layer, stop and wait",
             preset={"partition_bytes": 200_000, "credit_bytes": 0, "admission": "paper"},
         ),
-        # Upstream MXNet's slices of 40,000 parameters, the next to a server when the last has been
-        # acknowledged.
-        PolicyEntry(
-            kind=PartitionedOnServers,
-            rule="Slices of 160 kB by layer, one at a time to each server",
-            exchange="servers",
-            preset={
-                "partition_bytes": 160_000,
-                "credit_bytes": 0,
-                "admission": "paper",
-                "credit_of": "connection",
-                "acknowledged": True,
-            },
-        ),
     ),
-    "bytescheduler": (
-        PolicyEntry(kind=Partitioned, rule="Parts by layer, with a credit"),
-        PolicyEntry(
-            kind=PartitionedOnServers,
-            rule="Parts of 4 MB by layer, with a credit of 16 MB",
-            exchange="servers",
-        ),
-    ),
-    "byteps": (
-        PolicyEntry(kind=BytePs, rule="Parts of 4,096,000 bytes, hashed to servers", exchange="servers"),
-    ),
+    "bytescheduler": (PolicyEntry(kind=Partitioned, rule="Parts by layer, with a credit"),),
     "dear": (
         PolicyEntry(
             kind=Dear, rule="Reduce-scatter in backward, all-gather before forward", exchange="sharded"
@@ -177,7 +130,6 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     ),
     "pace": (
         PolicyEntry(kind=Scheduled, rule="PACE's schedule", hidden=_SCHEDULED),
-        PolicyEntry(kind=PlannedOnServers, rule="PACE's plan", exchange="servers"),
         PolicyEntry(kind=Planned, rule="PACE's planner", exchange="graph"),
     ),
     "sharded": (PolicyEntry(kind=Sharded, rule="PACE's sharded schedule", exchange="sharded"),),
@@ -209,46 +161,48 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     ),
 }
 
-# These do not have one network in common with the others.
-_APART: tuple[Exchange, ...] = ("servers", "graph")
+_ON_ONE_NETWORK: tuple[Exchange, ...] = ("allreduce", "sharded")
+
+
+@cache
+def entries() -> tuple[tuple[str, PolicyEntry], ...]:
+    """Return all policies and their names, also those of packs."""
+    core = ((name, entry) for name, some in REGISTRY.items() for entry in some)
+    return (*core, *chain.from_iterable(parts("policies")))
 
 
 def policies_for(exchange: Exchange | None) -> tuple[str, ...]:
     """Return the names of the policies of an exchange; None: of all that have one network in common."""
-    return tuple(
-        name
-        for name, entries in REGISTRY.items()
-        if any(
-            entry.exchange == exchange if exchange is not None else entry.exchange not in _APART
-            for entry in entries
-        )
-    )
+    among = _ON_ONE_NETWORK if exchange is None else (exchange,)
+    return tuple(dict.fromkeys(name for name, entry in entries() if entry.exchange in among))
 
 
-POLICIES = policies_for(None)
-SERVER_POLICIES = policies_for("servers")
-GRAPH_POLICIES = policies_for("graph")
+POLICIES = tuple(
+    name for name, some in REGISTRY.items() if any(each.exchange in _ON_ONE_NETWORK for each in some)
+)
+GRAPH_POLICIES = tuple(
+    name for name, some in REGISTRY.items() if any(each.exchange == "graph" for each in some)
+)
 
 
 def entry_of(name: str, exchange: Exchange | None = None) -> PolicyEntry:
-    """Return what a name stands for on one network, or for exchange "servers" or "graph" there.
+    """Return what a name stands for on one network, or for an exchange with links of its own there.
 
     Raises
     ------
     InvalidOptions
         If there is no such policy there.
     """
-    apart = exchange if exchange in _APART else None
-    for entry in REGISTRY.get(name, ()):
-        if apart == (entry.exchange if entry.exchange in _APART else None):
+    apart = None if exchange in _ON_ONE_NETWORK else exchange
+    found = [entry for other, entry in entries() if other == name]
+    for entry in found:
+        if apart == (None if entry.exchange in _ON_ONE_NETWORK else entry.exchange):
             return entry
-    if name in REGISTRY and apart is None:
-        needed = REGISTRY[name][0].exchange
+    if found and apart is None:
+        needed = found[0].exchange
         raise InvalidOptions(f'policy "{name}" simulates exchange "{needed}" only: choose this exchange')
-    known, where = POLICIES, ""
-    if apart is not None:
-        known, where = policies_for(apart), f" of {'servers' if apart == 'servers' else 'graphs'}"
-    raise InvalidOptions(f'no policy "{name}"{where}: choose one of {", ".join(known)}')
+    where = "" if apart is None else f' of exchange "{apart}"'
+    raise InvalidOptions(f'no policy "{name}"{where}: choose one of {", ".join(policies_for(apart))}')
 
 
 def knobs_of(name: str, exchange: Exchange | None = None) -> tuple[str, ...]:
@@ -257,7 +211,7 @@ def knobs_of(name: str, exchange: Exchange | None = None) -> tuple[str, ...]:
 
 
 @overload
-def make_policy(name: str, exchange: Literal["servers"], /, **knobs: Any) -> ServersPolicy: ...
+def make_policy(name: str, exchange: Literal["servers"], /, **knobs: Any) -> Any: ...  # of a pack
 
 
 @overload
@@ -270,9 +224,7 @@ def make_policy(
 ) -> Policy: ...
 
 
-def make_policy(
-    name: str, exchange: Exchange | None = None, /, **knobs: Any
-) -> Policy | ServersPolicy | GraphPolicy:
+def make_policy(name: str, exchange: Exchange | None = None, /, **knobs: Any) -> Any:
     """Return a policy by name, on one network or where its exchange is, with some of its knobs set.
 
     Raises
@@ -286,7 +238,6 @@ def make_policy(
             known = ", ".join(entry.knobs) or "none"
             raise InvalidOptions(f'policy "{name}" has no knob "{knob}": it has {known}')
     try:
-        made: Policy | ServersPolicy | GraphPolicy = entry.kind(**(entry.preset | knobs | entry.fixed))
+        return entry.kind(**(entry.preset | knobs | entry.fixed))
     except ValidationError as error:
         raise InvalidOptions(f'policy "{name}": {explain(error)}') from None
-    return made

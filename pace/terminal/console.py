@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pace.documents.options import For
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_argument, file_option, output_option
@@ -16,7 +15,7 @@ from pace.terminal.command_line import file_argument, file_option, output_option
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")
 
-JOB, NETWORK, SERVERS, SERVICE, OUTPUT = "The job", "Network", "Parameter servers", "Service", "Output"
+JOB, NETWORK, SERVICE, OUTPUT = "The job", "Network", "Service", "Output"
 
 ProfileArgument = Annotated[
     Path,
@@ -89,30 +88,6 @@ PlanOutput = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-ServersOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of parameter servers.", show_default="those of the profile", rich_help_panel=SERVERS
-    ),
-]
-ColocatedOption = Annotated[
-    bool,
-    typer.Option(
-        "--colocated",
-        help="Run the servers on the workers' hosts instead of on separate hosts.",
-        rich_help_panel=SERVERS,
-    ),
-]
-ClusterOption = Annotated[
-    Path | None,
-    file_option(
-        "Cluster document (JSON) that describes the servers, instead of --servers and --colocated.",
-        show_default="none",
-        rich_help_panel=SERVERS,
-    ),
-]
-# Which exchange has these three.
-SERVERS_HAVE = {name: For(("servers",)) for name in ("servers", "colocated", "cluster")}
 ServiceOption = Annotated[
     str | None,
     typer.Option(

@@ -11,9 +11,10 @@ from typer.core import TyperOption
 
 from pace.documents.graph.collective_graph import CollectiveGraph, is_graph
 from pace.documents.options import ExchangeOptions, For, Options
+from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.kinds import KINDS, kind_of, load_problem
-from pace.kinds.kind import AnyProblem
+from pace.kinds import kind_of, kinds, load_problem
+from pace.kinds.kind import AnyProblem, Kind
 from pace.terminal.command_line import Command
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -22,7 +23,8 @@ _ARGUMENTS, _SHOWN = "pace.arguments", "pace.shown"
 _DEFAULT_KIND = "allreduce"
 # A command has this attribute: which exchanges have a parameter, by the parameter's name.
 _HAS = "pace_exchanges"
-_SERVERS_BY, _MEASURED_SERVERS = "pace_servers_by", "pace_measured_servers"
+# And these: the options of kinds that are not a model's, by kind; and whether a profile's own kind counts.
+_FLAGS, _AS_MEASURED = "pace_flags", "pace_as_measured"
 # Help reads no larger file to find its kind.
 _MOST_READ_BYTES = 32 << 20
 
@@ -32,11 +34,10 @@ def with_options_of(
     flags: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
     own: Mapping[str, For] | None = None,
-    servers_by: Collection[str] = ("servers", "colocated", "cluster"),
     *,
-    measured_servers: bool = True,
+    as_measured: bool = True,
 ) -> Callable[[Function], Function]:
-    """Return a decorator that gives a command the fields of a model as options, after its input.
+    """Return a decorator that gives a command the fields of a model and the flags of kinds as options.
 
     Parameters
     ----------
@@ -48,10 +49,8 @@ def with_options_of(
         Fields that the command reads in its own way.
     own
         Which exchanges have an option of the command's own; all, if it is not here.
-    servers_by
-        Options that choose parameter servers, beside ``--exchange``.
-    measured_servers
-        Whether a profile that was measured with servers is for servers without such an option.
+    as_measured
+        Whether a profile is of the kind that fits it; else each is one of all-reduces.
     """
     described = {} if model is None else model.described()
     names = [name for name in described if name not in apart]
@@ -60,13 +59,16 @@ def with_options_of(
         signature = inspect.signature(command)
         context, source, *parameters = signature.parameters.values()
         asked = [_parameter(model, name, (flags or {}).get(name)) for name in names if model is not None]
+        flags_of = {kind.name: kind.flags(command.__name__) for kind in kinds().values()}
+        asked += [flag for some in flags_of.values() for flag in some]
         kept = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
         command.__signature__ = signature.replace(parameters=[context, source, *asked, *kept])  # type: ignore[attr-defined]  # functions take any attribute
         command.__annotations__ |= {each.name: each.annotation for each in asked}
         has = {name: described[name] for name in names if described[name].exchanges}
-        setattr(command, _HAS, has | dict(own or {}))
-        setattr(command, _SERVERS_BY, tuple(servers_by))
-        setattr(command, _MEASURED_SERVERS, measured_servers)
+        of_flags = {flag.name: For((name,)) for name, some in flags_of.items() for flag in some}
+        setattr(command, _HAS, has | dict(own or {}) | of_flags)
+        setattr(command, _FLAGS, flags_of)
+        setattr(command, _AS_MEASURED, as_measured)
         return command
 
     return decorate
@@ -180,13 +182,24 @@ def kind_for(command: Any, problem: AnyProblem | None, given: Mapping[str, Any])
     """
     exchange = given.get("exchange")
     if exchange is None and not isinstance(problem, CollectiveGraph):
-        chosen = (given.get(name) for name in getattr(command.callback, _SERVERS_BY))
-        exchange = "servers" if any(value not in (None, False, "sync") for value in chosen) else None
+        chosen = (
+            name
+            for name, flags in getattr(command.callback, _FLAGS).items()
+            if any(given.get(flag.name) not in (None, flag.default) for flag in flags)
+        )
+        exchange = next(chosen, None)
     if problem is None:
-        return exchange if exchange in KINDS else _DEFAULT_KIND
-    kind = kind_of(problem, Options(exchange=exchange, framework=given.get("framework"))).name
-    measured = exchange is None and kind == "servers"
-    return _DEFAULT_KIND if measured and not getattr(command.callback, _MEASURED_SERVERS) else kind
+        return str(exchange) if exchange in kinds() else _DEFAULT_KIND
+    if exchange is None and not getattr(command.callback, _AS_MEASURED):
+        return _DEFAULT_KIND if isinstance(problem, Profile) else kind_of(problem).name
+    return kind_of(problem, Options(exchange=exchange, framework=given.get("framework"))).name
+
+
+def fields_of_flags(command: Any, kind: Kind, problem: AnyProblem, asked: dict[str, Any]) -> dict[str, Any]:
+    """Take the flags of all kinds from what a command was asked; return the fields that the kind's set."""
+    flags_of = getattr(command.callback, _FLAGS)
+    given = {flag.name: asked.pop(flag.name) for some in flags_of.values() for flag in some}
+    return kind.read_flags(problem, given)
 
 
 def _further_help(
@@ -195,12 +208,11 @@ def _further_help(
     """Yield how to see the options that are not shown."""
     name = ctx.command_path
     takes_exchange = any(each.name == "exchange" for each in ctx.command.params)
-    others = [each for each in KINDS if each != kind]
+    others = [each for each in kinds() if each != kind]
     if takes_exchange:
         yield f"These options are for exchange {kind}; others: {name} --exchange {'|'.join(others)} --help"
     else:
-        ways = {"graph": f"{name} GRAPH_FILE --help", "servers": f"{name} --servers 1 --help"}
-        ways["allreduce"] = f"{name} --help"
+        ways = {"graph": f"{name} GRAPH_FILE --help", "allreduce": f"{name} --help"}
         told = ", ".join(f"for exchange {each}: {way}" for each, way in ways.items() if each != kind)
         yield f"These options are for exchange {kind}; {told}"
     hidden: dict[str, list[str]] = {}
@@ -220,17 +232,14 @@ def refuse_others(ctx: typer.Context, kind: str) -> None:
     """Refuse options of the command line that have no meaning for a kind; raises InvalidOptions."""
     has: Mapping[str, For] = getattr(ctx.command.callback, _HAS)
     flags = {each.name: each.opts[0] for each in ctx.command.params if isinstance(each, TyperOption)}
-    takes_exchange = "exchange" in flags
     for name, flag in flags.items():
         if name not in has or not _is_given(ctx, name):
             continue
         each = has[name]
         if kind not in each.exchanges:
-            fitting = " or ".join(other for other in KINDS if other in each.exchanges)
-            by_servers = "" if takes_exchange or "servers" not in each.exchanges else " (--servers N)"
+            fitting = " or ".join(other for other in kinds() if other in each.exchanges)
             raise InvalidOptions(
-                f"{flag} is only for exchange {fitting}{by_servers}, and this is exchange {kind}: "
-                f"leave {flag} out"
+                f"{flag} is only for exchange {fitting}, and this is exchange {kind}: leave {flag} out"
             )
         if each.needs is not None and not each.is_chosen(ctx.params.get):
             raise InvalidOptions(f"{flag} needs {_needed(each.needs)}: add it, or leave {flag} out")

@@ -14,8 +14,6 @@ from pace.documents.profile import parse_profile
 from pace.simulation import POLICIES
 from tests.api.profiles import layered_profile
 
-_PUSH_PULL = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
-
 
 def ask_everything() -> None:
     """Ask; answers are for other tests."""
@@ -34,7 +32,6 @@ def ask_everything() -> None:
     ):
         answer_question("schedule", document, options.model_dump_json())
     answer_question("schedule", _packed(profile | {"update": "global-norm"}), Options().model_dump_json())
-    answer_question("schedule", _packed(profile | {"allreduce": _PUSH_PULL}), Options().model_dump_json())
     sha256 = parse_profile(json.dumps(profile)).sha256
     asked = SimulationRequest(profile_id=sha256, policies=tuple(POLICIES), iterations=2, jitter=0.1)
     simulation(document, asked)

@@ -71,7 +71,6 @@ for (module, name), loop in found.items():
 # Commands and programs call these.
 _NOT_OF_THE_SERVICE = {
     "pace.simulation.kernels.worker run",
-    "pace.simulation.servers.kernel run",
     "pace.solver.kernels.two_links insert_one_by_one",
     "pace.solver.kernels.two_links reinsert",
 }

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,7 +29,9 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.runtime.engine.buffers import local_part
 from pace.runtime.options import AllReduce, Plan
-from pace.simulation.servers.traffic import ServersRules
+
+if TYPE_CHECKING:
+    from pace_servers.simulation.traffic import ServersRules
 
 # Kinds that train on our engine.
 _OURS = ("pace", "bytescheduler", "hsdp", "hsdp-fifo", "policy")
@@ -81,7 +83,7 @@ class Job:
     workload: Workload
     schedule: Schedule | None = None
     port: int = 0
-    rules: ServersRules | None = None
+    rules: "ServersRules | None" = None
     pacing_bytes_per_s: float | None = None
 
     @property

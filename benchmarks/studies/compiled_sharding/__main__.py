@@ -28,7 +28,7 @@ from benchmarks.studies.compiled_sharding.rank import Costs, start
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
 from pace.documents.schedule import Schedule, parse_schedule
-from pace.simulation import simulate
+from pace.kinds.comparison import simulate
 
 CONTENDERS = ("pace", "none", "inductor")
 POLICIES = {"none": "as-traced", "inductor": "inductor"}

@@ -21,12 +21,13 @@ from pace.errors import PaceError
 from pace.formats.node_list import read_node_list, read_times
 from pace.formats.reading import stream_json
 from pace.kinds import check
+from pace.kinds.comparison import simulate
 from pace.order.check_order import check_order
 from pace.order.inputs.plans import program_of_plans
 from pace.planning.graph.arrays import program_of
 from pace.planning.graph.optimize import optimize_graph
 from pace.planning.warm_up import warm_up
-from pace.simulation import GRAPH_POLICIES, GraphSimulation, simulate
+from pace.simulation import GRAPH_POLICIES, GraphSimulation
 from pace.simulation.graph.run import run_schedule
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.solver.graph.program import Bucket

@@ -19,9 +19,9 @@ def report_policies(
     plot: Path | None,
 ) -> None:
     """Simulate a graph under policies, and print a table or JSON."""
+    from pace.kinds.comparison import simulate as run
     from pace.planning.lower_bound import lower_bound_s
     from pace.simulation import GraphSimulation
-    from pace.simulation import simulate as run
 
     found = run(graph, policy, options)
     bound = lower_bound_s(graph)

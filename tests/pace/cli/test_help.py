@@ -178,7 +178,7 @@ def test_help_shows_what_the_command_would_take(tmp_path: Path) -> None:
             ("optimize", "graph", "--servers", "2"),
             "--servers is only for exchange servers",
         ),
-        (("what-if", "plain", "--colocated"), "only for exchange servers (--servers N)"),
+        (("simulate", "plain", "--exchange", "allreduce", "--colocated"), "only for exchange servers"),
         (("optimize", "plain", "--lp-solver", "pulp"), "--lp-solver needs --oracle lp: add it"),
         (("simulate", "plain", "--trials", "3"), "--trials needs --tune: add it"),
         (("optimize", "plain", "--memory-gb", "2"), "--memory-gb is only for exchange graph"),

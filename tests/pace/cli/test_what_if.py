@@ -134,8 +134,6 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
         (["--json", "--csv"], "both print to stdout"),
         (["--target-efficiency", "2"], "target efficiency is 2.0"),
         (["--processes", "0"], "--processes 0: expected at least 1"),
-        (["--servers", "1", "--processes", "2"], "--processes is only for exchange sharded or allreduce"),
-        (["--servers", "1", "--intra-gbps", "100"], "--intra-gbps is only for exchange sharded or allreduce"),
         (["--baseline", "lifo"], 'baseline "lifo" is not simulated'),
     ],
 )

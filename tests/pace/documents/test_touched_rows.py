@@ -1,23 +1,16 @@
 """Rows of embedding tables that steps touch: in profiles, in clustersand in plans."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pace.cli import app
 from pace.documents.cluster import Cluster, TransferRatio
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.profile_json import compact_profile
 from pace.documents.push_pull import PushPull, TouchedRows
 from pace.documents.steps import TouchedBytes
 from pace.errors import InvalidProfile
-from pace.kinds import check
-from pace.planning.servers.optimize import optimize_servers
-from pace.planning.servers.problem import ServersProblem
-from pace.simulation import SimulationOptions, simulate
 
 ROWS, ROW_BYTES = 1_000_000, 100
 # With its number of 4 bytes, a row has 104 bytes.
@@ -85,22 +78,6 @@ def test_rows_that_cannot_be_are_refused(touched: dict[str, Any], named: str) ->
         parse_profile(json.dumps(document))
 
 
-def test_a_plan_counts_the_rows_touched() -> None:
-    """Pushes of one worker's rows, pulls of all workers' rows; the checker accepts it, all-reduces differ."""
-    found = profile()
-    schedule = optimize_servers(found)
-    assert check(found, schedule) == []
-    assert schedule.cluster is not None
-    (ratio,) = schedule.cluster.ratios
-    assert ratio.gradient == "table"
-    assert ratio.push * ROWS * ROW_BYTES == pytest.approx(1000 * 104, rel=1e-3)
-    assert ratio.pull * ROWS * ROW_BYTES == pytest.approx(1900 * 104, rel=1e-3)
-    whole = optimize_servers(profile(touched=None))
-    assert whole.predicted.iteration_s > 2 * 1.0  # 100 MB each way, one after the other
-    assert schedule.predicted.iteration_s < 0.1
-    assert schedule.predicted.lower_bound_s <= schedule.predicted.iteration_s
-
-
 def test_ratios_of_the_cluster_and_half_precision_stay() -> None:
     """What a user states takes precedence; servers get gradients in half precision whole."""
     exchange = PushPull(servers=1, worker_bytes_per_s=1e8)
@@ -112,17 +89,6 @@ def test_ratios_of_the_cluster_and_half_precision_stay() -> None:
     assert again.with_touched_rows(profile()) == again != plain
 
 
-def test_a_simulation_is_of_the_rows_of_its_workers() -> None:
-    """The simulated iteration of the planned order is the planned one, for any number of workers."""
-    for workers in (1, 2, 4):
-        found = profile(workers)
-        simulated = simulate(found, ["pace"], SimulationOptions(exchange="servers"))["pace"]
-        planned = optimize_servers(found).predicted.iteration_s
-        assert simulated.iteration_s == pytest.approx(planned, rel=1e-6)
-    problem = ServersProblem.of(profile(3), Cluster(name="c", exchange=profile().allreduce))
-    assert problem.pull_bytes[0] == pytest.approx(2700 * 104, rel=1e-3)
-
-
 def test_more_workers_than_are_known_receive_rows_or_everything() -> None:
     """As servers answer: rows while they are less than half of the table."""
     touched = TouchedBytes(by_workers=(30.0, 40.0), whole_bytes=100)
@@ -130,19 +96,3 @@ def test_more_workers_than_are_known_receive_rows_or_everything() -> None:
     assert TouchedBytes(by_workers=(10.0, 15.0), whole_bytes=100).of(3) == 20
     # What was measured stays, whatever it is.
     assert TouchedBytes(by_workers=(30.0, 60.0), whole_bytes=100).of(2) == 60
-
-
-def test_a_plan_says_what_is_sent_of_tables(tmp_path: Path) -> None:
-    """One line: shares of the table, whether they are estimates, and tables that no gradient stands for."""
-
-    def said(found: Profile) -> list[str]:
-        path = tmp_path / "profile.json"
-        path.write_bytes(found.to_json())
-        printed = CliRunner().invoke(app, ["optimize", str(path), "--exchange", "servers"]).stdout
-        return [line for line in printed.splitlines() if line.startswith("tables")]
-
-    assert said(profile(touched=None)) == []
-    assert said(profile()) == ["tables      table: 0.10% pushed, 0.20% pulled"]
-    (line,) = said(profile(5).replace(metadata={"tables_left_out": {"items": {}}}))
-    assert "upper estimates" in line
-    assert line.endswith("not in this plan: items")

@@ -13,21 +13,17 @@ from tests.api.profiles import layered_profile
 from tests.sharded_graphs import backward, collective, forward, graph_of, wait
 
 PROFILE = layered_profile(4)
-SERVERS = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
 
 
 def schedule(exchange: str) -> Schedule:
     """Return the schedule of a small profile."""
     match exchange:
-        case "servers":
-            changed = {"allreduce": SERVERS | {"min_partition_bytes": 1 << 20}}
-            return optimize(parse_profile(json.dumps(PROFILE | changed)))
         case "behind a norm":
             return optimize(parse_profile(json.dumps(PROFILE | {"update": "global-norm"})))
     return optimize(parse_profile(json.dumps(PROFILE)), Options.model_validate({"exchange": exchange}))
 
 
-@pytest.mark.parametrize("exchange", ["allreduce", "sharded", "behind a norm", "servers"])
+@pytest.mark.parametrize("exchange", ["allreduce", "sharded", "behind a norm"])
 def test_no_plan_of_any_exchange_hangs(exchange: str, tmp_path: Path) -> None:
     """Whatever streams a device runs at once; two iterations are checked."""
     file = tmp_path / "schedule.json"

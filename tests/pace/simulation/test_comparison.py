@@ -1,4 +1,4 @@
-"""The one entry point for simulation: policies by name, of one network or of servers, on the same windows."""
+"""The one entry point for simulation: policies by name, on the same windows."""
 
 from typing import Any
 
@@ -6,14 +6,10 @@ import pytest
 
 import pace
 from pace import InvalidOptions, SimulationOptions
-from pace.documents.cluster import Cluster
-from pace.documents.push_pull import PushPull
-from pace.simulation import POLICIES, SERVER_POLICIES, make_policy, run_policy
-from pace.simulation.servers.run import run_server_policy
+from pace.simulation import POLICIES, make_policy, run_policy
 from tests.strategies import affine, layered
 
 PROFILE = layered([8, 4, 12], allreduce=affine(0.125, 0.25), workers=2)
-CLUSTER = Cluster(name="two", exchange=PushPull(servers=2, worker_bytes_per_s=4.0))
 
 
 def test_policies_are_compared_by_name() -> None:
@@ -28,36 +24,20 @@ def test_policies_are_compared_by_name() -> None:
 
 
 def test_every_policy_says_its_exchange() -> None:
-    """By default all of one network; those of one exchange; those of servers where there are some."""
+    """By default all of one network; or those of one exchange."""
     assert tuple(pace.simulate(PROFILE)) == POLICIES
     sharded = tuple(pace.simulate(PROFILE, options=SimulationOptions(exchange="sharded")))
     assert sharded == ("dear", "zero-1", "zero-redundancy", "sharded")
     whole = tuple(pace.simulate(PROFILE, options=SimulationOptions(exchange="allreduce")))
     assert {*sharded, *whole} == set(POLICIES)
     assert not {*sharded} & {*whole}
-    on_servers = SimulationOptions(cluster=CLUSTER)
-    found = pace.simulate(PROFILE, options=on_servers)
-    assert tuple(found) == SERVER_POLICIES
-    alone = run_server_policy(PROFILE, CLUSTER, make_policy("pace", "servers"))
-    assert found["pace"].iteration_s == alone.iteration_s
-    of_profile = PROFILE.replace(allreduce=CLUSTER.exchange)
-    on_own = SimulationOptions(exchange="servers")
-    assert pace.simulate(of_profile, "pace", on_own)["pace"].iteration_s == alone.iteration_s
-
-
-def test_stale_workers_leave_out_what_ends_at_a_barrier() -> None:
-    """TicTac has no stale pulls."""
-    options = SimulationOptions(cluster=CLUSTER, staleness=1)
-    assert not {"tio", "tao"} & set(pace.simulate(PROFILE, options=options))
 
 
 @pytest.mark.parametrize(
     ("policies", "options", "named"),
     [
         ("lifo", {}, "lifo"),
-        ("ddp", {"cluster": CLUSTER}, "of servers"),
         ("fifo", {"staleness": 1}, "staleness"),
-        ("fifo", {"exchange": "servers"}, "cluster"),
         ("fifo", {"knobs": {"speed": 3}}, "speed"),
         ("ddp", {"knobs": {"bucket_bytes": "big"}}, "bucket_bytes"),
         ("fifo", {"iterations": 0}, "iterations"),

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.errors import InvalidOptions
+from pace.kinds.comparison import simulate
 from pace.planning.graph.arrays import program_of
-from pace.simulation import GRAPH_POLICIES, SimulationOptions, simulate
+from pace.simulation import GRAPH_POLICIES, SimulationOptions
 from pace.simulation.graph.inductor.policy import Inductor
 from pace.simulation.graph.policies import Blocks, Fsdp2, ZeroThree
 from pace.simulation.graph.run import GraphSimulation, run_graph_policy
@@ -132,7 +133,7 @@ def test_graphs_have_policies_of_their_own() -> None:
     """Policies and options of profiles are refused, and so are those of graphs for profiles."""
     graph = graph_of(forward(2))
     assert tuple(simulate(graph)) == GRAPH_POLICIES
-    with pytest.raises(InvalidOptions, match='no policy "ddp" of graphs: choose one of'):
+    with pytest.raises(InvalidOptions, match='no policy "ddp" of exchange "graph": choose one of'):
         simulate(graph, "ddp")
     with pytest.raises(InvalidOptions, match='jitter: exchange "graph" only has knobs'):
         simulate(graph, options=SimulationOptions(jitter=0.1))

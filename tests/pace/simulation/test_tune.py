@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from pace import InvalidOptions
 from pace.cli import app
+from pace.kinds.tuning import RANGES, TriedKnobs, Tuned, tunable, tune
 from pace.models import build
 from pace.simulation import make_policy, run_policy
-from pace.simulation.tune import RANGES, TriedKnobs, Tuned, tunable, tune
 from pace.solver.knob_search import SEARCHES, Search
 
 PROFILE = build("vgg16", device_tflops=8.0, batch=64, workers=8)

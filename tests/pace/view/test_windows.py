@@ -4,11 +4,8 @@ import pytest
 from hypothesis import given
 
 from pace import Options, Profile, optimize
-from pace.documents.cluster import Cluster
-from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
-from pace.planning.servers.optimize import optimize_servers
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
 from pace.view.op_times import phases_of
@@ -87,19 +84,3 @@ def test_schedules_of_every_exchange_end_when_they_are_predicted_to(profile: Pro
         for moved in window.transfers:
             drawn[moved.cargo] += moved.size_bytes
         assert list(drawn.values()) == [cargo.size_bytes for cargo in window.cargo]
-
-
-def test_pushes_and_pulls_have_a_row_for_each_way() -> None:
-    """Each byte is pushed once and pulled once."""
-    exchange = PushPull(worker_bytes_per_s=1e6, servers=2)
-    profile = two_layers().replace(allreduce=exchange)
-    schedule = optimize_servers(profile, Options(cluster=Cluster(name="two", exchange=exchange)))
-    window = lay_out(profile, schedule)
-    assert window.links == (
-        "push to server 0",
-        "pull from server 0",
-        "push to server 1",
-        "pull from server 1",
-    )
-    assert sum(moved.size_bytes for moved in window.transfers) == 2 * 4000
-    assert max(window.times.ends_s.tolist()) == pytest.approx(schedule.predicted.iteration_s, rel=1e-6)

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import assume, given
 
 from pace import Gradient, Op, Profile, Schedule, load_profile, make_policy, optimize
-from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.options import Options
 from pace.documents.profile import DType, UpdateRule
-from pace.documents.push_pull import PushPull
 from pace.kinds import check
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan
 from pace.planning.allreduce.under_load import UnderLoad
@@ -23,10 +21,6 @@ from pace.simulation import run_policy
 from pace.solver.sending import cut_while_sending
 from tests.strategies import affine, options, profiles, properties
 
-SERVERS = Cluster(
-    name="four servers",
-    exchange=PushPull(servers=4, worker_bytes_per_s=1.25e9, partition_s=1e-3, round_trip_s=2e-4),
-)
 RESNET50 = Path(__file__).parents[4] / "examples" / "profiles" / "resnet50.json"
 
 
@@ -136,8 +130,6 @@ def test_groups_that_the_options_give_are_not_merged() -> None:
         ("per-gradient", Options(exchange="sharded")),
         ("per-gradient", Options(exchange="sharded", max_segment_bytes=1_000_003)),
         ("global-norm", Options(exchange="sharded", max_segment_bytes=1_000_003)),
-        ("per-gradient", Options(exchange="servers", cluster=SERVERS)),
-        ("per-gradient", Options(exchange="servers", cluster=SERVERS, partition_bytes=1_000_003)),
     ],
 )
 def test_segments_begin_at_aligned_places(

@@ -124,7 +124,7 @@ def test_a_solver_is_named_as_pulp_names_it() -> None:
         assert_same_for_every_oracle(HAND["paper"], f"pulp:{name}", fusion="paper", slot_s=0.25)
 
 
-@pytest.mark.parametrize("chosen", [{}, {"exchange": "sharded"}, {"exchange": "servers"}])
+@pytest.mark.parametrize("chosen", [{}, {"exchange": "sharded"}])
 def test_an_lp_solver_without_linear_programs_is_refused(chosen: dict[str, Any]) -> None:
     """It would be ignored."""
     with pytest.raises(InvalidOptions, match="lp_solver"):

@@ -13,8 +13,7 @@ from pace_fabric.checker.transfers import check_transfers
 from pace_fabric.documents.transfer_plan import TransferOptions, TransferPlan
 from pace_fabric.errors import InvalidFabric
 from pace_fabric.plan import plan_transfers
-from tests.load.checker_mutants import Case, MakeCase, main
-from tests.load.forged_plans import Forgery
+from tests.load.checker_mutants import Case, Forgery, MakeCase, main
 from tests.pace_fabric.batches import batch_of, network_of
 
 

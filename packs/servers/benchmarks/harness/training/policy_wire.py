@@ -1,6 +1,6 @@
 """Other systems' rules over the runtime's wire: frames, connections, pacing, sums and threads stay the same.
 
-What is exchanged is what ``pace.simulation.servers.traffic.ServersRules`` says: which partition a
+What is exchanged is what ``pace_servers.simulation.traffic.ServersRules`` says: which partition a
 worker hands over next, how many bytes it may hand over, and when a server answers. A partition goes out whole
 and is answered when all of it is summed, unlike our own chunks. A server answers in the order of the plan.
 For rules that say "in the order of arrival" that is the same: their plans are in the order of readiness, and
@@ -19,7 +19,6 @@ import torch
 
 from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import After, Done, SegmentCall
-from pace.simulation.servers.traffic import ServersRules
 from pace.wire.frames import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 from pace_servers.runtime.layout import Layout, ServedSegment, memory_of
 from pace_servers.runtime.link import PushPullCall, ServerLink
@@ -27,6 +26,7 @@ from pace_servers.runtime.server import Server
 from pace_servers.runtime.session import Session
 from pace_servers.runtime.sums import Reply
 from pace_servers.runtime.transport.push_pull import PushPullTransport
+from pace_servers.simulation.traffic import ServersRules
 
 # A push counts as gone when the kernel holds no more of it unsent: less would leave the link idle.
 UNSENT_BYTES = 16 << 10

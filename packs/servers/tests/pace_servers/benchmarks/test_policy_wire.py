@@ -17,12 +17,12 @@ from benchmarks.harness.training.policy_wire import (
     _Purse,
     server_type,
 )
-from pace.simulation.servers.traffic import ServersRules
 from pace.wire.addresses import ServerAddress
 from pace.wire.handshake import Greeting
 from pace_servers.runtime.layout import Layout, ServedSegment, memory_of
 from pace_servers.runtime.link import PushPullCall
 from pace_servers.runtime.server import Server
+from pace_servers.simulation.traffic import ServersRules
 
 WITHIN_S = 60.0
 

@@ -7,9 +7,9 @@ from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule
 from pace.errors import ScheduleMismatch
-from pace.planning.servers.clusters import cluster_for
-from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.engine.plan import plan_from_schedule
+from pace_servers.planning.clusters import cluster_for
+from pace_servers.planning.optimize import optimize_servers
 from tests.pace_servers.runtime.jobs import train_over_servers
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import build

@@ -11,8 +11,8 @@ from pace.documents.options import Options
 from pace.documents.profile import parse_profile
 from pace.documents.push_pull import PushPull
 from pace.documents.steps import parse_steps
-from pace.planning.servers.optimize import optimize_servers
 from pace.runtime.profiler import Capture
+from pace_servers.planning.optimize import optimize_servers
 from pace_servers.throughput import steps_from_profile
 from tests.pace_servers.runtime.server_processes import served
 from tests.runtime.launch import run_ranks

@@ -1,4 +1,4 @@
-"""Asks the functions of the workers for predictions, in many variants."""
+"""Asks the functions of the workers for schedules over servers and predictions, in many variants."""
 
 import itertools
 import json
@@ -6,8 +6,10 @@ import zlib
 from typing import Any
 
 from pace.api.questions.registry import answer_question
+from tests.api.profiles import layered_profile
 from tests.pace.documents.step_documents import pull_compute_push
 
+_PUSH_PULL = {"kind": "push-pull", "servers": 2, "colocated": True, "worker_bytes_per_s": 1e9}
 _LINKS: tuple[dict[str, Any], ...] = (
     *({"discipline": name} for name in ("fifo", "adaptive", "tic", "reverse", "random")),
     *({"discipline": name, "window_bytes": 100} for name in ("window", "first-service-first")),
@@ -22,6 +24,8 @@ _FLEETS: tuple[dict[str, Any], ...] = (
 
 def ask_everything() -> None:
     """Ask; answers are for other tests."""
+    pushed = layered_profile(12) | {"allreduce": _PUSH_PULL}
+    answer_question("schedule", zlib.compress(json.dumps(pushed).encode()), "{}")
     steps = json.loads(pull_compute_push(0.01, 0.001).model_dump_json())
     for link, fleet in itertools.product(_LINKS, _FLEETS):
         asked_steps = steps | {"link": {"bytes_per_s": 1e7, **link}}

@@ -1,1 +1,0 @@
-"""What the commands do with parameter servers: their options, plans, simulations and what-ifs."""

@@ -1,0 +1,109 @@
+"""Simulates a problem of any kind under several policies, on the same windows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pace.documents.base import refuse_other
+from pace.documents.graph.collective_graph import CollectiveGraph
+from pace.documents.options import Options, SimulationOptions
+from pace.documents.schedule import Exchange
+from pace.errors import InvalidOptions
+from pace.kinds import kind_of
+from pace.kinds.kind import AnyProblem, Kind, PolicyRun
+from pace.simulation.registry import knobs_of, policies_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPolicy:
+    """One policy's windows.
+
+    Attributes
+    ----------
+    policy
+        Its name.
+    knobs
+        The knobs that were set.
+    run
+        The windows in detail.
+    """
+
+    policy: str
+    knobs: dict[str, Any]
+    run: PolicyRun
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean length of a window in seconds."""
+        return self.run.iteration_s
+
+    @property
+    def iterations_s(self) -> tuple[float, ...]:
+        """Lengths of all windows in seconds."""
+        return tuple(float(each) for each in self.run.iterations_s)
+
+
+def simulate(
+    problem: AnyProblem,
+    policies: str | Sequence[str] | None = None,
+    options: SimulationOptions | None = None,
+) -> dict[str, SimulatedPolicy]:
+    """Simulate a profile or a graph under several policies; return the windows of each, by name.
+
+    Parameters
+    ----------
+    problem
+        Windows of a profile are the same for all policies.
+    policies
+        Names in ``POLICIES``, or those of ``policies_for`` the exchange: "servers" with a cluster, "graph"
+        for a graph (default: all of them).
+
+    Raises
+    ------
+    InvalidOptions
+        If a policy or a knob is unknown, or options do not fit one another or the policies.
+    InvalidCluster
+        If the servers do not fit the profile.
+    """
+    options = SimulationOptions() if options is None else options
+    refuse_other(options, SimulationOptions, InvalidOptions)
+    kind, exchange = simulated_kind(problem, options)
+    names = _names(policies, kind, exchange, options)
+    knobs = {name: knobs_of(name, exchange) for name in names}
+    known = {knob for some in knobs.values() for knob in some}
+    for knob in options.knobs:
+        if knob not in known:
+            raise InvalidOptions(f'no knob "{knob}": these policies have {", ".join(sorted(known))}')
+    found = {}
+    for name in names:
+        given = {knob: value for knob, value in options.knobs.items() if knob in knobs[name]}
+        run = kind.simulate(problem, name, given, options)
+        found[name] = SimulatedPolicy(policy=name, knobs=given, run=run)
+    return found
+
+
+def simulated_kind(problem: AnyProblem, options: SimulationOptions) -> tuple[Kind, Exchange | None]:
+    """Return the kind of which windows are simulated, and the exchange whose policies there are.
+
+    Raises
+    ------
+    InvalidOptions
+        If the options do not fit one another or the problem.
+    """
+    exchange: Exchange | None = "graph" if isinstance(problem, CollectiveGraph) else options.policies_of
+    kind = kind_of(problem, Options(exchange=exchange or "allreduce"))
+    options.refuse_others(kind.name)
+    return kind, exchange
+
+
+def _names(
+    policies: str | Sequence[str] | None, kind: Kind, exchange: Exchange | None, options: SimulationOptions
+) -> tuple[str, ...]:
+    if isinstance(policies, str):
+        return (policies,)
+    if policies is not None:
+        if not isinstance(policies, Sequence):
+            raise InvalidOptions(f"policies are names (got {policies!r})")
+        return tuple(policies)
+    unfit = kind.unfit_policies(options)
+    return tuple(name for name in policies_for(exchange) if name not in unfit)

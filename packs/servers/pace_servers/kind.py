@@ -1,0 +1,144 @@
+"""The kind of parameter servers: workers push gradients and pull parameters."""
+
+from collections.abc import Iterator, Mapping
+from inspect import Parameter
+from typing import Any, ClassVar
+
+from pace.documents.options import Options, SimulationOptions
+from pace.documents.profile import Profile
+from pace.documents.schedule import Schedule
+from pace.kinds.kind import Details, PolicyRun, Row
+from pace.kinds.over_profiles import OverProfiles, groups_and_segments, has_servers
+
+
+class Servers(OverProfiles):
+    """Pushes to parameter servers and pulls from them."""
+
+    name = "servers"
+    ideal = "at best with these segments"
+    bounded = "partition and order"
+    shares_network = False
+    details: ClassVar[Details] = {
+        "waits for stragglers": (
+            "straggler_share",
+            lambda run: run.straggler_share,
+            lambda share: f"{share * 100:.2f} %",
+        ),
+        "lead": ("lead", lambda run: run.lead, str),
+    }
+
+    def fits(self, profile: Profile, options: Options) -> bool:
+        """Return whether the profile was measured with servers, or the options have some."""
+        return has_servers(profile, options)
+
+    def _solve(self, profile: Profile, options: Options) -> Schedule:
+        from pace_servers.planning.optimize import optimize_servers
+
+        return optimize_servers(profile, options)
+
+    def _violations(self, profile: Profile, schedule: Schedule) -> list[str]:
+        from pace_servers.checker import check_servers
+
+        return check_servers(profile, schedule)
+
+    def simulate(
+        self, profile: Profile, policy: str, knobs: Mapping[str, Any], options: SimulationOptions
+    ) -> PolicyRun:
+        """Simulate windows of all workers."""
+        from pace.simulation import make_policy
+        from pace_servers.planning.optimize import cluster_of
+        from pace_servers.simulation.run import run_server_policy
+
+        return run_server_policy(
+            profile,
+            cluster_of(profile, Options(cluster=options.cluster)),
+            make_policy(policy, self.name, **knobs),
+            iterations=options.iterations,
+            jitter=options.jitter,
+            seed=options.seed,
+            consistency=options.consistency,
+            staleness=options.staleness,
+        )
+
+    def lower_bound_s(self, profile: Profile, options: SimulationOptions) -> float | None:
+        """Return the bound of the best schedule found; None where workers may use old parameters."""
+        if options.is_stale:
+            return None
+        return self.solve(profile, Options(cluster=options.cluster)).predicted.lower_bound_s
+
+    def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
+        """Return TicTac's, whose steps end at a barrier, where workers do not wait for one another."""
+        return ("tio", "tao") if options.is_stale else ()
+
+    def first_knobs(self, profile: Profile, options: SimulationOptions) -> Mapping[str, float]:
+        """Return delta0 = sqrt(M theta B / (2 S)) for partitions, and a credit of four of them."""
+        from pace.solver.knob_search import CREDIT_IN_PARTITIONS
+        from pace_servers.planning.optimize import cluster_of
+        from pace_servers.planning.problem import ServersProblem
+
+        cluster = cluster_of(profile, Options(cluster=options.cluster))
+        size = ServersProblem.of(profile, cluster).suggested_partition_bytes()
+        return {"partition_bytes": size, "credit_bytes": CREDIT_IN_PARTITIONS * size}
+
+    def flags(self, command: str) -> tuple[Parameter, ...]:
+        """Return what describes servers, and for simulations how far workers may be ahead."""
+        from pace_servers.commands.options import CLUSTER, STALENESS
+
+        return {"optimize": CLUSTER, "simulate": (*CLUSTER, STALENESS)}.get(command, ())
+
+    def read_flags(self, profile: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the cluster, and the consistency and the staleness of a simulation."""
+        from pace_servers.commands.options import read
+
+        return read(profile, given)
+
+    def title(self, profile: Profile, schedule: Schedule) -> str:
+        """Return the profile's name and size, and how many servers there are."""
+        exchange = schedule.placement.exchange
+        servers = f"{exchange.servers} server{'' if exchange.servers == 1 else 's'}"
+        where = " on their hosts" if exchange.colocated else ""
+        return f"{super().title(profile, schedule)}, {servers}{where}"
+
+    def _plan_rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
+        yield (
+            "plan",
+            f"{groups_and_segments(schedule)} of at most {schedule.execution.max_segment_bytes:,} bytes, "
+            f"{schedule.solver.order} order (size by formula: "
+            f"{schedule.solver.suggested_partition_bytes:,.0f} bytes)",
+        )
+        yield "segments", _segments(schedule)
+        if tables := _tables(profile, schedule):
+            yield "tables", tables
+
+
+def _segments(schedule: Schedule) -> str:
+    """Say how many segments travel, and how small they are."""
+    sizes = sorted(segment.size_bytes for segment in schedule.of_op("push"))
+    if not sizes:
+        return "none: there is nothing to send"
+    least = schedule.placement.exchange.min_partition_bytes
+    half = sizes[len(sizes) // 2]
+    told = f"{len(sizes):,}, the smallest of {sizes[0]:,} bytes, half of them of {half:,} bytes or more"
+    return f"{told}; no group is cut below {least:,} bytes" if least else told
+
+
+def _tables(profile: Profile, schedule: Schedule) -> str:
+    """Say what is sent of embedding tables, and what is not known of them; nothing without tables."""
+    ratios = {ratio.gradient: ratio for ratio in schedule.placement.ratios}
+    told, known = [], profile.workers
+    for gradient in profile.gradients:
+        ratio = ratios.get(gradient.name)
+        if gradient.touched is not None and ratio is not None:
+            told.append(f"{gradient.name}: {ratio.push:.2%} pushed, {ratio.pull:.2%} pulled")
+            known = min(known, len(gradient.touched.distinct))
+    if known < profile.workers:
+        told.append(
+            f"pulls are upper estimates, as the profile has the rows of {known} steps together, and "
+            f"{profile.workers} workers need those of {profile.workers}"
+        )
+    if left_out := profile.metadata.get("tables_left_out"):
+        told.append(f"not in this plan: {', '.join(left_out)}")
+    return "; ".join(told)
+
+
+KINDS = (Servers(),)
