@@ -5,10 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pace.cli.graphs.policies import report_policies
-from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import OF_PROFILES, For, SimulationOptions
-from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.kinds import kinds, load_problem
 from pace.kinds.kind import Kind
@@ -21,8 +18,7 @@ from pace.terminal.console import (
     refuse_unknown_ending,
 )
 from pace.terminal.kind_options import fields_of_flags, kind_for, refuse_others, with_options_of
-from pace.terminal.reporting import counted, reported
-from pace.whatif.scenario import batch_unit, measured_batch
+from pace.terminal.reporting import reported
 
 
 @with_options_of(
@@ -79,70 +75,49 @@ def simulate(
         if not kind.shares_network:
             asked["exchange"] = kind.name
         knobs = _knobs(knob or [])
-        if isinstance(loaded, CollectiveGraph):
-            options = SimulationOptions(**asked, knobs=knobs)
-            report_policies(loaded, policy, options, as_json=as_json, plot=plot)
-            return
+        options = SimulationOptions(**asked, knobs=knobs)
         if tune is not None:
             from pace.cli.tune import report
 
-            seed = asked["seed"]
-            report(
-                loaded,
-                asked.get("cluster"),
-                policy,
-                knobs,
-                search=tune,
-                num_trials=trials,
-                seed=seed,
-                as_json=as_json,
-            )
+            report(loaded, options, policy, search=tune, num_trials=trials, as_json=as_json)
             return
-        options = SimulationOptions(**asked, knobs=knobs)
         found = run(loaded, policy, options)
-        bound = kind.lower_bound_s(loaded, options)
-        batch = measured_batch(loaded)
-        samples = None if batch is None else batch * loaded.workers
+        if plot is not None:
+            kind.draw_policies(loaded, found, plot)
+        bound, speed = kind.lower_bound_s(loaded, options), kind.speed(loaded)
         results = [
             {
                 "policy": name,
                 "knobs": each.knobs,
                 "iteration_s": each.iteration_s,
-                "throughput": samples / each.iteration_s if samples and each.iteration_s else None,
+                "throughput": speed[0] / each.iteration_s if speed and each.iteration_s else None,
                 "over_bound": None if bound is None else each.iteration_s / bound - 1 if bound else 0.0,
                 **{field: value_of(each.run) for field, value_of, _ in kind.details.values()},
             }
             for name, each in found.items()
         ]
+    unit = speed and f"{speed[1]}/s"
     if as_json:
-        document: dict[str, Any] = {"profile": loaded.name, "throughput_unit": f"{batch_unit(loaded)}/s"}
+        document: dict[str, Any] = {kind.noun: loaded.name, "throughput_unit": unit}
         if options.cluster is not None:
             document["cluster"] = json.loads(options.cluster.model_dump_json())
         typer.echo(json.dumps(document | {"lower_bound_s": bound, "policies": results}))
         return
-    _show(loaded, kind, options, bound, results)
+    _show(kind.simulated_title(loaded, options), kind, unit, bound, results)
 
 
 def _show(
-    profile: Profile,
-    kind: Kind,
-    options: SimulationOptions,
-    bound: float | None,
-    results: list[dict[str, Any]],
+    title: str, kind: Kind, unit: str | None, bound: float | None, results: list[dict[str, Any]]
 ) -> None:
     console = make_console()
     known = "" if bound is None else f": no schedule is faster than {bound * 1e3:.3f} ms"
-    where = ""
-    if options.cluster is not None:
-        servers = counted(options.cluster.exchange.servers, "server")
-        where = f", {profile.workers} workers, {servers}"
-    console.print(f"{profile.name}{where}{known}", highlight=False)
-    speed = [f"{batch_unit(profile)}/s"] if measured_batch(profile) is not None else []
-    table = make_table("policy", "iteration ms", *speed, "over the bound", *kind.details, left=("policy",))
+    console.print(f"{title}{known}", highlight=False)
+    units = [] if unit is None else [unit]
+    table = make_table("policy", "iteration ms", *units, "over the bound", *kind.details, left=("policy",))
     for row in results:
         over = "" if row["over_bound"] is None else f"{row['over_bound'] * 100:.2f} %"
         details = [text_of(row[field]) for field, _, text_of in kind.details.values()]
-        shown = ["" if row["throughput"] is None else f"{row['throughput']:,.5g}" for _ in speed]
+        shown = ["" if row["throughput"] is None else f"{row['throughput']:,.5g}" for _ in units]
         table.add_row(row["policy"], f"{row['iteration_s'] * 1e3:.3f}", *shown, over, *details)
     console.print(table)
 

@@ -5,46 +5,39 @@ from typing import Any
 
 import typer
 
-from pace.documents.cluster import Cluster
-from pace.documents.profile import Profile
-from pace.documents.schedule import Exchange
+from pace.documents.options import SimulationOptions
 from pace.errors import InvalidOptions
+from pace.kinds.comparison import refuse_unknown_knobs
+from pace.kinds.kind import AnyProblem
 from pace.kinds.tuning import Tuned, tunable, tune
-from pace.simulation.registry import knobs_of, policies_for
+from pace.simulation.registry import policies_for
 from pace.solver.knob_search import SEARCHES, Search
 from pace.terminal.console import make_console, make_table
 
 
 def report(
-    profile: Profile,
-    cluster: Cluster | None,
+    problem: AnyProblem,
+    options: SimulationOptions,
     policies: list[str] | None,
-    knobs: dict[str, Any],
     *,
     search: str,
     num_trials: int,
-    seed: int,
     as_json: bool,
 ) -> None:
     """Tune `policies` (default: all that have knobs) and print the result beside those of other searches."""
-    exchange: Exchange | None = None if cluster is None else "servers"
+    exchange = options.policies_of
     chosen = policies or [name for name in policies_for(exchange) if tunable(name, exchange)]
     if search not in SEARCHES:
         raise InvalidOptions(f'--tune "{search}": expected one of {", ".join(SEARCHES)}')
+    refuse_unknown_knobs(options, chosen, exchange)
     results = []
     for name in chosen:
-        fixed = {key: value for key, value in knobs.items() if key in knobs_of(name, exchange)}
-        found = {
-            way: tune(
-                profile, name, cluster=cluster, search=way, num_trials=num_trials, seed=seed, fixed=fixed
-            )
-            for way in SEARCHES
-        }
+        found = {way: tune(problem, name, options, search=way, num_trials=num_trials) for way in SEARCHES}
         results.append(result_of(found, search))
     if as_json:
-        typer.echo(json.dumps({"profile": profile.name, "search": search, "policies": results}))
+        typer.echo(json.dumps({"profile": problem.name, "search": search, "policies": results}))
     else:
-        show_tuned(profile, results)
+        show_tuned(problem, results)
 
 
 def result_of(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
@@ -66,11 +59,11 @@ def result_of(found: dict[Search, Tuned], search: str) -> dict[str, Any]:
     }
 
 
-def show_tuned(profile: Profile, results: list[dict[str, Any]]) -> None:
+def show_tuned(problem: AnyProblem, results: list[dict[str, Any]]) -> None:
     """Print the results of several policies."""
     console = make_console(width=160)
     console.print(
-        f"{profile.name}: iteration time in ms; for each search, the number of settings that it tried until "
+        f"{problem.name}: iteration time in ms; for each search, the number of settings that it tried until "
         "it was within 1 % of the best",
         highlight=False,
     )

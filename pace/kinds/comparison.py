@@ -1,7 +1,6 @@
 """Simulates a problem of any kind under several policies, on the same windows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pace.documents.base import refuse_other
@@ -10,37 +9,8 @@ from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.kinds import kind_of
-from pace.kinds.kind import AnyProblem, Kind, PolicyRun
+from pace.kinds.kind import AnyProblem, Kind, SimulatedPolicy
 from pace.simulation.registry import knobs_of, policies_for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPolicy:
-    """One policy's windows.
-
-    Attributes
-    ----------
-    policy
-        Its name.
-    knobs
-        The knobs that were set.
-    run
-        The windows in detail.
-    """
-
-    policy: str
-    knobs: dict[str, Any]
-    run: PolicyRun
-
-    @property
-    def iteration_s(self) -> float:
-        """Mean length of a window in seconds."""
-        return self.run.iteration_s
-
-    @property
-    def iterations_s(self) -> tuple[float, ...]:
-        """Lengths of all windows in seconds."""
-        return tuple(float(each) for each in self.run.iterations_s)
 
 
 def simulate(
@@ -69,17 +39,29 @@ def simulate(
     refuse_other(options, SimulationOptions, InvalidOptions)
     kind, exchange = simulated_kind(problem, options)
     names = _names(policies, kind, exchange, options)
-    knobs = {name: knobs_of(name, exchange) for name in names}
-    known = {knob for some in knobs.values() for knob in some}
+    refuse_unknown_knobs(options, names, exchange)
+    found = {}
+    for name in names:
+        knobs = knobs_given(options, name, exchange)
+        run = kind.simulate(problem, name, knobs, options)
+        found[name] = SimulatedPolicy(policy=name, knobs=knobs, run=run)
+    return found
+
+
+def knobs_given(options: SimulationOptions, policy: str, exchange: Exchange | None) -> dict[str, Any]:
+    """Return the options' values for a policy's knobs."""
+    known = knobs_of(policy, exchange)
+    return {knob: value for knob, value in options.knobs.items() if knob in known}
+
+
+def refuse_unknown_knobs(
+    options: SimulationOptions, policies: Sequence[str], exchange: Exchange | None
+) -> None:
+    """Refuse values of knobs that no policy has; raises InvalidOptions."""
+    known = {knob for name in policies for knob in knobs_of(name, exchange)}
     for knob in options.knobs:
         if knob not in known:
             raise InvalidOptions(f'no knob "{knob}": these policies have {", ".join(sorted(known))}')
-    found = {}
-    for name in names:
-        given = {knob: value for knob, value in options.knobs.items() if knob in knobs[name]}
-        run = kind.simulate(problem, name, given, options)
-        found[name] = SimulatedPolicy(policy=name, knobs=given, run=run)
-    return found
 
 
 def simulated_kind(problem: AnyProblem, options: SimulationOptions) -> tuple[Kind, Exchange | None]:

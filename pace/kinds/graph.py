@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
-from pace.kinds.kind import Kind, PolicyRun, Row
+from pace.kinds.kind import Details, Kind, PolicyRun, Row, SimulatedPolicy
 from pace.kinds.over_profiles import milliseconds
 
 
@@ -20,6 +20,14 @@ class Graphs(Kind):
     noun = "graph"
     problem = CollectiveGraph
     refused_as = InvalidGraph
+    details: ClassVar[Details] = {
+        "peak GB": (
+            "peak_bytes",
+            lambda run: run.memory.peak_bytes,
+            lambda peak_bytes: f"{peak_bytes / 1e9:.3f}",
+        ),
+        "collectives": ("collectives", lambda run: run.num_calls, str),
+    }
 
     def fits(self, graph: CollectiveGraph, options: Options) -> bool:
         """Return True: a graph is of no other kind."""
@@ -91,3 +99,19 @@ class Graphs(Kind):
         title += f", {predicted.gap:.1%} over the bound"
         budget = schedule.graph_plan.budget_bytes
         plot_windows([(title, lay_out_graph(graph, run_schedule(graph, schedule), "schedule", budget))], path)
+
+    def draw_policies(self, graph: CollectiveGraph, found: Mapping[str, SimulatedPolicy], path: Path) -> None:
+        """Draw ops, wires and memory of each policy's window."""
+        from pace.view.chart import plot_windows
+        from pace.view.graph_window import lay_out_graph
+
+        plot_windows(
+            [
+                (
+                    f"{name}: {each.iteration_s * 1e3:.1f} ms",
+                    lay_out_graph(graph, each.run, name, each.knobs.get("memory_bytes")),
+                )
+                for name, each in found.items()
+            ],
+            path,
+        )

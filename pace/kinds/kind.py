@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,7 +12,7 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange, Schedule
-from pace.errors import InvalidProfile, PaceError
+from pace.errors import InvalidOptions, InvalidProfile, PaceError
 
 AnyProblem = Profile | CollectiveGraph
 Row = tuple[str, str]
@@ -30,6 +31,35 @@ class PolicyRun(Protocol):
     def iterations_s(self) -> Any:
         """Lengths of all windows in seconds, of shape (windows,)."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPolicy:
+    """One policy's windows.
+
+    Attributes
+    ----------
+    policy
+        Its name.
+    knobs
+        The knobs that were set.
+    run
+        The windows in detail.
+    """
+
+    policy: str
+    knobs: dict[str, Any]
+    run: Any
+
+    @property
+    def iteration_s(self) -> float:
+        """Mean length of a window in seconds."""
+        return float(self.run.iteration_s)
+
+    @property
+    def iterations_s(self) -> tuple[float, ...]:
+        """Lengths of all windows in seconds."""
+        return tuple(float(each) for each in self.run.iterations_s)
 
 
 class Kind(ABC):
@@ -89,6 +119,18 @@ class Kind(ABC):
         from pace.planning.lower_bound import lower_bound_s
 
         return lower_bound_s(problem)
+
+    def speed(self, problem: Any) -> tuple[float, str] | None:
+        """Return what all workers process in a window, and what is counted; None if that is not known."""
+        return None
+
+    def simulated_title(self, problem: Any, options: SimulationOptions) -> str:
+        """Return the name of what is simulated, and where."""
+        return str(problem.name)
+
+    def draw_policies(self, problem: Any, found: Mapping[str, SimulatedPolicy], path: Path) -> None:
+        """Draw the windows of policies to a .png, .svg or .pdf."""
+        raise InvalidOptions(f'policies of exchange "{self.name}" cannot be drawn: leave the chart out')
 
     def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
         """Return the policies that cannot be simulated with the options."""

@@ -44,6 +44,13 @@ class OverProfiles(Kind):
             seed=options.seed,
         )
 
+    def speed(self, profile: Profile) -> tuple[float, str] | None:
+        """Return the batch of all workers, and what it counts."""
+        from pace.whatif.scenario import batch_unit, measured_batch
+
+        batch = measured_batch(profile)
+        return None if batch is None else (batch * profile.workers, batch_unit(profile))
+
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name, and how many gradients and workers it has."""
         return f"{profile.name}: {len(profile.gradients)} gradients, {profile.workers} workers"

@@ -6,16 +6,14 @@ of settings that it tried.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pace.documents.cluster import Cluster
 from pace.documents.options import SimulationOptions
-from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
-from pace.kinds.comparison import simulated_kind
+from pace.kinds.comparison import knobs_given, simulated_kind
+from pace.kinds.kind import AnyProblem
 from pace.simulation.registry import entry_of, knobs_of
 from pace.solver.arrays import FloatArray
 from pace.solver.knob_search import (
@@ -87,14 +85,12 @@ def tunable(policy: str, exchange: Exchange | None = None) -> tuple[str, ...]:
 
 
 def tune(
-    profile: Profile,
+    problem: AnyProblem,
     policy: str,
+    options: SimulationOptions | None = None,
     *,
-    cluster: Cluster | None = None,
     search: Search = "bayes",
     num_trials: int = 40,
-    seed: int = 0,
-    fixed: dict[str, Any] | None = None,
     informed: bool = True,
 ) -> Tuned:
     """Search for the knobs of `policy` that make the window shortest.
@@ -103,12 +99,10 @@ def tune(
 
     Parameters
     ----------
-    cluster
-        The servers, for a policy of servers.
+    options
+        How windows are simulated. Knobs of the policy keep their values; the seed is also that of the search.
     num_trials
         Settings to simulate; a grid takes the largest that is no larger.
-    fixed
-        Knobs that keep a value.
     informed
         Whether a search begins at those sizes; else it begins as the search does by itself.
 
@@ -117,9 +111,9 @@ def tune(
     InvalidOptions
         If the policy has no knob to search, or the search does not exist.
     """
-    fixed = fixed or {}
-    options = SimulationOptions(cluster=cluster)
-    kind, exchange = simulated_kind(profile, options)
+    options = SimulationOptions() if options is None else options
+    kind, exchange = simulated_kind(problem, options)
+    fixed = knobs_given(options, policy, exchange)
     names = tuple(knob for knob in tunable(policy, exchange) if knob not in fixed)
     if search not in SEARCHES:
         raise InvalidOptions(f'no search "{search}": choose one of {", ".join(SEARCHES)}')
@@ -129,10 +123,12 @@ def tune(
         raise InvalidOptions(f'policy "{policy}" has no knob to tune: {", ".join(RANGES)} can be tuned')
 
     def price(settings: dict[str, int | float]) -> float:
-        return kind.simulate(profile, policy, fixed | settings, options).iteration_s
+        return kind.simulate(problem, policy, fixed | settings, options).iteration_s
 
-    start = kind.first_knobs(profile, options) if informed else None
-    trials = _search_settings(names, price, search=search, num_trials=num_trials, seed=seed, start=start)
+    start = kind.first_knobs(problem, options) if informed else None
+    trials = _search_settings(
+        names, price, search=search, num_trials=num_trials, seed=options.seed, start=start
+    )
     preset = entry_of(policy, exchange).defaults
     default = TriedKnobs(knobs={name: preset[name] for name in names}, iteration_s=price({}))
     best = min((default, *trials), key=lambda trial: trial.iteration_s)

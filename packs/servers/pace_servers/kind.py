@@ -66,6 +66,13 @@ class Servers(OverProfiles):
             return None
         return self.solve(profile, Options(cluster=options.cluster)).predicted.lower_bound_s
 
+    def simulated_title(self, profile: Profile, options: SimulationOptions) -> str:
+        """Return the profile's name, and how many workers and servers there are."""
+        from pace_servers.planning.optimize import cluster_of
+
+        servers = cluster_of(profile, Options(cluster=options.cluster)).exchange.servers
+        return f"{profile.name}, {profile.workers} workers, {servers} server{'' if servers == 1 else 's'}"
+
     def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
         """Return TicTac's, whose steps end at a barrier, where workers do not wait for one another."""
         return ("tio", "tao") if options.is_stale else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pace import InvalidOptions
+from pace import InvalidOptions, SimulationOptions
 from pace.cli import app
 from pace.kinds.tuning import RANGES, TriedKnobs, Tuned, tunable, tune
 from pace.models import build
@@ -22,7 +22,7 @@ def test_a_search_keeps_to_its_rules(search: Search, policy: str) -> None:
     """Budget, ranges, no worse than the defaults, and the best is the least of what was tried."""
     if search == "bayes":
         pytest.importorskip("bayes_opt")
-    found = tune(PROFILE, policy, search=search, num_trials=6, seed=3)
+    found = tune(PROFILE, policy, SimulationOptions(seed=3), search=search, num_trials=6)
     assert 1 <= found.num_trials <= 6
     for trial in found.trials:
         assert tuple(trial.knobs) == tunable(policy)
@@ -32,7 +32,7 @@ def test_a_search_keeps_to_its_rules(search: Search, policy: str) -> None:
     assert found.best.iteration_s == min(tried)
     again = run_policy(PROFILE, make_policy(policy, **found.best.knobs)).iteration_s
     assert again == found.best.iteration_s
-    assert found == tune(PROFILE, policy, search=search, num_trials=6, seed=3)
+    assert found == tune(PROFILE, policy, SimulationOptions(seed=3), search=search, num_trials=6)
 
 
 def test_bayesian_search_comes_close_to_a_fine_grid() -> None:
@@ -47,7 +47,13 @@ def test_bayesian_search_comes_close_to_a_fine_grid() -> None:
 
 def test_fixed_knobs_keep_their_value() -> None:
     """Only the others are searched."""
-    found = tune(PROFILE, "bytescheduler", search="random", num_trials=3, fixed={"credit_bytes": 1 << 20})
+    found = tune(
+        PROFILE,
+        "bytescheduler",
+        SimulationOptions(knobs={"credit_bytes": 1 << 20}),
+        search="random",
+        num_trials=3,
+    )
     assert all(tuple(trial.knobs) == ("partition_bytes",) for trial in found.trials)
 
 
@@ -75,6 +81,8 @@ def test_the_command_line_compares_the_searches(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, [*command, "--tune", "luck"])
     assert wrong.exit_code == 2
     assert wrong.stderr.strip() == 'pace: --tune "luck": expected one of bayes, grid, random, momentum'
+    unknown = CliRunner().invoke(app, [*command, "--tune", "grid", "--knob", "speed=3"])
+    assert unknown.stderr.startswith('pace: no knob "speed": these policies have ')
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from benchmarks.studies.papers.bytescheduler import three_layers
 from benchmarks.studies.papers.profiles import add_layers, profile_of
 from pace import Profile
 from pace.documents.cluster import Cluster
-from pace.documents.options import Options
+from pace.documents.options import Options, SimulationOptions
 from pace.documents.push_pull import PushPull
 from pace.kinds.tuning import tune
 from pace.simulation import make_policy
@@ -89,9 +89,8 @@ def tuned(profile: Profile, cluster: Cluster) -> dict[str, int | float]:
     found = tune(
         profile,
         "bytescheduler",
-        cluster=cluster,
+        SimulationOptions(cluster=cluster, knobs={"credit_of": "connection"}),
         num_trials=10,
-        fixed={"credit_of": "connection"},
     )
     return found.best.knobs
 

@@ -9,21 +9,19 @@ steps, with servers or with NCCL's ring. TensorFlow's servers and PyTorch's ring
 
 from collections.abc import Callable, Iterable
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.conditions import study_parser
 from benchmarks.studies.papers.bytescheduler_servers import COMPUTE_S, LAYERS, servers, trained, window
 from benchmarks.studies.papers.profiles import add_layers
-from pace import Profile
+from pace import Profile, SimulationOptions
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import RingAllReduce
 from pace.kinds.tuning import Tuned, tune
 from pace.simulation import make_policy, run_policy
 from pace.solver.knob_search import SEARCHES, Search
 
-PER_CONNECTION = {"credit_of": "connection"}
 # TCP does not fill a link of 100 Gb/s; RDMA nearly does. NCCL's latency is not in the paper.
 TCP_GBPS, RDMA_GBPS = 25.0, 100.0
 RING_LATENCY_S = 30e-6
@@ -32,6 +30,11 @@ TABLES = ("course", "frameworks", "balance", "trials")
 EXCHANGES = ("servers", "ring")
 MOST_TRIALS = 40
 FINE_TRIALS = 225
+
+
+def per_connection(cluster: Cluster, seed: int = 0) -> SimulationOptions:
+    """Return simulations in which each connection has a credit of its own."""
+    return SimulationOptions(cluster=cluster, knobs={"credit_of": "connection"}, seed=seed)
 
 
 def on_servers(model: str, machines: int, gbps: float) -> tuple[Profile, Cluster]:
@@ -51,7 +54,7 @@ def gain_on_servers(model: str, machines: int, gbps: float, *, barrier: bool) ->
     profile, cluster = on_servers(model, machines, gbps)
     keys = "round-robin" if barrier else "mxnet"
     plain = window(profile, cluster, "fifo", keys=keys, barrier=barrier)
-    found = tune(profile, "bytescheduler", cluster=cluster, num_trials=10, fixed=PER_CONNECTION)
+    found = tune(profile, "bytescheduler", per_connection(cluster), num_trials=10)
     return plain / found.best.iteration_s - 1
 
 
@@ -86,7 +89,7 @@ def course() -> None:
     profile, cluster = on_servers("vgg16", 4, 10)
     print("| trial | partition MB | credit MB | ms | best so far | without a start: best so far |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
-    started = tune(profile, "bytescheduler", cluster=cluster, num_trials=15, fixed=PER_CONNECTION).trials
+    started = tune(profile, "bytescheduler", per_connection(cluster), num_trials=15).trials
     anywhere = without_start(profile, cluster, "bayes", 15, seed=0)
     for number, trial in enumerate(started, start=1):
         sizes = " | ".join(f"{trial.knobs[knob] / 1e6:.2f}" for knob in ("partition_bytes", "credit_bytes"))
@@ -104,11 +107,9 @@ def without_start(
     found = tune(
         profile,
         "bytescheduler",
-        cluster=cluster,
+        per_connection(cluster, seed),
         search=search,
         num_trials=num_trials,
-        seed=seed,
-        fixed=PER_CONNECTION,
         informed=False,
     )
     return [trial.iteration_s for trial in found.trials]
@@ -140,10 +141,9 @@ def search_costs(models: Iterable[str], exchanges: Iterable[str], seeds: int) ->
 
 def _searches(model: str, exchange: str, seeds: int) -> dict[str, list[list[float]]]:
     """Return the windows of every search, and of a fine grid."""
-    knobs: dict[str, Any] = {}
+    cluster = None
     if exchange == "servers":
         profile, cluster = on_servers(model, 4, 10)
-        knobs = {"cluster": cluster, "fixed": PER_CONNECTION}
     else:
         profile = on_ring(model, 4, 10)
 
@@ -151,11 +151,10 @@ def _searches(model: str, exchange: str, seeds: int) -> dict[str, list[list[floa
         found: Tuned = tune(
             profile,
             "bytescheduler",
+            SimulationOptions(seed=seed) if cluster is None else per_connection(cluster, seed),
             search=search,
             num_trials=num_trials,
-            seed=seed,
             informed=informed,
-            **knobs,
         )
         return [trial.iteration_s for trial in found.trials]
 
@@ -181,7 +180,7 @@ def balance(models: Iterable[str]) -> None:
             profile, cluster = on_servers(model, machines, TCP_GBPS)
             sizes = np.array([gradient.size_bytes for gradient in profile.gradients])
             held = np.bincount(np.arange(len(sizes)) % machines, weights=sizes, minlength=machines)
-            found = tune(profile, "bytescheduler", cluster=cluster, num_trials=10, fixed=PER_CONNECTION).best
+            found = tune(profile, "bytescheduler", per_connection(cluster), num_trials=10).best
             part = int(found.knobs["partition_bytes"])
             whole = window(profile, cluster, "fifo", keys="round-robin")
             parts = window(profile, cluster, "fifo", keys="parts", partition_bytes=part)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pace import Profile
+from pace import Profile, SimulationOptions
 from pace.errors import InvalidOptions
 from pace.kinds.tuning import tunable, tune
 from pace.models import build
@@ -19,11 +19,15 @@ def vgg() -> Profile:
 
 def test_bayesian_optimization_finds_the_grids_best_in_ten_trials(vgg: Profile) -> None:
     """Started at delta0, it is within 1 % of the best of a grid of 100 settings after 10."""
-    fixed = {"credit_of": "connection"}
-    grid = tune(vgg, "bytescheduler", cluster=FOUR, search="grid", num_trials=100, fixed=fixed)
+    options = SimulationOptions(cluster=FOUR, knobs={"credit_of": "connection"})
+    grid = tune(vgg, "bytescheduler", options, search="grid", num_trials=100)
     for seed in range(2):
         found = tune(
-            vgg, "bytescheduler", cluster=FOUR, search="bayes", num_trials=10, seed=seed, fixed=fixed
+            vgg,
+            "bytescheduler",
+            options.model_copy(update={"seed": seed}),
+            search="bayes",
+            num_trials=10,
         )
         assert found.trials_to(grid.best.iteration_s) is not None
     assert grid.num_trials == 100
@@ -31,7 +35,7 @@ def test_bayesian_optimization_finds_the_grids_best_in_ten_trials(vgg: Profile) 
 
 def test_the_first_trial_is_delta0(vgg: Profile) -> None:
     """sqrt(M theta B / (2 S)) and a credit of four such parts."""
-    found = tune(vgg, "bytescheduler", cluster=FOUR, num_trials=1).trials[0].knobs
+    found = tune(vgg, "bytescheduler", SimulationOptions(cluster=FOUR), num_trials=1).trials[0].knobs
     total = sum(gradient.size_bytes for gradient in vgg.gradients)
     expected = (total * 50e-6 * 1.25e9 / 8) ** 0.5
     assert found["partition_bytes"] == pytest.approx(expected, rel=1e-3)
@@ -42,8 +46,8 @@ def test_what_cannot_be_tuned_is_refused(vgg: Profile) -> None:
     """TicTac's transfers are whole; a search must exist; so must a trial."""
     assert tunable("tao", "servers") == ()
     with pytest.raises(InvalidOptions, match="no knob to tune"):
-        tune(vgg, "tao", cluster=FOUR)
+        tune(vgg, "tao", SimulationOptions(cluster=FOUR))
     with pytest.raises(InvalidOptions, match="no search"):
-        tune(vgg, "fifo", cluster=FOUR, search="guessing")  # type: ignore[arg-type]  # wrong on purpose
+        tune(vgg, "fifo", SimulationOptions(cluster=FOUR), search="guessing")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidOptions, match="at least 1"):
-        tune(vgg, "fifo", cluster=FOUR, num_trials=0)
+        tune(vgg, "fifo", SimulationOptions(cluster=FOUR), num_trials=0)
