@@ -32,7 +32,6 @@ from benchmarks.harness.network.hosts import Host, Link, congestion_control, hos
 from benchmarks.harness.network.rates import measure_rates, verify_rates
 from benchmarks.harness.results import SettingResult, as_document
 from benchmarks.harness.training.inner_times import measure_inner_times
-from benchmarks.harness.training.tensorflow_peer import run_unmodified
 from benchmarks.harness.workload.real import MODELS as REAL_MODELS
 from benchmarks.harness.workload.real import captured
 from benchmarks.harness.workload.scaling import Fitted, fit
@@ -267,6 +266,8 @@ def _measured(contest: Contest, grid: Grid, tell: Tell, traces: Traces | None) -
     kept = None if traces is None else traces.setdefault((contest.model, str(layout), ratio), {})
     unmodified = None
     if grid.tensorflow is not None and layout.servers and contest.paced == grid.pacing[0]:
+        from benchmarks.harness.training.tensorflow_peer import run_unmodified
+
         unmodified = partial(
             run_unmodified, grid.tensorflow, contest.on, layout, fitted.profile, grid.tensorflow_steps
         )
