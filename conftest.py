@@ -12,6 +12,7 @@ import pytest
 import tqdm
 from hypothesis import HealthCheck, settings
 
+from pace.packs import packs
 from tests.fork_server import shared_servers
 
 # Examples are right or wrong, however long a busy machine takes over them; and the same ones in every run,
@@ -118,12 +119,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that take longest first, and have tests that race with the machine tried again.
+    """Put the files that take longest first, skip tests of absent packs, and try races again.
 
     ``--reruns N`` decides for all tests instead.
     """
     items.sort(key=lambda item: _LONGEST_FIRST.get(item.path, len(LONGEST)))
+    installed = {pack.name for pack in packs()}
     for item in items:
+        for needed in item.iter_markers("pack"):
+            if needed.args[0] not in installed:
+                item.add_marker(pytest.mark.skip(reason=f"the pack {needed.args[0]} is not installed"))
         race = item.get_closest_marker("races_with_machine")
         if race is None:
             continue

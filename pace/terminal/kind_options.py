@@ -237,7 +237,7 @@ def refuse_others(ctx: typer.Context, kind: str) -> None:
             continue
         each = has[name]
         if kind not in each.exchanges:
-            fitting = " or ".join(other for other in kinds() if other in each.exchanges)
+            fitting = " or ".join(each.exchanges)
             raise InvalidOptions(
                 f"{flag} is only for exchange {fitting}, and this is exchange {kind}: leave {flag} out"
             )

@@ -32,8 +32,7 @@ from pace.runtime.event_log import TRAINING_EVENTS
 from pace.runtime.metrics import RuntimeCollector
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import DistributedOptimizer
-from pace.simulation.registry import REGISTRY
-from pace_servers.runtime import Mixed, ParameterServers
+from pace.simulation.registry import entries as policy_entries
 
 Row = tuple[str, ...]
 
@@ -183,11 +182,10 @@ def problems() -> str:
 def policies(*exchanges: Exchange) -> str:
     """Return the policies of exchanges with their knobs and rules."""
     rows = []
-    for name, entries in REGISTRY.items():
-        for entry in entries:
-            if entry.exchange in exchanges:
-                knobs = ", ".join(f"`{knob}` ({_shown(value)})" for knob, value in entry.defaults.items())
-                rows.append((f"`{name}`", knobs or "none", entry.rule))
+    for name, entry in policy_entries():
+        if entry.exchange in exchanges:
+            knobs = ", ".join(f"`{knob}` ({_shown(value)})" for knob, value in entry.defaults.items())
+            rows.append((f"`{name}`", knobs or "none", entry.rule))
     return table(("policy", "knobs (defaults)", "rule"), rows)
 
 
@@ -235,8 +233,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "options of Replanning": lambda: options(Replanning),
     "options of Tune": lambda: options(Tune),
     "options of AllReduce": lambda: options(AllReduce),
-    "options of ParameterServers": lambda: options(ParameterServers),
-    "options of Mixed": lambda: options(Mixed, {"pushed"}),
+    "options of ParameterServers": lambda: options(resolve_name("pace_servers.runtime:ParameterServers")),
+    "options of Mixed": lambda: options(resolve_name("pace_servers.runtime:Mixed"), {"pushed"}),
 } | {
     f"events of the pack {pack.name}": partial(events, resolve_name(pack.log_events))
     for pack in packs()

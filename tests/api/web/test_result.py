@@ -178,6 +178,7 @@ def test_perfetto_is_handed_the_trace(visitor: Visitor, service: Caller) -> None
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.pack("servers")
 def test_pushes_and_pulls_have_their_chart_and_their_proof(visitor: Visitor) -> None:
     """A row for each connection; the certificate adds up to the bound; the code says which backend."""
     layers = layered_profile(4, name="pushed", duration_s=0.01)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from pace.cli import app
 from pace.documents.options import Options, SimulationOptions
-from pace.documents.push_pull import PushPull
 from pace.formats.fit import FORMATS
 from pace.models import NAMES
 from tests.sharded_graphs import tiny_graph
@@ -143,7 +142,6 @@ def test_help_shows_the_options_of_the_inputs_kind(tmp_path: Path) -> None:
     assert sharded == shown_options("optimize", "--exchange", "sharded") < whole
     assert "--memory-gb" in shown_options("optimize", graph)
     assert "--fusion" not in shown_options("optimize", graph)
-    assert {"--servers", "--partition-bytes"} <= shown_options("optimize", "--servers", "2")
     assert "--ranks" in shown_options("what-if", graph)
     assert "--ranks" not in shown_options("what-if")
     assert "--tune" not in shown_options("simulate", graph)
@@ -154,31 +152,18 @@ def test_help_shows_what_the_command_would_take(tmp_path: Path) -> None:
     clipped = tmp_path / "clipped.json"
     plain = layered([4, 8], allreduce=affine(0.0, 1e-9))
     clipped.write_bytes(plain.replace(update="global-norm").to_json())
-    served = tmp_path / "served.json"
-    cost = PushPull(servers=1, worker_bytes_per_s=1e9)
-    served.write_bytes(plain.replace(allreduce=cost).to_json())
     graph, broken = tmp_path / "graph.json", tmp_path / "broken.json"
     graph.write_bytes(tiny_graph(1).to_json())
     broken.write_text(graph.read_text().replace('"wires"', '"wirez"'))
     assert "--for" in shown_options("optimize", clipped, "--for", "ddp")
-    assert "--memory-gb" in shown_options("optimize", graph, "--servers", "2")
     assert "--memory-gb" in shown_options("optimize", graph, "--exchange", "sharded")
     assert "--memory-gb" in shown_options("optimize", broken)
-    assert "--partition-bytes" in shown_options("optimize", served)
-    assert "--latency-s" in shown_options("what-if", served)
-    assert "--jitter" not in shown_options("what-if", served)
-    assert "--staleness" in shown_options("simulate", clipped, "--staleness", "2")
-    assert "--staleness" in shown_options("simulate", served)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (
-            ("optimize", "graph", "--servers", "2"),
-            "--servers is only for exchange servers",
-        ),
-        (("simulate", "plain", "--exchange", "allreduce", "--colocated"), "only for exchange servers"),
+        (("optimize", "graph", "--partition-bytes", "9"), "--partition-bytes is only for exchange servers"),
         (("optimize", "plain", "--lp-solver", "pulp"), "--lp-solver needs --oracle lp: add it"),
         (("simulate", "plain", "--trials", "3"), "--trials needs --tune: add it"),
         (("optimize", "plain", "--memory-gb", "2"), "--memory-gb is only for exchange graph"),

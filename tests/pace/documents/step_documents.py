@@ -13,7 +13,6 @@ from pace.documents.steps import (
     StepsOp,
     StepTimes,
 )
-from pace_servers.documents.fleet import Fleet
 
 MB = 1_000_000
 
@@ -111,25 +110,3 @@ def steps_documents(draw: st.DrawFn) -> StepsDocument:
         ),
         overhead=overhead,
     )
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> Fleet:
-    """Draw a fleet: half of them differ from the recorded worker in nothing but the barrier."""
-    fields: dict[str, Any] = {}
-    barrier = draw(st.sampled_from(["none", "none", "all", "quorum", "staleness"]))
-    fields["barrier"] = barrier
-    if barrier == "quorum":
-        fields |= {"quorum": draw(st.integers(1, 3)), "late": draw(st.sampled_from(["count", "drop"]))}
-    if barrier == "staleness":
-        fields["max_ahead"] = draw(st.integers(0, 2))
-    if draw(st.booleans()):
-        rates = st.lists(st.integers(1, 4).map(float), max_size=3).map(tuple)
-        fields["speed"] = draw(st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), max_size=3).map(tuple))
-        fields["download_bytes_per_s"], fields["upload_bytes_per_s"] = draw(rates), draw(rates)
-        fields["server_bytes_per_s"] = draw(rates)
-        fields["join_s"] = draw(st.lists(EIGHTHS, max_size=2).map(tuple))
-        if draw(st.booleans()):
-            fields["leave_s"] = (None, draw(st.integers(13, 40)) / 8, None)
-    fields["pull_every"], fields["push_every"] = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    return Fleet(**fields)

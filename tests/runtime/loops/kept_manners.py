@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.runtime.loops.beside_plain import assert_trains_as_plainly
 from tests.runtime.loops.loop_run import Loop, run_loop
 from tests.runtime.rank_pool import Failed, RankPool
@@ -16,6 +18,12 @@ MANNERS: dict[str, dict[str, Any]] = {
     "attached": {"mode": "overlap", "attach": True},
     "attached with a barrier": {"mode": "barrier", "attach": True},
 }
+
+# Those for a test's parameters.
+MARKED_MANNERS = [
+    pytest.param(name, marks=pytest.mark.pack("servers")) if "over" in options else name
+    for name, options in MANNERS.items()
+]
 
 _SHARED = "something outside of the model shares the memory of"
 _OLD_GRADIENT = "was read after step(), but updates are sharded and no rank has the whole gradient then"

@@ -38,7 +38,9 @@ def test_safe_loops_train_as_plainly(pool: RankPool, loop: Loop) -> None:
     assert_trains_as_plainly(pool, loop, steps=6, mode="check")
 
 
-@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize(
+    "manner", ["shards", pytest.param("servers", marks=pytest.mark.pack("servers")), "attached"]
+)
 @pytest.mark.parametrize(
     "loop",
     [kept_references.moving_average, kept_references.clamped, kept_references.norms],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.loops import forked_loops
-from tests.runtime.loops.kept_manners import MANNERS, check
+from tests.runtime.loops.kept_manners import MARKED_MANNERS, check
 from tests.runtime.loops.loop_run import Loop
 from tests.runtime.rank_pool import RankPool
 
@@ -20,7 +20,7 @@ def gloo() -> Iterator[RankPool]:
 @pytest.mark.races_with_machine(
     reason="a fork may copy a lock of torch's that a thread, of a server in the same process, holds just then"
 )
-@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("manner", MARKED_MANNERS)
 @pytest.mark.parametrize("loop", forked_loops.LOOPS, ids=lambda loop: loop.__name__)
 def test_forked_children_see_current_weights(gloo: RankPool, loop: Loop, manner: str) -> None:
     """Whatever a child does with the model right after the step, it does with the updated weights."""

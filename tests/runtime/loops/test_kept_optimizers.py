@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.loops import kept_optimizers
-from tests.runtime.loops.kept_manners import MANNERS, check
+from tests.runtime.loops.kept_manners import MARKED_MANNERS, check
 from tests.runtime.loops.loop_run import Loop
 from tests.runtime.rank_pool import RankPool
 
@@ -17,7 +17,7 @@ def gloo() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("manner", MARKED_MANNERS)
 @pytest.mark.parametrize("loop", kept_optimizers.LOOPS, ids=lambda loop: loop.__name__)
 def test_groups_state_and_methods_are_the_loops(gloo: RankPool, loop: Loop, manner: str) -> None:
     """Learning rates, state and patches reach the update."""

@@ -126,6 +126,8 @@ def test_tuning_shows_every_search(profile: Path) -> None:
         ("optimize", *PS, "--servers", "0"),
         ("optimize", *PS, "--servers", "9", "--colocated"),
         ("optimize", *PS, "--servers", "2", "--partition-bytes", "0"),
+        ("optimize", *PS, "--servers", "2", "--partition-bytes", "5"),
+        ("simulate", "--policy", "byteps"),
         ("simulate", "--staleness", "async"),
         ("simulate", *PS, "--servers", "2", "--policy", "ddp"),
         ("simulate", *PS, "--servers", "2", "--staleness", "-1"),

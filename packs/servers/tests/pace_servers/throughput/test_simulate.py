@@ -1,5 +1,7 @@
 """The simulation of asynchronous training: worked instances, its exact twin, and what always holds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,14 +14,36 @@ from pace_servers.throughput.graph import StepGraph
 from pace_servers.throughput.orders import deviates_of, priorities_of, spreads_of
 from pace_servers.throughput.simulate import simulate_steps
 from tests.pace.documents.step_documents import (
+    EIGHTHS,
     MB,
     document,
-    fleets,
     pull_compute_push,
     steps_documents,
 )
 from tests.pace_servers.throughput.steps_twin import Twin
 from tests.strategies import properties
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    """Draw a fleet: half of them differ from the recorded worker in nothing but the barrier."""
+    fields: dict[str, Any] = {}
+    barrier = draw(st.sampled_from(["none", "none", "all", "quorum", "staleness"]))
+    fields["barrier"] = barrier
+    if barrier == "quorum":
+        fields |= {"quorum": draw(st.integers(1, 3)), "late": draw(st.sampled_from(["count", "drop"]))}
+    if barrier == "staleness":
+        fields["max_ahead"] = draw(st.integers(0, 2))
+    if draw(st.booleans()):
+        rates = st.lists(st.integers(1, 4).map(float), max_size=3).map(tuple)
+        fields["speed"] = draw(st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), max_size=3).map(tuple))
+        fields["download_bytes_per_s"], fields["upload_bytes_per_s"] = draw(rates), draw(rates)
+        fields["server_bytes_per_s"] = draw(rates)
+        fields["join_s"] = draw(st.lists(EIGHTHS, max_size=2).map(tuple))
+        if draw(st.booleans()):
+            fields["leave_s"] = (None, draw(st.integers(13, 40)) / 8, None)
+    fields["pull_every"], fields["push_every"] = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    return Fleet(**fields)
 
 
 def first_step(steps: StepsDocument) -> dict[str, float]:
