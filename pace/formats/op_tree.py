@@ -35,6 +35,16 @@ class OpTree:
         for op in self.ops:
             if op.parent != op.id:
                 self.children[op.parent].append(op)
+        for called in [each for each in self.children.values() if len(each) > 1]:
+            self._return_taken(called)
+
+    def _return_taken(self, called: list[TracedOp]) -> None:
+        """Give nested backward ops what torch wrote to their parent, as another thread was recorded too."""
+        for op, after in pairwise(tuple(called)):
+            taken = not self.children.get(op.id) and op.name == f"{BACKWARD}{after.name}"
+            if taken:
+                called.remove(after)
+                self.children[op.id].append(after)
 
     def is_annotation(self, op: TracedOp | None) -> bool:
         """Whether a node is a user's annotation or a thread's root; None is above every root."""

@@ -1,5 +1,6 @@
 """What the installed torch records of real training, read by the importers: no file is made up here."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,30 @@ def test_a_shared_parameter_is_needed_by_its_first_use(recorded: Path, joined: b
     assert profile.metadata["recorded_allreduces_match"] is True
 
 
-def test_the_execution_trace_alone_gives_the_same_gradients(recorded: Path) -> None:
-    """Its durations are counted, its structure is the recorded one."""
+@pytest.mark.parametrize("mixed_up", [False, True])
+def test_the_execution_trace_alone_gives_the_same_gradients(
+    recorded: Path, tmp_path: Path, mixed_up: bool
+) -> None:
+    """Its durations are counted, its structure is the recorded one.
+
+    If Gloo's thread is recorded at the same moment, torch 2.13 writes a backward op and what it calls to the
+    op before it (6 of 240 recordings on a busy machine).
+    """
+    trace = recorded / "tied" / "shapes.json"
+    if mixed_up:
+        document = json.loads(trace.read_text())
+        nodes = sorted(document["nodes"], key=lambda node: node["id"])
+        name = "autograd::engine::evaluate_function: "
+        backward = [node for node in nodes if node["name"].startswith(name)]
+        at = max(place for place, node in enumerate(backward) if node["name"].endswith("EmbeddingBackward0"))
+        for node in nodes:
+            if node["ctrl_deps"] == backward[at]["id"]:
+                node["ctrl_deps"] = backward[at - 1]["id"]
+        backward[at]["ctrl_deps"] = backward[at - 1]["id"]
+        trace = tmp_path / "shapes.json"
+        trace.write_text(json.dumps(document))
     profile = read_execution_trace_profile(
-        recorded / "tied" / "shapes.json",
+        trace,
         device_tflops=1.0,
         workers=2,
         allreduce=AffineAllReduce(latency_s=1e-4, seconds_per_byte=1e-9),
