@@ -124,6 +124,7 @@ def test_keys_made_on_the_command_line_are_audited(tmp_path: Path) -> None:
     assert token.rpartition("_")[2] not in created.stderr
 
 
+@pytest.mark.pack("fabric")
 def test_tenants_see_nothing_of_each_other(shared_service: ServiceProcess) -> None:
     """Every route that reads, lists or deletes is tried from both sides of the wall."""
     one, other = (shared_service.tenant().http for _ in range(2))

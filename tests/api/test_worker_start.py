@@ -76,6 +76,8 @@ _NOT_OF_THE_SERVICE = {
 }
 
 
+@pytest.mark.pack("fabric")
+@pytest.mark.pack("servers")
 def test_every_compiled_loop_of_the_service_is_loaded() -> None:
     """No request meets one that workers did not meet as they started: it would wait for the compiler."""
     not_met = subprocess.run([sys.executable, "-c", _NOT_MET], capture_output=True, text=True, check=True)

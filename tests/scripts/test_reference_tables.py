@@ -32,6 +32,7 @@ def cells(table: str) -> list[list[str]]:
     return [re.split(r" (?<!\\\\)\| ", row.removeprefix("| ").removesuffix(" |")) for row in rows]
 
 
+@pytest.mark.pack("servers")
 @pytest.mark.parametrize("name", HOOK.TABLES)
 def test_everything_is_described_in_plain_words(name: str) -> None:
     """The last column is a phrase: two words at least, a capital, no full stop, no sentence too long."""
@@ -66,6 +67,9 @@ def test_metrics_with_a_unit_name_it(registry: Any) -> None:
                 assert unit in help_text or "memory" in help_text, family.name
 
 
+@pytest.mark.pack("fabric")
+@pytest.mark.pack("servers")
+@pytest.mark.pack("sync")
 def test_every_table_has_one_place() -> None:
     """A table that no page has, or that has two, is a mistake; an unknown one fails the build."""
     pages = [path.read_text(encoding="utf-8") for path in documentation_pages()]

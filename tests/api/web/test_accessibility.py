@@ -114,6 +114,7 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
     expect(page.get_by_role("row", name="typed key")).to_contain_text("revoked")
 
 
+@pytest.mark.pack("servers")
 @pytest.mark.timeout(900)
 def test_nothing_serious_for_screen_readers_and_nothing_wider_than_a_phone(
     browser: Browser, service: Caller

@@ -108,7 +108,7 @@ def test_one_option_means_one_thing() -> None:
     helps: dict[str, set[str]] = {}
     for name, each in PARAMETERS.items():
         helps.setdefault(name.split()[-1], set()).add(each.help)
-    for option in ("--json", "--csv", "--html", "--plot", "--api-key", "--colocated", "--cluster"):
+    for option in ("--json", "--csv", "--html", "--plot", "--api-key"):
         assert len(helps[option]) == 1, option
 
 

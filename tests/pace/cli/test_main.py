@@ -192,15 +192,11 @@ def test_missing_files_and_arguments_are_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_document_is_told_in_one_line() -> None:
-    """A profile where a schedule, a job program or recorded steps belong."""
+    """A profile where a schedule or a job program belongs."""
     checked = pace("check", VGG, VGG)
     assert checked.returncode == 1
     assert checked.stderr.endswith(": 1 violation\n")
-    for said in (
-        checked.stdout,
-        failed(1, "check-order", VGG),
-        failed(1, "predict", VGG),
-    ):
+    for said in (checked.stdout, failed(1, "check-order", VGG)):
         assert "this is another kind of document: it has no" in said
         assert said.count("\n") == 1
 

@@ -109,6 +109,8 @@ def test_schedules_read_back_equal(profile: Profile, chosen: Options) -> None:
     assert again.to_json() == schedule.to_json()
 
 
+@pytest.mark.pack("servers")
+@pytest.mark.pack("sync")
 def test_schema_files_are_current() -> None:
     """``scripts/schemas`` would write what is there."""
     done = subprocess.run(

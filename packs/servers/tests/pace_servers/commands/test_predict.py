@@ -54,6 +54,13 @@ def test_csv_a_chart_and_a_page(steps: Path, tmp_path: Path) -> None:
     assert "<svg" in chart.read_text()
 
 
+def test_a_profile_is_told_from_recorded_steps() -> None:
+    """In one line."""
+    refused = run("predict", Path(__file__).parents[5] / "examples" / "profiles" / "vgg16.json")
+    assert refused.exit_code == 1
+    assert "this is another kind of document: it has no" in refused.output
+
+
 def test_people_get_a_table(steps: Path) -> None:
     """With the knee, advice, coarser models and notes."""
     result = run("predict", steps, *QUICK)
