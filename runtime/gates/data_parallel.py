@@ -116,9 +116,9 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         "an optimizer is applied in the backward pass": (
             any(hasattr(parameter, "_in_backward_optimizers") for parameter in parallel.parameters())
         ),
-        "it sums gradients of parameters that the optimizer does not update, though another one may:"
-        f" {', '.join(others[:5])}; freeze them by requires_grad_(False), have one optimizer for all, or"
-        " leave DistributedDataParallel out and wrap each optimizer in"
+        "it sums gradients of parameters that are not in the optimizer:"
+        f" {', '.join(others[:5])}. If they are not trained, freeze them by requires_grad_(False). Else put them"
+        " into this optimizer. If you need two optimizers, leave DistributedDataParallel out and wrap each in"
         " pace.runtime.torch.DistributedOptimizer": bool(others),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
