@@ -14,7 +14,7 @@ def show_what_if(result: WhatIf) -> None:
     axes = result.grid.varied()
     against = result.grid.baseline_policy
     console.print(
-        f"{result.profile.name}: {result.unit}/s, scaling efficiency, speed-up over {against}",
+        f"{result.profile.name}: {result.unit}/s of all workers, scaling efficiency, speed-up over {against}",
         highlight=False,
     )
     table = make_table(*(LABELS[axis] for axis in axes), *result.grid.policies)

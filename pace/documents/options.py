@@ -96,16 +96,16 @@ class Options(ExchangeOptions):
             "a global norm; else allreduce",
         ),
     ] = None
-    """How gradients become updates: whole all-reduces, sharded (reduce-scatters, updates of shards,
-    all-gathers), parameter servers, or the collectives of a graph."""
+    """How gradients become updates: allreduce (whole all-reduces), sharded (reduce-scatters, updates of
+    shards, all-gathers), servers (parameter servers), or graph (the collectives of a graph)."""
 
     framework: Annotated[Framework | None, For(("allreduce",), "PACE's own runtime")] = None
     """Framework that follows the schedule: ddp (by its buckets) or horovod (by its groups). Both wait for all
     gradients before the next forward pass."""
 
     fusion: Annotated[Fusion, For(OF_PROFILES)] = "optimal"
-    """How gradients are fused into groups: the best groups found, Algorithm 1 of the PACE paper, or none (one
-    group per gradient)."""
+    """How gradients are fused into groups: optimal (the best groups found), paper (Algorithm 1 of the PACE
+    paper), or none (one group per gradient)."""
 
     search_r: Annotated[
         SearchR,
@@ -144,8 +144,8 @@ class Options(ExchangeOptions):
     """Largest size in bytes of a segment, the part of a group that is sent in one call."""
 
     risk: Annotated[Risk, For(("allreduce",))] = "mean"
-    """What to minimize under load, with late ranks and slower calls: the mean iteration time or its 95th
-    percentile (p95)."""
+    """What to minimize under load, with late ranks and slower calls: mean (the mean iteration time) or p95
+    (its 95th percentile)."""
 
     search_calls: Annotated[int, Field(ge=1, le=10_000_000), For(OF_PROFILES)] = 2000
     """Largest number of orders that the local search computes on profiles with parallel branches. The result
@@ -183,7 +183,8 @@ class SimulationOptions(ExchangeOptions):
     exchange: Annotated[
         Exchange | None, For((), "allreduce and sharded, on one network; graph for a graph")
     ] = None
-    """Compare only the policies for this way of exchanging gradients or parameters."""
+    """Compare only the policies for this way of exchanging gradients or parameters: allreduce, sharded,
+    servers or graph."""
 
     cluster: Annotated[Cluster | None, For(("servers",), "the servers of the profile's cost")] = None
     """The parameter servers."""

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperOption
@@ -84,12 +84,20 @@ def _parameter(model: type[ExchangeOptions], name: str, flag: str | None) -> ins
     if described.needs is not None:
         other, value = described.needs
         text = f"With {_flag(other)} {value}: {text[0].lower()}{text[1:]}"
-    option = typer.Option(*([flag] if flag else []), help=text, show_default=described.unset or True)
+    annotation = _bare(field.annotation)
+    # The text names all choices: a column as wide as their list would leave little for it.
+    chosen = any(get_origin(part) is Literal for part in (annotation, *get_args(annotation)))
+    option = typer.Option(
+        *([flag] if flag else []),
+        help=text,
+        show_default=described.unset or True,
+        metavar="<name>" if chosen else None,
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         default=field.default,
-        annotation=Annotated[_bare(field.annotation), option],
+        annotation=Annotated[annotation, option],
     )
 
 

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from pace.cli import app
-from pace.documents.options import Options, SimulationOptions
+from pace.documents.options import ExchangeOptions, Options, SimulationOptions
 from pace.formats.fit import FORMATS
 from pace.models import NAMES
 from tests.sharded_graphs import tiny_graph
@@ -116,6 +116,16 @@ def test_names_that_a_help_lists_are_those_that_exist() -> None:
     """Formats of logs and architectures."""
     assert all(name in PARAMETERS["pace fit --format"].help for name in FORMATS)
     assert all(name in PARAMETERS["pace model name"].help for name in NAMES)
+
+
+@pytest.mark.parametrize("model", [Options, SimulationOptions])
+def test_choices_are_named_in_the_text(model: type[ExchangeOptions]) -> None:
+    """The help shows `<name>`, so its text has every name that can be given."""
+    for name, field in model.model_fields.items():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if get_origin(part) is Literal:
+                words = set(re.findall(r"\w+", f"{field.description} {field.default}"))
+                assert {str(choice) for choice in get_args(part)} <= words, name
 
 
 def shown_options(*arguments: object) -> set[str]:
