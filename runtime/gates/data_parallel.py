@@ -118,8 +118,8 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         ),
         "it sums gradients of parameters that are not in the optimizer:"
         f" {', '.join(others[:5])}. If they are not trained, freeze them by requires_grad_(False). Else put"
-        " them into this optimizer. If you need two optimizers, leave DistributedDataParallel out and wrap each in"
-        " pace.runtime.torch.DistributedOptimizer": bool(others),
+        " them into this optimizer. If you need two optimizers, leave DistributedDataParallel out and wrap"
+        " each in pace.runtime.torch.DistributedOptimizer": bool(others),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")

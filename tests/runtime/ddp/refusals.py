@@ -118,7 +118,7 @@ REFUSALS: Refusals = (
     (other_hook, "compression="),
     (builtin_hook, "compression="),
     (some_parameters, "branch.weight"),
-    (some_parameters, "wrap each optimizer in pace.runtime.torch.DistributedOptimizer"),
+    (some_parameters, "wrap each in pace.runtime.torch.DistributedOptimizer"),
     (other_weights, "first.bias"),
     (local_step, "in no_sync()"),
     (joined, "join()"),
