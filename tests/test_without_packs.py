@@ -87,6 +87,10 @@ def test_the_service_answers_without_packs(without_packs: dict[str, str], tmp_pa
             service.http.get("/web/packs.js").text == "export const PACKS = [];\nexport const ANSWERS = {};\n"
         )
         assert service.http.post("/v1/transfer-plans", json={}).status_code == 404
+        cost = {"kind": "push-pull", "servers": 1, "worker_bytes_per_s": 1e9}
+        refused = service.post_schedule(layered_profile(4) | {"allreduce": cost})
+        assert refused.status_code == 422
+        assert 'pip install "pace-scheduler[servers]"' in refused.json()["detail"]
 
 
 def test_a_worker_without_the_pack_of_a_task_says_so(without_packs: dict[str, str]) -> None:
