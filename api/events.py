@@ -1,6 +1,6 @@
 """Every event that the service logs. A test holds the calls of the loggers to these declarations."""
 
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.log_events import LogEvent
 
 EVENTS = {

@@ -17,8 +17,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import QuestionKind
-from pace.api.questions.registry import KINDS
 from pace.version import __version__
 
 _LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 FREE = CostCurve.affine(0.0, 0.0)
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve, Line
+from pace.solver.cost_curve import CostCurve, Line
 from pace.solver.one_machine import Instance
 
 EXACT = 1e-12

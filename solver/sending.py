@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance, Solution
 
 MAX_SEGMENTS_PER_GROUP = 64

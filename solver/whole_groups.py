@@ -3,7 +3,7 @@
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 MOST_GRADIENTS = 12
 # Windows whose lengths differ by a smaller share than this count as equally long.

@@ -95,7 +95,9 @@ def test_the_service_answers_without_packs(without_packs: dict[str, str], tmp_pa
 
 def test_a_worker_without_the_pack_of_a_task_says_so(without_packs: dict[str, str]) -> None:
     """A Dask worker may be installed in another way than the service."""
-    code = "from pace.api.questions.registry import answer_question; answer_question('fabric-run', b'', '[]')"
+    code = (
+        "from pace.api.questions.all_kinds import answer_question; answer_question('fabric-run', b'', '[]')"
+    )
     command = [sys.executable, "-c", code]
     asked = subprocess.run(
         command, env=os.environ | without_packs, capture_output=True, text=True, check=False, cwd=ROOT

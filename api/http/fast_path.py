@@ -31,8 +31,8 @@ from pace.api.http.hosts import HostCheck
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.questions import create_question, get_question
 from pace.api.http.security import admit_request
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import SCHEDULE
-from pace.api.questions.registry import KINDS
 from pace.api.service import Service
 
 _KIND = KINDS[SCHEDULE]

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pace.api.http.answers import JSON, PROBLEM_JSON
 from pace.api.http.pack_parts import http_parts
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.client.documents import Problem
 
 PATH = "/openapi.json"

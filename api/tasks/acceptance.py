@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, bindparam, delete, select
 
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import Question, ReceivedProfile
-from pace.api.questions.registry import KINDS
 from pace.api.storage.database import Upsert
 from pace.api.storage.questions import (
     TaskInput,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pace.api.fairness.task_shares import TaskShares
+from pace.api.questions.all_kinds import KINDS, answer_question
 from pace.api.questions.kind import Question, ReceivedProfile
-from pace.api.questions.registry import KINDS, answer_question
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask
 from pace.api.workers.executor import Executor

@@ -18,8 +18,8 @@ from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import Tenants
 from pace.api.problems import problem_of
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import Question
-from pace.api.questions.registry import KINDS
 from pace.api.storage.database import Database, Upsert
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.pages import read_page

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 
 from pace.api.metrics import Metrics
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 

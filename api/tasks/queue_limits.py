@@ -4,8 +4,8 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from pace.api.errors import ContentTooLarge, QueueFull
 from pace.api.fairness.tenants import Tenants
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import Question
-from pace.api.questions.registry import KINDS
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import IS_LIVE, TaskRecord
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.storage.questions import StoredAnswer
 from pace.api.tasks.solve_size import is_small
 from pace.client.documents import Problem

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from pace.api.metrics import Metrics
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.settings import Settings
 from pace.api.workers.executor import Executor
 from pace.api.workers.fork_server import load_for_workers

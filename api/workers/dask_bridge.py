@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pace.api.errors import WorkerFailed
-from pace.api.questions.registry import answer_question
+from pace.api.questions.all_kinds import answer_question
 from pace.api.workers.dask_cluster import DaskCluster, DaskJobs
 from pace.api.workers.dask_executor import Pipe, receive, send
 from pace.errors import PaceError

@@ -22,7 +22,7 @@ import structlog
 from pace import errors as library_errors
 from pace.api import errors as service_errors
 from pace.api.errors import WorkerDied, WorkerFailed
-from pace.api.questions.registry import answer_question
+from pace.api.questions.all_kinds import answer_question
 from pace.api.workers.executor import Progress
 from pace.errors import PaceError
 

@@ -121,7 +121,7 @@ def _of_packs() -> list[Callable[[], object]]:
 
 
 def _samples() -> list[Callable[[], object]]:
-    from pace.api.questions.registry import KINDS
+    from pace.api.questions.all_kinds import KINDS
 
     return [partial(_answer, kind, *sample) for kind in KINDS.values() for sample in kind.samples]
 

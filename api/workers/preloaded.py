@@ -16,7 +16,7 @@ import threading
 from multiprocessing import forkserver
 from types import FrameType
 
-import pace.api.questions.registry
+import pace.api.questions.all_kinds
 import pace.api.workers.worker_process  # noqa: F401 - both loaded, not used
 from pace.api.workers.kernels import (
     all_are_loaded,

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.kinds import kind_named
 from pace.kinds.kind import AnyProblem
+from pace.kinds.registry import kind_named
 from pace.terminal.console import make_table
 
 SHOWN_SEGMENTS = 120

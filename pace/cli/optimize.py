@@ -18,8 +18,9 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, load_schedule
 from pace.errors import InvalidOptions
 from pace.kinds import check as judge
-from pace.kinds import kinds, load_problem
+from pace.kinds import load_problem
 from pace.kinds import optimize as solve
+from pace.kinds.registry import kinds
 from pace.terminal.command_line import file_argument, file_option, output_option
 from pace.terminal.console import (
     OUTPUT,

@@ -7,8 +7,9 @@ import typer
 
 from pace.documents.options import OF_PROFILES, For, SimulationOptions
 from pace.errors import InvalidOptions
-from pace.kinds import kinds, load_problem
+from pace.kinds import load_problem
 from pace.kinds.kind import Kind
+from pace.kinds.registry import kinds
 from pace.terminal.console import (
     JsonOption,
     PlotOption,

@@ -1,7 +1,7 @@
 """The cost of an all-reduce as documents: measured, or an algorithm on a network.
 
-Each document gives the curve g (``pace.solver.cost``) for a number of workers; the formulas are in
-``pace.collectives``, and so are their symbols.
+Each document gives the curve g (``pace.solver.cost_curve``) for a number of workers; the formulas are in
+``pace.collectives``, and so are their symbols. ``pace.checker.collective_times`` has the judge's own.
 """
 
 from typing import Annotated, Literal, Self, get_args
@@ -12,7 +12,7 @@ from pace import collectives
 from pace.collectives import ring_factors
 from pace.documents.cost_document import AtLeastOne, CostDocument, NetworkChange, NonNegative, Positive
 from pace.documents.push_pull import PushPull
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 
 class _AllReduce(CostDocument):

@@ -11,7 +11,7 @@ from pydantic import Field
 from pace import collectives
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.cost_document import AtLeastOne, CostDocument, NetworkChange, NonNegative
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 
 class AffineHalf(CostDocument):

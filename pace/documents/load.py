@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pace.documents.base import Document
 from pace.documents.frozen import FrozenDict
 from pace.errors import InvalidProfile
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Source = Literal["measured", "assumed"]

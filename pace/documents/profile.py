@@ -24,7 +24,7 @@ from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, pat
 from pace.documents.profile_json import compact_profile, dump_profile
 from pace.documents.push_pull import TouchedRows
 from pace.errors import InvalidProfile
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from pace import collectives
 from pace.documents.base import Document
 from pace.documents.cost_document import CostDocument, NetworkChange, NonNegative, Positive
 from pace.errors import InvalidProfile
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.flow_shop.lockstep import SharedLinks
 
 # With each row that is sent goes its number.

@@ -8,8 +8,8 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
-from pace.kinds import kind_of
 from pace.kinds.kind import AnyProblem, Kind, SimulatedPolicy
+from pace.kinds.registry import kind_of
 from pace.simulation.registry import knobs_of, policies_for
 
 

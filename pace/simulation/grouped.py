@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pace.errors import InvalidOptions
 from pace.simulation.traffic import Rules, T, Traffic, over_runs
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 # More take many minutes, and gigabytes.
 MOST_SEGMENTS = 10_000_000

@@ -16,7 +16,7 @@ from pace.simulation.grouped import GroupedSender
 from pace.simulation.knobs import knobs
 from pace.simulation.traffic import Rules, Traffic
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance, solve
 
 

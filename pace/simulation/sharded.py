@@ -22,7 +22,7 @@ from pace.simulation.grouped import carriers, over_groups
 from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.traffic import Rules, Traffic
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.least_bytes import least_bytes_servers
 from pace.solver.two_halves.calls import dependencies
 

@@ -14,7 +14,7 @@ from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
 from pace.simulation.tictac import TransferDag, ordering_efficiency
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.least_bytes import least_bytes_servers
 
 

@@ -13,8 +13,9 @@ from pace.documents.graph.collective_graph import CollectiveGraph, is_graph
 from pace.documents.options import ExchangeOptions, For, Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
-from pace.kinds import kind_of, kinds, load_problem
+from pace.kinds import load_problem
 from pace.kinds.kind import AnyProblem, Kind
+from pace.kinds.registry import kind_of, kinds
 from pace.terminal.command_line import Command
 
 Function = TypeVar("Function", bound=Callable[..., None])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import Line
+from pace.solver.cost_curve import Line
 from pace.solver.graph.program import COLLECTIVE, OP, Program
 from pace.solver.one_machine import Instance, certify, solve
 

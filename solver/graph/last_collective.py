@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import BoolArray, IntArray
-from pace.solver.cost import Line
+from pace.solver.cost_curve import Line
 from pace.solver.graph.program import COLLECTIVE, OP, Program
 
 

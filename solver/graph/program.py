@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.graph.adjacency import Adjacency
 from pace.solver.graph.heads import heads_and_tails
 

@@ -38,7 +38,7 @@ def first_above(values: FloatArray, value: float) -> int:
 
 @compiled
 def price(size: float, sizes: FloatArray, durations: FloatArray, slope: float) -> float:
-    """Return g(size) for the curve with these knots; see ``pace.solver.cost``."""
+    """Return g(size) for the curve with these knots; see ``pace.solver.cost_curve``."""
     if size <= 0.0:
         return 0.0
     last = len(sizes) - 1

@@ -24,7 +24,7 @@ the programs are exact among runs of one type.)
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.partition import EXACT, Chain, best_fifo, best_layered
 
 # With more gradients, the quadratic program for a cost with several slopes merges neighbors first.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ updates take time, the bound still holds, but the plan must be simulated.
 import numpy as np
 
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance
 from pace.solver.two_halves.calls import Half, dependencies
 

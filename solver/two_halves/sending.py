@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.sending import necessary_segments
 from pace.solver.two_halves.calls import Half, dependencies
 from pace.solver.two_halves.chains import chained_instance

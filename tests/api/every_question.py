@@ -4,7 +4,7 @@ import json
 import zlib
 from typing import Any
 
-from pace.api.questions.registry import KINDS, answer_question
+from pace.api.questions.all_kinds import KINDS, answer_question
 from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.client.documents import SimulationRequest
 from pace.client.graph_documents import GraphWindowRequest

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from pace.api.fairness.tenants import Tenants
 from pace.api.http.answers import AnswerCache, PreparedAnswer
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.cli import app
 from tests.api.process import Caller, ServiceProcess
 from tests.api.profiles import layered_profile

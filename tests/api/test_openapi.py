@@ -21,7 +21,7 @@ from starlette.routing import Route
 from pace.api.http.app import create_app
 from pace.api.http.openapi import EXAMPLES, PATH, tags
 from pace.api.http.pack_parts import http_parts
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.settings import Settings
 from tests.api.process import Caller, ServiceProcess
 

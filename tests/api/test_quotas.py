@@ -13,9 +13,9 @@ from pace.api.fairness.body_limits import BodyLimits
 from pace.api.fairness.fair_queue import FairQueue
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import TenantLimits, Tenants
+from pace.api.questions.all_kinds import read_question
 from pace.api.questions.kind import ReadLimits
 from pace.api.questions.reading import read_profile
-from pace.api.questions.registry import read_question
 from pace.api.settings import Settings, load_settings
 from pace.api.storage.database import Database
 from pace.api.storage.quota import ROW_BYTES, StorageQuota, stored_bytes

@@ -17,8 +17,8 @@ import pytest
 from pace import optimize, parse_profile
 from pace.api.errors import QuotaExceeded
 from pace.api.metrics import Metrics
+from pace.api.questions.all_kinds import KINDS, read_question
 from pace.api.questions.kind import Question, ReadLimits
-from pace.api.questions.registry import KINDS, read_question
 from pace.api.service import Service
 from pace.api.settings import Settings
 from pace.api.tasks.solve_size import MOST_GRADIENTS

@@ -9,8 +9,8 @@ from sqlalchemy import delete, select, update
 
 from pace.api.errors import InUse, QueueFull
 from pace.api.fairness.tenants import TenantLimits, Tenants
+from pace.api.questions.all_kinds import KINDS, answer_question, read_question
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
-from pace.api.questions.registry import KINDS, answer_question, read_question
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument

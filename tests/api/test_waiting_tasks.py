@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from pace.api.metrics import Metrics
+from pace.api.questions.all_kinds import read_question
 from pace.api.questions.kind import ReadLimits
-from pace.api.questions.registry import read_question
 from pace.api.service import Service
 from pace.api.settings import Settings
 from pace.api.tracing import Spans

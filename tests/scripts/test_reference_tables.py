@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pace.api.events import EVENTS
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.log_events import LogEvent
 from pace.packs import packs
 from pace.runtime.event_log import TRAINING_EVENTS

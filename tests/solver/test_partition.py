@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pace.solver import one_machine
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.partition import Chain, best_fifo, best_layered, max_min_partitions, runs
 from tests.strategies import eighths, exactly, properties, set_partitions, window
 

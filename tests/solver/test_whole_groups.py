@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Gradient, Op, Profile, check, optimize
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.whole_groups import best_whole_groups
 from tests.strategies import affine, layered, properties, set_partitions
 

@@ -18,8 +18,8 @@ from pace.api.http.parameters import Cursor, KnownAnswers, Limit, QuestionId, Ru
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes.tasks import unfinished, wait_for_task
 from pace.api.http.security import Admin, Reader, Submitter, audit
+from pace.api.questions.all_kinds import KINDS, answer_csv, read_question
 from pace.api.questions.kind import QuestionKind
-from pace.api.questions.registry import KINDS, answer_csv, read_question
 from pace.api.service import Service
 from pace.client.documents import TaskResource
 

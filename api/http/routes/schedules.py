@@ -20,8 +20,8 @@ from pace.api.http.parameters import (
 )
 from pace.api.http.routes.questions import not_found
 from pace.api.http.security import Reader
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import SCHEDULE
-from pace.api.questions.registry import KINDS
 from pace.api.service import Service
 from pace.api.workers.drawings import chart, timeline
 from pace.client.documents import ScheduleResource

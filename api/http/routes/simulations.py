@@ -10,8 +10,8 @@ from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.routes.questions import not_found
 from pace.api.http.security import Submitter
+from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import SCHEDULE
-from pace.api.questions.registry import KINDS
 from pace.api.workers.drawings import graph_windows, simulation, windows
 from pace.client.documents import SimulationRequest, SimulationResult
 from pace.client.graph_documents import GraphWindowRequest, GraphWindowResult

@@ -13,7 +13,7 @@ from benchmarks.harness.conditions import study_parser
 from pace.models import build
 from pace.simulation.tictac import makespan_limits, ordering_speedup, tao, tio
 from pace.simulation.worker import WorkerDag, parameter_server_worker, run_worker
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 MODELS = {"vgg16": 64, "resnet50": 32, "inception-v3": 32}
 WORKERS = (2, 4, 8, 16)

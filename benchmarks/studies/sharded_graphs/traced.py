@@ -25,7 +25,7 @@ from pace.documents.graph.nodes import CollectiveOp
 from pace.formats.node_list import COLLECTIVES, is_view, read_node_list, read_times
 from pace.planning.graph.arrays import program_of
 from pace.runtime.inductor.fx_program import group_name
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 
 MEMORY_GBYTES_PER_S = 3350.0

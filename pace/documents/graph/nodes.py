@@ -8,7 +8,7 @@ from pace.documents.base import Bytes, Document
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.profile import DType, Name, Seconds
 from pace.errors import InvalidGraph
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 CollectiveOp = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 

@@ -17,7 +17,7 @@ from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
 from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver.arrays import IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance, solve
 from pace.solver.sending import (
     MAX_SEGMENTS_PER_GROUP,

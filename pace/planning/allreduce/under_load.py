@@ -18,7 +18,7 @@ from pace.planning.allreduce.fewer_calls import Call
 from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.loaded import Calls, Compute, LoadedRun, LoadedWindows
 from pace.solver.sending import Buffers, Sending, send_in_order
 from pace.solver.whole_groups import MOST_GRADIENTS

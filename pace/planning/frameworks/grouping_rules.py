@@ -6,7 +6,7 @@ Only groupings are here. Systems that also reorder or partition are in ``pace.si
 import numpy as np
 
 from pace.planning.fusion.problem import FusionProblem, Partition
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 DDP_FIRST_BUCKET_BYTES = 1 << 20
 DDP_BUCKET_BYTES = 25 << 20

@@ -13,7 +13,7 @@ import numpy as np
 from pace.documents.proofs import ChainBound, SetBound
 from pace.planning.fusion.problem import FusionProblem
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import CostCurve, Line
+from pace.solver.cost_curve import CostCurve, Line
 from pace.solver.one_machine import Instance, certify, solve
 from pace.solver.partition import Chain, best_layered
 

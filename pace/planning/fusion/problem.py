@@ -12,7 +12,7 @@ import numpy as np
 from pace.documents.options import Options
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve, Line
+from pace.solver.cost_curve import CostCurve, Line
 from pace.solver.one_machine import Instance
 from pace.solver.partition import Chain
 from pace.solver.sending import Buffers

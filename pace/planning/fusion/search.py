@@ -12,7 +12,7 @@ from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.knob_search import Measured, log_value, places
 from pace.solver.knob_search import run as run_search
 from pace.solver.one_machine import Instance, solve

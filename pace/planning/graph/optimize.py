@@ -7,7 +7,7 @@ from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segm
 from pace.errors import InvalidOptions
 from pace.planning.graph.arrays import bucket_keys, program_of
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import Line
+from pace.solver.cost_curve import Line
 from pace.solver.graph.bounds import MachineBound, longest_path_s, machine_bounds
 from pace.solver.graph.last_collective import LastCollective, last_collective
 from pace.solver.graph.list_schedule import UNLIMITED, PricedPlan

@@ -9,7 +9,7 @@ from pace.planning.fusion.bounds import chain_bound, fusion_bound, stretch_s
 from pace.planning.sharded.plans import ShardedPlan
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import certify, solve
 from pace.solver.sending import least_durations
 from pace.solver.two_halves.chains import chained_instance

@@ -26,7 +26,7 @@ from pace.planning.sharded.bounds import (
 from pace.planning.sharded.plans import ShardedPlan, best_plan, stretch_s
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver.compute_clock import ComputeClock
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.two_halves.calls import Half
 from pace.version import __version__
 

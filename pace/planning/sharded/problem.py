@@ -9,7 +9,7 @@ from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.two_halves.calls import Half
 
 # Bytes that ranks exchange for the norm: the sum of squares as one float64, which also shows infinity and

@@ -10,7 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Browser, expect
 
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile

@@ -27,7 +27,7 @@ from pace.simulation.worker import (
     parameter_server_worker,
     run_worker,
 )
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from tests.strategies import eighths
 from tests.strategies import properties as examples
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.two_halves.calls import Half
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.two_halves.behind_norm import (
     CONTRACT_BEYOND,
     best_all_gathers,

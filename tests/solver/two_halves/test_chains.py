@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace.solver import one_machine
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import certify
 from pace.solver.two_halves.calls import Half, dependencies
 from pace.solver.two_halves.chains import chained_instance

@@ -13,7 +13,7 @@ from pace.documents.profile import MAX_TOTAL_S, Profile
 from pace.errors import InvalidCluster
 from pace.planning.fusion.problem import FusionProblem
 from pace.solver.arrays import FloatArray
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from pace.solver.flow_shop.fluid import best_partition_bytes
 from pace.solver.flow_shop.lockstep import SharedLinks
 

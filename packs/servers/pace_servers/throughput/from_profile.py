@@ -7,7 +7,7 @@ from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes, To
 from pace.errors import InvalidOptions
 from pace.jitter import jittered_durations
 from pace.simulation.worker import parameter_server_worker
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 
 
 def steps_from_profile(

@@ -10,7 +10,7 @@ from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.load import NO_LOAD
 from pace.planning.fusion.choice import TIE
 from pace.planning.fusion.problem import FusionProblem
-from pace.solver.cost import CostCurve
+from pace.solver.cost_curve import CostCurve
 from tests.strategies import affine, set_partitions
 
 GRAIN = 16

@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-from pace.api.questions.registry import answer_question
+from pace.api.questions.all_kinds import answer_question
 from pace_fabric.service.transfer_plans import plan_of
 from pace_fabric.simulation import FABRIC_POLICIES
 

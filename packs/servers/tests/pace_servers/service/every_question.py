@@ -5,7 +5,7 @@ import json
 import zlib
 from typing import Any
 
-from pace.api.questions.registry import answer_question
+from pace.api.questions.all_kinds import answer_question
 from tests.api.profiles import layered_profile
 from tests.pace.documents.step_documents import pull_compute_push
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pace.api.questions.registry import answer_question
+from pace.api.questions.all_kinds import answer_question
 from pace.api.workers.drawings import chart, timeline
 from pace.client.documents import ScheduleResource
 from pace.documents.options import Options

@@ -4,7 +4,7 @@ import json
 import zlib
 from typing import Any
 
-from pace.api.questions.registry import KINDS, answer_question
+from pace.api.questions.all_kinds import KINDS, answer_question
 from pace_sync.service.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 
 

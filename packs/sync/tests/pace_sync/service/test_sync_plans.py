@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pace.api.http.app import create_app
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace.api.settings import Settings
 from pace_sync import (
     DeltaPlan,

@@ -9,7 +9,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 from playwright.sync_api import Browser, expect
 
-from pace.api.questions.registry import KINDS
+from pace.api.questions.all_kinds import KINDS
 from pace_sync.service.sync_plans import EXAMPLE_DELTAS, EXAMPLE_OUTER, EXAMPLE_RESHARDING
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller

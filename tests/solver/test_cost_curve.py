@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.cost import CostCurve, Line
+from pace.solver.cost_curve import CostCurve, Line
 from tests.strategies import allreduces, properties
 
 CURVES = st.builds(lambda document, workers: document.cost(workers), allreduces(), st.sampled_from([2, 4, 8]))

@@ -1,4 +1,7 @@
-"""All kinds of questions, and what processes are asked to call: to read one, and to answer it."""
+"""All kinds of questions, and what processes are asked to call: to read one, and to answer it.
+
+A kind is a module beside this one that has a ``KIND``, or part of a pack: nothing is listed here.
+"""
 
 import importlib
 import pkgutil
