@@ -110,7 +110,7 @@ def predict(
         curves=tuple(curves),
         replay_error=replay,
         trusted=trusted,
-        notes=tuple(_notes(base, options, replay, points, trusted)),
+        notes=(*_notes(base, options, replay, points, trusted), *_losses(curves, options)),
     )
 
 
@@ -317,6 +317,22 @@ def _improvements(document: StepsDocument, here: int, run: _Runs) -> Iterator[Im
             "high": high,
         }
         yield Improvement.model_validate(found)
+
+
+def _losses(curves: Sequence[PredictedCurve], options: PredictionOptions) -> Iterator[str]:
+    """Yield why a change makes training slower: without a barrier, only lock step can be the reason."""
+    slower = {
+        (curve.at_workers, each.change)
+        for curve in curves
+        for each in curve.improvements
+        if each.gain < 0 and options.fleet.barrier == "none"
+    }
+    for workers, change in sorted(slower, key=str):
+        yield (
+            f"with {workers} workers, {change} makes the simulated training slower: workers that were apart "
+            "fall in step, use the links at the same moments, and leave them idle in between. Real workers "
+            "may stay apart: let them start apart, by join_s of a fleet"
+        )
 
 
 def _notes(

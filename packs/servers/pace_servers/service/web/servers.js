@@ -104,7 +104,7 @@ function Prediction({ id }) {
     ${made.curves.map((curve) => html`<div class="note">
       ${!one && html`<strong>${curve.servers} servers, ${compact(curve.bandwidth_gbps)} Gbit/s</strong>`}
       <p>${curve.knee_workers ? `The knee is at ${curve.knee_workers} worker${curve.knee_workers > 1 ? "s" : ""}: beyond it, a worker adds less than a quarter of the first worker's throughput.` : "Every worker adds at least a quarter of the first worker's throughput, up to the largest number that was predicted."}</p>
-      ${curve.improvements.length > 0 && html`<p>With ${curve.at_workers} worker${curve.at_workers > 1 ? "s" : ""}, ${curve.improvements.map(({ change, gain }) => `${change} gives ${percent(gain, true)}`).join("; ")}.</p>`}</div>`)}
+      ${curve.improvements.length > 0 && html`<p>With ${curve.at_workers} worker${curve.at_workers > 1 ? "s" : ""}, ${curve.improvements.map(({ change, gain, low, high }) => `${change} gives ${percent(gain, true)} (${percent(low, true)} to ${percent(high, true)})`).join("; ")}.</p>`}</div>`)}
     ${made.notes.length > 0 && html`<div class="note warn"><ul>${made.notes.map((line) => html`<li>${line}</li>`)}</ul></div>`}
     <${Table} caption="Predicted points" first="workers" rows=${made.points} pageSize=${24} columns=${[
       { name: "workers", title: "Workers", value: (row) => row.workers, numeric: true },

@@ -2,12 +2,13 @@
 
 import csv
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pace_servers
-from pace import InvalidOptions, PaceError, StepsDocument
+from pace import InvalidOptions, PaceError, StepsDocument, load_steps
 from pace.documents.steps import StepLink, StepTimes
 from pace_servers import Fleet, PredictionOptions, predict
 from pace_servers.throughput.knee import dips_of, knee_of
@@ -70,6 +71,16 @@ def test_advice_is_for_the_workers_that_the_caller_has() -> None:
         assert better.low <= better.gain <= better.high
     (more,) = (better for better in curve.improvements if better.change == "one more worker")
     assert more.gain == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_change_that_makes_it_slower_is_explained() -> None:
+    """Faster compute lets these workers fall in step."""
+    steps = load_steps(Path(pace_servers.__file__).parent / "service" / "web" / "examples" / "steps.json")
+    result = predict(steps, PredictionOptions(workers=(8,), at_workers=8))
+    slower = [each.change for each in result.curves[0].improvements if each.gain < 0]
+    assert slower == ["compute twice as fast"]
+    (said,) = (note for note in result.notes if "fall in step" in note)
+    assert said.startswith("with 8 workers, compute twice as fast makes the simulated training slower")
 
 
 def test_a_dip_of_lock_step_is_named_and_ends_no_curve() -> None:
