@@ -18,7 +18,7 @@ from pace_servers.tf_run_metadata import read_tf_run_metadata
 from pace_servers.throughput import predict
 from pace_servers.throughput.overhead import fit_overhead
 
-RECORDED = Path(__file__).parents[3] / "tests" / "pace" / "throughput" / "recorded"
+RECORDED = Path(__file__).parents[3] / "tests" / "pace_servers" / "throughput" / "recorded"
 LINK_BYTES_PER_S = 50e6 / 8 * 0.958
 WORKERS = tuple(range(1, 11))
 MEASURED_STEPS, PROFILED_STEPS = 100, 30
