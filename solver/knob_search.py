@@ -101,9 +101,9 @@ def _bayes(num_knobs: int, num_trials: int, random: np.random.Generator, first: 
         acquisition_function=ExpectedImprovement(xi=EXPLORATION),
         random_state=int(random.integers(2**31)),
         verbose=0,
-        allow_duplicate_points=True,
     )
     scale = None
+    known: set[tuple[float, ...]] = set()
     targets: list[float] = []
     deviations: list[float] = []
     for number in range(num_trials):
@@ -123,6 +123,11 @@ def _bayes(num_knobs: int, num_trials: int, random: np.random.Generator, first: 
         # xi has the unit of the objective. Relative to the first cost, 0.1 means 10 %.
         targets.append(-measured.cost / scale)
         deviations.append(measured.deviation / scale)
+        # The optimizer refuses a place twice, or prints a line on stdout: the next number is as good.
+        inwards = np.where(place < 0.5, 1.0, 0.0)
+        while tuple(place.tolist()) in known:
+            place = np.nextafter(place, inwards)
+        known.add(tuple(place.tolist()))
         optimizer.register(params=dict(zip(names, place.tolist(), strict=True)), target=targets[-1])
 
 

@@ -60,3 +60,21 @@ def test_noise_is_a_share_of_what_varies() -> None:
     assert _noise([1.0, 3.0], [1.0, 1.0]) == 1.0
     assert _noise([1.0, 3.0], [0.1, 0.1]) == pytest.approx(0.01)
     assert _noise([2.0, 2.0], [1.0, 1.0]) == _noise([1.0, 3.0], [0.0, 0.0]) == 1e-6
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
+def test_a_place_that_comes_twice_is_taken_without_a_word(
+    start: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a flat objective at an edge, places repeat; stdout belongs to the caller's document."""
+    pytest.importorskip("bayes_opt")
+    tried: list[tuple[float, ...]] = []
+
+    def flat(place: FloatArray) -> Measured:
+        tried.append(tuple(place.tolist()))
+        return Measured(1.0)
+
+    run(places("bayes", 2, 12, seed=0, first=np.full(2, start)), flat)
+    assert len(tried) == 12
+    assert start == 0.5 or len(set(tried)) < len(tried)
+    assert capfd.readouterr().out == ""
