@@ -181,7 +181,11 @@ class SimulationOptions(ExchangeOptions):
     """Options of ``simulate``."""
 
     exchange: Annotated[
-        Exchange | None, For((), "allreduce and sharded, on one network; graph for a graph")
+        Exchange | None,
+        For(
+            (),
+            "graph for a graph; servers if the profile or an option names them; else allreduce and sharded",
+        ),
     ] = None
     """Compare only the policies for this way of exchanging gradients or parameters: allreduce, sharded,
     servers or graph."""

@@ -320,7 +320,7 @@ def _improvements(document: StepsDocument, here: int, run: _Runs) -> Iterator[Im
 
 
 def _losses(curves: Sequence[PredictedCurve], options: PredictionOptions) -> Iterator[str]:
-    """Yield why a change makes training slower: without a barrier, only lock step can be the reason."""
+    """Yield why a change makes training without a barrier slower: workers fall into lock step."""
     slower = {
         (curve.at_workers, each.change)
         for curve in curves
@@ -330,8 +330,8 @@ def _losses(curves: Sequence[PredictedCurve], options: PredictionOptions) -> Ite
     for workers, change in sorted(slower, key=str):
         yield (
             f"with {workers} workers, {change} makes the simulated training slower: workers that were apart "
-            "fall in step, use the links at the same moments, and leave them idle in between. Real workers "
-            "may stay apart: let them start apart, by join_s of a fleet"
+            "fall in step, so they use the links at once and leave them idle in between. Real workers may "
+            "stay apart: to simulate that, give workers different join_s in the fleet"
         )
 
 
