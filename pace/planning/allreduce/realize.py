@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -34,6 +34,8 @@ from pace.solver.whole_groups import MOST_GRADIENTS, best_whole_groups
 PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
 # The same, if each call is taken to last longer.
 FEW_CALLS_FACTORS = (0.0, 2.0, np.inf)
+# With these, groups are searched under load.
+REGROUPED_FACTORS = (4.0, np.inf)
 # Each partition is cut as if each call took longer by these multiples of what it does while compute runs,
 # unless there are more gradients.
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
@@ -110,24 +112,21 @@ def fastest_plan(
         return _slotted_plan(problem, fusion, options, oracle)
     found = load.shortlist(list(_candidates(problem, fusion, options, load)))
     plans, note = _with_whole_groups(problem, [_timed(problem, plan) for plan in found], options)
-    expected_s = [load.expected_s(plan) for plan in plans]
-    curve = [(len(plan.sending.groups), seconds) for plan, seconds in zip(plans, expected_s, strict=True)]
-    for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:MOST_TRIED]:
-        plan = plans[number]
-        for merged_plan, num_calls, seconds in _merged(problem, plan, options, load):
-            curve.append((num_calls, seconds))
-            if merged_plan is not None:
-                plans.append(merged_plan)
-                expected_s.append(seconds)
+    tried = _Tried(load)
+    for plan in plans:
+        tried.add(plan)
+    for plan in tried.fastest(MOST_TRIED):
+        tried.add_merged(problem, plan, options)
     if options.fusion == "optimal" and options.framework is None and problem.sizes.any():
-        most = MOST_RECUT if len(problem.sent_by_ready()) > MOST_GRADIENTS else len(plans)
-        for number in sorted(range(len(plans)), key=expected_s.__getitem__)[:most]:
-            groups, elements = load.recut(plans[number], options)
-            buffers = plans[number].buffers
-            sending = send_in_order(buffers, groups, elements, problem.cost)
-            plans.append(replace(plans[number], sending=sending))
-            expected_s.append(load.expected_s(plans[-1]))
-            curve.append((len(groups), expected_s[-1]))
+        if not problem.is_layered:
+            for plan in _regrouped(problem, tried.fastest(1)[0].partition, options, load):
+                tried.add(plan)
+                tried.add_merged(problem, plan, options)
+        few = len(problem.sent_by_ready()) <= MOST_GRADIENTS
+        for plan in tried.fastest(len(tried.plans) if few else MOST_RECUT):
+            groups, elements = load.recut(plan, options)
+            tried.add(replace(plan, sending=send_in_order(plan.buffers, groups, elements, problem.cost)))
+    plans, expected_s = tried.plans, tried.expected_s
     chosen = fewest_calls(expected_s, [len(plan.sending.groups) for plan in plans])
     best = load.replayed(plans[chosen])
     least = min(_window(problem, load.replayed(plan)) for plan in plans)
@@ -136,7 +135,7 @@ def fastest_plan(
         note = f"; without load, a plan that is worse under load takes {100 * longer:.2g} % less"
     elif longer > ROUNDING and note:
         note = f"; no plan of whole groups is over {100 * TIE:g} % faster"
-    return replace(best, note=note, expected_s=expected_s[chosen], curve=_curve(curve))
+    return replace(best, note=note, expected_s=expected_s[chosen], curve=tried.curve())
 
 
 def _timed(problem: FusionProblem, plan: RealizedPlan) -> RealizedPlan:
@@ -146,12 +145,38 @@ def _timed(problem: FusionProblem, plan: RealizedPlan) -> RealizedPlan:
     return replace(plan, sending=sending)
 
 
-def _curve(tried: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    found: list[tuple[int, float]] = []
-    for num_calls, seconds in sorted(tried):
-        if not found or seconds < found[-1][1]:
-            found.append((num_calls, seconds))
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Plans with their expected windows in seconds, also of merged plans that are not worth keeping."""
+
+    load: UnderLoad
+    plans: list[RealizedPlan] = field(default_factory=list)
+    expected_s: list[float] = field(default_factory=list)
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, plan: RealizedPlan, expected_s: float | None = None) -> None:
+        seconds = self.load.expected_s(plan) if expected_s is None else expected_s
+        self.plans.append(plan)
+        self.expected_s.append(seconds)
+        self.points.append((len(plan.sending.groups), seconds))
+
+    def add_merged(self, problem: FusionProblem, plan: RealizedPlan, options: Options) -> None:
+        for leaner, num_calls, seconds in _merged(problem, plan, options, self.load):
+            if leaner is None:
+                self.points.append((num_calls, seconds))
+            else:
+                self.add(leaner, seconds)
+
+    def fastest(self, most: int) -> list[RealizedPlan]:
+        order = sorted(range(len(self.plans)), key=self.expected_s.__getitem__)
+        return [self.plans[number] for number in order[:most]]
+
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        found: list[tuple[int, float]] = []
+        for num_calls, seconds in sorted(self.points):
+            if not found or seconds < found[-1][1]:
+                found.append((num_calls, seconds))
+        return tuple(found)
 
 
 def _candidates(
@@ -232,6 +257,25 @@ def _merged(
             yield leaner, len(calls), load.expected_s(leaner)
         elif not problem.unsent():
             yield None, len(calls), seconds
+
+
+def _regrouped(
+    problem: FusionProblem, partition: Partition, options: Options, load: UnderLoad
+) -> Iterator[RealizedPlan]:
+    """Yield plans of better groups than these, found by local search under load."""
+    extra_s = max(load.extra.durations_s)
+    call_s = problem.cost.durations_s[0] + extra_s
+    for factor in REGROUPED_FACTORS:
+        better = _in_order(problem, load.regrouped(partition, factor * call_s if call_s else 0.0, options))
+        buffers = problem.buffers(better)
+        sending = cut_while_sending(
+            buffers,
+            problem.cost.slower(extra_s),
+            patience_s=factor * call_s if call_s else 0.0,
+            max_segment_bytes=float(options.max_segment_bytes or np.inf),
+        )
+        if sending is not None:
+            yield _timed(problem, RealizedPlan(partition=better, buffers=buffers, sending=sending))
 
 
 def _of_calls(problem: FusionProblem, plan: RealizedPlan, calls: list[Call]) -> RealizedPlan:

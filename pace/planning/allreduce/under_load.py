@@ -16,7 +16,7 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Fusion
 from pace.planning.allreduce.fewer_calls import Call
 from pace.planning.frameworks.grouping_rules import ddp_buckets
-from pace.planning.fusion.problem import FusionProblem, Partition
+from pace.planning.fusion.problem import FusionProblem, Grouping, Partition
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
 from pace.solver.loaded import Calls, Compute, LoadedRun, LoadedWindows
@@ -231,6 +231,31 @@ class UnderLoad:
             random.slower,
             random.lateness,
         )
+
+    def regrouped(self, partition: Partition, patience_s: float, options: Options) -> Partition:
+        """Search for better groups, at random; calls are cut with this patience (``cut_while_sending``)."""
+        from pace.solver.kernels.regroup import regroup
+
+        problem, grouping = self.problem, Grouping.of(self.problem, partition)
+        members = grouping.members
+        regroup(
+            grouping.group_of,
+            problem.dtypes[members],
+            grouping.orders,
+            grouping.places,
+            problem.ready[members],
+            self._spread[members],
+            problem.tail[members],
+            problem.sizes[members] // problem.element_bytes[members],
+            problem.element_bytes[members].astype(np.float64),
+            *self._windows(),
+            patience_s,
+            float(options.max_segment_bytes or np.inf),
+            float(options.max_group_bytes or np.inf),
+            options.search_calls,
+            SEED,
+        )
+        return grouping.partition() + problem.unsent()
 
     def recut(self, plan: "RealizedPlan", options: Options) -> tuple[IntArray, IntArray]:
         """Search for better cuts and a better order of a plan's groups, at random.

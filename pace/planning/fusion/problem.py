@@ -126,6 +126,12 @@ class FusionProblem:
         order = np.lexsort((self.dtypes, self.sizes, self.ready, self.tail))
         return order[self.sizes[order] > 0]
 
+    @property
+    def is_layered(self) -> bool:
+        """Whether all gradients share a class, and none that is ready later is needed later."""
+        classes = self.classes()
+        return len(classes) == 1 and self.chain_of(classes[0]).is_layered
+
     def unsent(self) -> Partition:
         """Return the gradients without bytes, each as its own group."""
         return tuple((int(number),) for number in np.flatnonzero(self.sizes == 0))
@@ -133,6 +139,46 @@ class FusionProblem:
     def chain_of(self, members: IntArray) -> Chain:
         """Return the gradients `members`, in that order, as a chain."""
         return Chain(ready=self.ready[members], tail=self.tail[members], sizes=self.sizes[members])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """A partition of the gradients with bytes, as a local search changes it in place.
+
+    Attributes
+    ----------
+    members : array of shape (num_sent,)
+        The gradients in order of ready time.
+    group_of : array of shape (num_sent,)
+        The group of each.
+    orders, places : arrays of shape (2, num_sent)
+        Indices of `members` in order of ready time and in order of tail, and the place of each there.
+    """
+
+    members: IntArray
+    group_of: IntArray
+    orders: IntArray
+    places: IntArray
+
+    @classmethod
+    def of(cls, problem: FusionProblem, partition: Partition) -> "Grouping":
+        """Build from a partition; groups without bytes are left out."""
+        members = problem.sent_by_ready()
+        place = {int(gradient): number for number, gradient in enumerate(members)}
+        group_of = np.empty(len(members), dtype=np.int64)
+        for number, group in enumerate(group for group in partition if group[0] in place):
+            group_of[[place[gradient] for gradient in group]] = number
+        by_tail = [place[int(gradient)] for gradient in problem.sent_by_tail()]
+        orders = np.stack([np.arange(len(members)), np.array(by_tail)]).astype(np.int64)
+        places = np.argsort(orders, axis=1).astype(np.int64)
+        return cls(members=members, group_of=group_of, orders=orders, places=places)
+
+    def partition(self) -> Partition:
+        """Return the groups of now, in order of ready time."""
+        by_group: dict[int, list[int]] = {}
+        for gradient, group in zip(self.members.tolist(), self.group_of.tolist(), strict=True):
+            by_group.setdefault(group, []).append(gradient)
+        return tuple(tuple(group) for group in by_group.values())
 
 
 def stops_at_barrier(profile: Profile, options: Options) -> bool:

@@ -10,7 +10,7 @@ from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle
-from pace.planning.fusion.problem import FusionProblem, Partition
+from pace.planning.fusion.problem import FusionProblem, Grouping, Partition
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
 from pace.solver.knob_search import Measured, log_value, places
@@ -25,8 +25,9 @@ LATENCY_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXTRA_FACTORS = (1 / 4, 1 / 2, 1.0, 3 / 2, 2.0, 5 / 2, 4.0, 8.0)
 EXTRA_SHARE = 0.01
 SEARCH_GAP = 1e-3
-# The local search tells what it has found in this share of its calls, too.
-EARLY = 4
+# The local search tells what it has found after so many calls, and each time that their number has doubled:
+# what was found early has fewer groups, which may be better under load.
+FIRST_CALLS = 500
 RELAXED = 1e-5
 CONTRACT_BEYOND = 2000
 CONTRACTED = 1000
@@ -241,26 +242,22 @@ def _fuse_optimally(
     problem: FusionProblem, options: Options, bounds: Bounds, oracle: PricingOracle
 ) -> FusionResult:
     classes = problem.classes()
-    layered = _is_layered(problem, classes)
     seeds = [
         seed
         for factor in LATENCY_FACTORS
         for seed in _layered_partitions(problem, _with_latency(problem.cost, factor), options.max_group_bytes)
     ]
     simple = [_first_in_first_out(problem, classes, options), _single(problem)]
-    if layered:
+    if problem.is_layered:
         return FusionResult(
             partitions=_with_unsent(problem, [*seeds, *simple], options, oracle),
             method=_method_of_layered(problem, options),
         )
     seeds.sort(key=lambda seed: _continuous_window(problem, seed))
-    # What was found early has fewer groups, which may be better under load.
-    early, calls = _improve(problem, seeds[0], options.search_calls // EARLY, options, bounds)
-    best, more = _improve(problem, early, options.search_calls - calls, options, bounds)
-    calls += more
+    found, calls = _improve(problem, seeds[0], options, bounds)
     method = f"local search from the dynamic program's groups, {calls} oracle calls, heuristic"
     return FusionResult(
-        partitions=_with_unsent(problem, [best, early, *seeds, *simple], options, oracle), method=method
+        partitions=_with_unsent(problem, [*reversed(found), *seeds, *simple], options, oracle), method=method
     )
 
 
@@ -306,10 +303,6 @@ def _method_of_layered(problem: FusionProblem, options: Options) -> str:
     return method if options.slot_s is None else method + " in continuous time"
 
 
-def _is_layered(problem: FusionProblem, classes: list[IntArray]) -> bool:
-    return len(classes) == 1 and problem.chain_of(classes[0]).is_layered
-
-
 def _layered_partitions(
     problem: FusionProblem, cost: CostCurve, max_group_bytes: int | None
 ) -> Iterator[Partition]:
@@ -320,7 +313,7 @@ def _layered_partitions(
     """
     classes = problem.classes()
     fusers = (_fuse_raised_tails, _fuse_raised_releases)
-    for fuse_class in fusers[:1] if _is_layered(problem, classes) else fusers:
+    for fuse_class in fusers[:1] if problem.is_layered else fusers:
         yield tuple(
             chain.from_iterable(fuse_class(problem, members, cost, max_group_bytes) for members in classes)
         )
@@ -370,35 +363,31 @@ def _is_contracted(problem: FusionProblem, layered: Chain) -> bool:
 
 
 def _improve(
-    problem: FusionProblem, seed: Partition, budget: int, options: Options, bounds: Bounds
-) -> tuple[Partition, int]:
+    problem: FusionProblem, seed: Partition, options: Options, bounds: Bounds
+) -> tuple[list[Partition], int]:
+    """Return what a local search has found after more and more oracle calls, and the number of calls."""
     from pace.solver.kernels import search as kernel
 
-    members = problem.sent_by_ready()
-    place = {int(gradient): number for number, gradient in enumerate(members)}
-    group_of = np.empty(len(members), dtype=np.int64)
-    for number, group in enumerate(seed):
-        group_of[[place[gradient] for gradient in group]] = number
-    ready, tail = problem.ready[members], problem.tail[members]
-    by_tail = [place[int(gradient)] for gradient in problem.sent_by_tail()]
-    orders = np.stack([np.arange(len(members)), np.array(by_tail)]).astype(np.int64)
-    places = np.argsort(orders, axis=1).astype(np.int64)
-    cap = float(options.max_group_bytes or np.inf)
-    _, calls = kernel.improve(
-        group_of,
-        ready,
-        tail,
-        problem.sizes[members].astype(np.float64),
-        problem.dtypes[members],
-        orders,
-        places,
-        *problem.cost.knots(),
-        cap,
-        max((bounds.best_s - bounds.stretch_s) * (1 + SEARCH_GAP), problem.compute_s),
-        budget,
-        SEED,
-    )
-    by_group: dict[int, list[int]] = {}
-    for at in orders[0]:
-        by_group.setdefault(int(group_of[at]), []).append(int(members[at]))
-    return tuple(tuple(group) for group in by_group.values()), calls
+    grouping = Grouping.of(problem, seed)
+    members = grouping.members
+    found: list[Partition] = []
+    made = asked = 0
+    while made == asked < options.search_calls:
+        asked = min(max(2 * made, FIRST_CALLS), options.search_calls)
+        _, calls = kernel.improve(
+            grouping.group_of,
+            problem.ready[members],
+            problem.tail[members],
+            problem.sizes[members].astype(np.float64),
+            problem.dtypes[members],
+            grouping.orders,
+            grouping.places,
+            *problem.cost.knots(),
+            float(options.max_group_bytes or np.inf),
+            max((bounds.best_s - bounds.stretch_s) * (1 + SEARCH_GAP), problem.compute_s),
+            asked - made,
+            SEED + len(found),
+        )
+        made += calls
+        found.append(grouping.partition())
+    return found, made

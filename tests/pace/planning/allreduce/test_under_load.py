@@ -104,6 +104,33 @@ def test_plans_hold_under_load(model: str, kind: str) -> None:
         assert planned_s <= judge.of_schedule(optimize(slow), profile) * 1.03
 
 
+@pytest.mark.parametrize(("workers", "gbit_per_s"), [(8, 40), (64, 10)])
+def test_more_search_makes_no_plan_of_mixed_types_worse(workers: int, gbit_per_s: float) -> None:
+    """Every third gradient is of another type: faster than DDP, and than one call a run of one type.
+
+    Judged by windows of late ranks that share no code with the planner.
+    """
+    profile = on_network("resnet50", workers=workers, latency_s=5e-5, gbit_per_s=gbit_per_s)
+    profile = profile.replace(
+        gradients=tuple(
+            gradient.model_copy(update={"dtype": "int32"}) if number % 3 == 0 else gradient
+            for number, gradient in enumerate(profile.gradients)
+        )
+    )
+    judge = LateRanks(profile, kind="rank", extra_s=(1e-3, 1.5e-3))
+    problem = FusionProblem.of(profile)
+    buckets = ddp_buckets(problem)
+    sizes = np.array([problem.sizes[list(group)].sum() for group in buckets])
+    ddp_s = judge.mean_s(buckets, range(len(buckets)), profile.cost(sizes), barrier=True)
+    found_s = [
+        judge.of_schedule(optimize(profile, Options(search_calls=calls)), profile)
+        for calls in (100, 2000, 20_000)
+    ]
+    assert max(found_s) < ddp_s
+    assert found_s[1] <= found_s[0] * 1.005
+    assert found_s[2] <= found_s[1] * 1.005
+
+
 def test_the_curve_ends_at_the_least_expected_window() -> None:
     """More calls only where they gain; the plan's own window is within the tie of its end, DDP's above it."""
     profile = on_network("resnet50", workers=8, latency_s=5e-5, gbit_per_s=40)
