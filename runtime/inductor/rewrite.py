@@ -31,8 +31,10 @@ def apply_plan(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> None:
     nodes = {node.name: node for node in order}
     for transfer in schedule.transfers:
         members = [nodes[name] for name in schedule.groups[transfer.group].tensors]
-        if len(members) > 1 or _gloo_may_crash(transfer.op, members[0]):
+        if len(members) > 1:
             _fuse(graph, transfer.op, members)
+        elif _gloo_may_crash(transfer.op, members[0]):
+            _gather_into_given(graph, members[0])
     graph.lint()
 
 
@@ -44,6 +46,24 @@ def _gloo_may_crash(op: str, node: fx.Node) -> bool:
     one of these ops so long that its memory is freed, and so freed twice.
     """
     return op == "all-gather" and node.meta["val"].device.type == "cpu"
+
+
+def _gather_into_given(graph: fx.Graph, node: fx.Node) -> None:
+    """Let an all-gather write to memory that is allocated before, as in a bucket of one."""
+    value = node.meta["val"]
+    with graph.inserting_before(node):
+        given = graph.call_function(
+            torch.ops.aten.empty.memory_format,
+            (list(value.shape),),
+            {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+        )
+        gathered = graph.call_function(
+            torch.ops._c10d_functional.all_gather_into_tensor_out.default, node.args, {"out": given}
+        )
+    given.meta["val"] = value
+    gathered.meta.update(node.meta)
+    node.replace_all_uses_with(gathered)
+    graph.erase_node(node)
 
 
 def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
