@@ -1,4 +1,4 @@
-"""A compiled sharded model over shaped links: no pass, Inductor's own overlap pass, and PACE's plans.
+"""A compiled sharded model over shaped links: PACE's plans, no pass, Inductor's passes, and eager FSDP2.
 
 sudo .venv/bin/python -m benchmarks compiled_sharding --ranks 2 --mbit 500
 
@@ -30,7 +30,14 @@ from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.kinds.comparison import simulate
 
-CONTENDERS = ("pace", "none", "inductor")
+LABELS = {
+    "pace": "PACE",
+    "none": "no pass",
+    "inductor": "Inductor's overlap pass",
+    "buckets": "Inductor's buckets",
+    "blocks": "a bucket for each block",
+    "fsdp2": "FSDP2, not compiled",
+}
 POLICIES = {"none": "as-traced", "inductor": "inductor"}
 COMPILE_S = 900.0
 PORT = 29600
@@ -82,9 +89,10 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
     cache = stack.enter_context(tempfile.TemporaryDirectory())
     shape = (arguments.sequences, arguments.tokens)
     running: dict[str, Ranks] = {}
+    names = tuple(LABELS)
     plans: list[tuple[CollectiveGraph, Schedule]] = []
     costs: Costs = {}
-    for number, name in enumerate(CONTENDERS):
+    for number, name in enumerate(names):
         running[name] = stack.enter_context(
             ranks(
                 name,
@@ -101,10 +109,10 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
             documents = running[name].ask("documents")[0]
             plans = [(parse_graph(graph), parse_schedule(schedule)) for graph, schedule in documents]
             costs = _costs(plans)
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(arguments.rounds):
-        for place in range(len(CONTENDERS)):
-            name = CONTENDERS[(turn + place) % len(CONTENDERS)]
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
             steps = running[name].ask("train", 1 + arguments.steps, timeout_s=COMPILE_S)
             seconds[name] += [max(step) for step in zip(*steps, strict=True)][1:]
         _tell(f"turn {turn + 1} of {arguments.rounds}")
@@ -171,17 +179,17 @@ def _print(found: dict[str, Any]) -> None:
         f"{found['model_bytes'] / 1e6:.0f} MB of parameters; compute {found['compute_s']:.3f} s, "
         f"collectives {found['communication_s']:.3f} s, bound {found['bound_s']:.3f} s"
     )
-    print(f"{'':18} {'median s':>9} {'least':>7} {'most':>7} {'of none':>8} {'predicted':>9} {'error':>7}")
+    print(f"{'':24} {'median s':>9} {'least':>7} {'most':>7} {'of none':>8} {'predicted':>9} {'error':>7}")
     for name, each in seconds.items():
         middle = median(each)
-        print(
-            f"{name:18} {middle:9.3f} {min(each):7.3f} {max(each):7.3f} {middle / whole:8.3f} "
-            f"{predicted[name]:9.3f} {predicted[name] / middle - 1:+7.1%}"
-        )
-    print(f"pace takes {median(seconds['pace']) / best:.3f} of the best other")
+        line = f"{LABELS[name]:24} {middle:9.3f} {min(each):7.3f} {max(each):7.3f} {middle / whole:8.3f}"
+        if name in predicted:
+            line += f" {predicted[name]:9.3f} {predicted[name] / middle - 1:+7.1%}"
+        print(line)
+    print(f"PACE takes {median(seconds['pace']) / best:.3f} of the best other")
     for name, difference in found["weight_difference"].items():
         if difference:
-            print(f"{name}: weights differ from those of none by up to {difference:.2g}")
+            print(f"{LABELS[name]}: weights differ from those of no pass by up to {difference:.2g}")
 
 
 def _tell(text: str) -> None:

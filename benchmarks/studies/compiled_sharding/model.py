@@ -1,4 +1,4 @@
-"""A small transformer that shards its parameters as torchtitan's SimpleFSDP does.
+"""A small transformer that shards its parameters as torchtitan's SimpleFSDP does, and the same for FSDP2.
 
 Each parameter is gathered where it is used. The gathered tensor is not kept for the backward pass: the
 partitioner has to gather it again there, and its gradient is reduce-scattered.
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -25,8 +26,8 @@ _GATHERS = (
 )
 
 
-class ShardedBlock(nn.Module):
-    """Attention and a feed-forward layer, with two norms."""
+class Block(nn.Module):
+    """Attention and a feed-forward layer, with two norms; it gathers its own shards if `sharded`."""
 
     attention_norm: nn.Parameter
     queries_keys_values: nn.Parameter
@@ -35,8 +36,9 @@ class ShardedBlock(nn.Module):
     up: nn.Parameter
     down: nn.Parameter
 
-    def __init__(self, width: int, generator: torch.Generator) -> None:
+    def __init__(self, width: int, generator: torch.Generator, *, sharded: bool) -> None:
         super().__init__()
+        self._weight = _gathered if sharded else _whole
         shapes = {
             "attention_norm": (width,),
             "queries_keys_values": (3 * width, width),
@@ -49,37 +51,53 @@ class ShardedBlock(nn.Module):
             whole = (
                 torch.randn(shape, generator=generator) / width**0.5 if len(shape) > 1 else torch.ones(shape)
             )
-            self.register_parameter(
-                name, nn.Parameter(whole.chunk(dist.get_world_size())[dist.get_rank()].clone())
-            )
+            own = whole.chunk(dist.get_world_size())[dist.get_rank()].clone() if sharded else whole
+            self.register_parameter(name, nn.Parameter(own))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return a batch of the same shape."""
         count, length, width = batch.shape
-        normed = rms_norm(batch, (width,), _gathered(self.attention_norm))
-        heads = linear(normed, _gathered(self.queries_keys_values)).view(count, length, 3, HEADS, -1)
+        normed = rms_norm(batch, (width,), self._weight(self.attention_norm))
+        heads = linear(normed, self._weight(self.queries_keys_values)).view(count, length, 3, HEADS, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed = mixed.transpose(1, 2).reshape(count, length, width)
-        batch = batch + linear(mixed, _gathered(self.attention_out))
-        normed = rms_norm(batch, (width,), _gathered(self.norm))
-        hidden = silu(linear(normed, _gathered(self.up)))
-        return batch + linear(hidden, _gathered(self.down))
+        batch = batch + linear(mixed, self._weight(self.attention_out))
+        normed = rms_norm(batch, (width,), self._weight(self.norm))
+        hidden = silu(linear(normed, self._weight(self.up)))
+        return batch + linear(hidden, self._weight(self.down))
 
 
-class ShardedTransformer(nn.Module):
-    """Blocks, one behind the other; all ranks have shards of the same weights."""
+class Transformer(nn.Module):
+    """Blocks, one behind the other; all ranks have shards of the same weights, or all of them."""
 
-    def __init__(self, blocks: int, width: int) -> None:
+    def __init__(self, blocks: int, width: int, *, sharded: bool = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
-        self.blocks = nn.ModuleList(ShardedBlock(width, generator) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, generator, sharded=sharded) for _ in range(blocks))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the loss."""
         for block in self.blocks:
             batch = block(batch)
         return batch.square().mean()
+
+
+def fully_sharded(blocks: int, width: int) -> Transformer:
+    """Return the transformer under FSDP2: each block is a unit, and gathered one unit ahead both ways."""
+    model = Transformer(blocks, width, sharded=False)
+    units: list[Any] = [fully_shard(block) for block in model.blocks]
+    fully_shard(model)
+    for number, unit in enumerate(units):
+        unit.set_force_sum_reduction_for_comms(True)  # Gloo has no other
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_modules_to_forward_prefetch(units[number + 1 : number + 2])
+        unit.set_modules_to_backward_prefetch(units[max(number - 1, 0) : number])
+    return model
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight
 
 
 def _gathered(shard: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One rank of a contender: compiles the model as the contender does, and trains when it is asked."""
+"""One rank of a contender: compiles or wraps the model as the contender does, and trains when it is asked."""
 
 import os
 import time
@@ -12,11 +12,14 @@ import torch.distributed as dist
 import torch.utils._runtime_estimation as roofline
 from torch import fx
 from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+from torch.distributed.tensor import DTensor
 
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, answering
-from benchmarks.studies.compiled_sharding.model import ShardedTransformer
+from benchmarks.studies.compiled_sharding.model import Transformer, fully_sharded
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.graph.nodes import CollectiveOp
 from pace.formats.node_list import COLLECTIVES
@@ -28,20 +31,39 @@ FloatArray = npt.NDArray[np.float32]
 Costs = Mapping[CollectiveOp, SampledAllReduce]
 
 
-class CompiledRank:
-    """A model that is compiled with a contender's passes.
+class BlockBuckets(CustomGraphPass):
+    """Torch's pass with buckets by hand: one for each block, gathered one block ahead."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph."""
+        assert graph.owning_module is not None
+        paths: list[list[str] | str] = [f"blocks.{number}" for number in range(self._blocks)]
+        manual_overlap_bucketing(graph.owning_module, paths, insert_overlap_deps=True)
+
+    def uuid(self) -> str:
+        """Return what Inductor's cache adds to its keys."""
+        return f"{self._blocks} blocks"
+
+
+class TrainedRank:
+    """A model as a contender trains it.
 
     Parameters
     ----------
     contender
-        "none", "pace" or "inductor", whose pass gets the times that PACE measured: by itself, it takes every
-        device for NVIDIA's.
+        "none"; "pace"; "inductor", Inductor's overlap pass, which gets the times that PACE measured (by
+        itself, it takes every device for NVIDIA's); "buckets", Inductor's buckets without this pass;
+        "blocks", torch's pass with a bucket for each block; "fsdp2", which is not compiled.
     costs
         What collectives cost, for "inductor".
     """
 
     def __init__(self, contender: str, blocks: int, width: int, batch: tuple[int, int], costs: Costs) -> None:
         self._planner = CollectivePlanner() if contender == "pace" else None
+        own_pass = BlockBuckets(blocks) if contender == "blocks" else self._planner
         if contender == "inductor":
             passes = config.aten_distributed_optimizations
             passes.enable_overlap_scheduling = True
@@ -49,11 +71,19 @@ class CompiledRank:
             passes.compute_estimator = "analytical"  # the other one measures with CUDA's events
             # Its type has one argument less than the pass gives.
             passes.custom_runtime_estimation = _estimation(costs)  # type: ignore[assignment]
-            # Torch asks Triton for the rates of a device even where all times are given.
+        if contender in ("inductor", "blocks"):
+            # Torch asks Triton for the rates of a device even where it does not need them.
             vars(roofline).update(get_gpu_dram_gbps=lambda: 10.0, get_device_tflops=lambda _: 0.1)
-        options: dict[str, Any] = {"post_grad_custom_post_pass": self._planner} if self._planner else {}
-        self._model = ShardedTransformer(blocks, width)
-        self._step = torch.compile(self._model, fullgraph=True, options=options)
+        if contender == "buckets":
+            config.bucket_all_gathers_fx = "all"
+            config.bucket_reduce_scatters_fx = "all"
+        options: dict[str, Any] = {"post_grad_custom_post_pass": own_pass} if own_pass else {}
+        self._model = fully_sharded(blocks, width) if contender == "fsdp2" else Transformer(blocks, width)
+        self._step: Callable[[torch.Tensor], torch.Tensor] = (
+            self._model
+            if contender == "fsdp2"
+            else torch.compile(self._model, fullgraph=True, options=options)
+        )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._shape = (*batch, width)
         self._generator = torch.Generator().manual_seed(dist.get_rank())
@@ -66,14 +96,15 @@ class CompiledRank:
             self._optimizer.zero_grad()
             dist.barrier()
             began = time.perf_counter()
-            self._step(batch).backward()
+            torch.autograd.backward(self._step(batch))
             seconds.append(time.perf_counter() - began)
             self._optimizer.step()
         return seconds
 
     def weights(self) -> list[FloatArray]:
         """Return this rank's shards."""
-        return [each.detach().numpy() for each in self._model.parameters()]
+        own = (each.to_local() if isinstance(each, DTensor) else each for each in self._model.parameters())
+        return [each.detach().numpy() for each in own]
 
     def documents(self) -> list[tuple[bytes, bytes]]:
         """Return each graph that was planned, and its plan."""
@@ -130,4 +161,4 @@ def start(rank: int, on: Sequence[Host], port: int, contender: str, *arguments: 
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     join_torch(rank, on, port)
-    return answering(CompiledRank(contender, *arguments))
+    return answering(TrainedRank(contender, *arguments))
