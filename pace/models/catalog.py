@@ -7,15 +7,16 @@ from pace.device_rates import DeviceRates
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import DType, Profile
 from pace.errors import InvalidOptions
-from pace.models.alexnet import alexnet
-from pace.models.bert import bert_large
-from pace.models.gpt2 import gpt2
-from pace.models.inception import inception_v3
+from pace.models.image_networks import (
+    alexnet,
+    inception_v3,
+    resnet50_preactivation,
+    resnet50_v15,
+    vgg16,
+    vgg19,
+)
+from pace.models.language_networks import bert_large, gpt2, seq2seq, transformer
 from pace.models.layers import Architecture
-from pace.models.resnet import resnet50_preactivation, resnet50_v15
-from pace.models.seq2seq import seq2seq
-from pace.models.transformer import transformer
-from pace.models.vgg import vgg16, vgg19
 from pace.models.window import LayerTimes, Streams, default_allreduce, window
 
 _ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
