@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.harness.contenders import Contender
 from benchmarks.harness.contest import Contest
-from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.prediction import predict, schedule_for
+from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
 from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.reference import TOLERANCE, FloatArray

@@ -1,7 +1,7 @@
 """What a study needs besides this project: checked before it measures, and told in one line.
 
 A study calls these functions after it has read its options, since what it needs depends on them.
-``python -m benchmarks`` prints what they raise, and exits with 3.
+``python -m benchmarks`` prints what they raise, and exits with 3. Here are all errors that a study may raise.
 """
 
 import importlib
@@ -14,6 +14,20 @@ from pace.errors import PaceError
 
 class Unavailable(PaceError):
     """A study cannot run on this machine as it is; the message says what would help."""
+
+
+class TestbedUnavailable(Unavailable):
+    """No testbed can be made on this machine by this user; the message says what would help."""
+
+    __test__ = False  # pytest takes every class whose name begins so for a test
+
+
+class WrongRate(Unavailable):
+    """A link does not carry what it was shaped to."""
+
+
+class RankFailed(PaceError):
+    """A rank raised, died or did not answer in time; the message holds what it said."""
 
 
 def require_packages(*modules: str, remedy: str = "scripts/install") -> None:
@@ -52,7 +66,6 @@ def require_tensorflow(python: Path) -> None:
 
 def require_network() -> None:
     """Raise TestbedUnavailable if no network namespaces can be made here."""
-    from benchmarks.harness.network.errors import TestbedUnavailable
     from benchmarks.harness.network.hosts import why_unavailable
 
     if (reason := why_unavailable()) is not None:

@@ -89,11 +89,9 @@ def load(grid: "Grid") -> None:
 
 def publish(record: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write the page and the chart, or print the page where no path is given."""
-    from benchmarks.harness.report import markdown
+    from benchmarks.harness.report import draw, markdown
 
     if arguments.chart:
-        from benchmarks.harness.chart import draw
-
         draw(record, arguments.chart)
     text = markdown(record, chart=arguments.chart.name if arguments.chart else None)
     if arguments.markdown:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.network.enter import enter
 from benchmarks.harness.network.hosts import INTERFACE, Host
+from benchmarks.harness.network.joining import enter
 from tests.runtime.launch import load as load
 
 # Nothing is lost before this step; other ranks are told of a loss in the next, or when their time is up.

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.studies.gpu.__main__ import page, unpack_missing
 from benchmarks.studies.gpu.cuda_tests import Outcomes
-from benchmarks.studies.gpu.findings import Findings
-from benchmarks.studies.gpu.isolation import run_part
 from benchmarks.studies.gpu.models import WORKLOADS
-from benchmarks.studies.gpu.page import page
-from benchmarks.studies.gpu.parts import PARTS, TOTAL_S, Part
-from benchmarks.studies.gpu.wheels import unpack_missing
+from benchmarks.studies.gpu.part import Findings
+from benchmarks.studies.gpu.parts import PARTS, TOTAL_S, Part, run_part
 from tests.preloaded import ROOT, Programs
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -82,7 +80,7 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
 
 def test_a_part_that_dies_leaves_its_output(tmp_path: Path) -> None:
     """Here there is none of that name."""
-    part = Part(name="no_such_part", shows="nothing", limit_s=60)
+    part = Part(name="no_such_part", module="no_such_module", shows="nothing", limit_s=60)
     found = run_part(part, work=tmp_path, dry=True, limit_s=60, environment=ENVIRONMENT)
     assert found["status"] == "failed"
     assert "ModuleNotFoundError" in found["output"]

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.network.errors import TestbedUnavailable, WrongRate
 from benchmarks.harness.network.hosts import Host, Link, hosts, reshape
 from benchmarks.harness.network.names import NAMESPACES, SETTINGS, Owner, owner_of
 from benchmarks.harness.network.processes import Answer, ranks
 from benchmarks.harness.network.rates import measure_rates, verify_rates
+from benchmarks.harness.prerequisites import TestbedUnavailable, WrongRate
 
 pytestmark = [
     pytest.mark.netns,

@@ -10,10 +10,10 @@ from benchmarks.harness.contenders import ALLREDUCE, BY_NAME, CLIPPING, Contende
 from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, measure
-from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.processes import ranks
 from benchmarks.harness.prediction import schedule_for
+from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import as_document, from_document, windows_of
 from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.reference import TOLERANCE, expected_weights, norm_to_clip_to

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from benchmarks.harness.network.errors import TestbedUnavailable
 from benchmarks.harness.network.names import NAMESPACES, SETTINGS, left_behind, new_prefix
+from benchmarks.harness.prerequisites import TestbedUnavailable
 
 INTERFACE = "eth0"
 # Joins hosts of one replica, where there is such a link.

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.harness.network.enter import die_with_parent, enter, run_undisturbed, sleep_precisely
-from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.joining import die_with_parent, enter, run_undisturbed, sleep_precisely
+from benchmarks.harness.prerequisites import RankFailed
 
 Answer = Callable[[str, tuple[Any, ...]], Any]
 """What a rank does with a request: its name and arguments in, the reply out."""

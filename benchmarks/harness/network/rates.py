@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from benchmarks.harness.network.errors import WrongRate
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.processes import Answer, ranks
+from benchmarks.harness.prerequisites import WrongRate
 
 _PORT = 5201
 _CHUNK = bytes(256 * 1024)

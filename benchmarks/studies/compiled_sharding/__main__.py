@@ -18,11 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from benchmarks.harness.conditions import study_parser, write_json
-from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.network.rates import verify_rates
-from benchmarks.harness.prerequisites import require_network
+from benchmarks.harness.prerequisites import RankFailed, require_network
 from benchmarks.studies.compiled_sharding.model import HEADS
 from benchmarks.studies.compiled_sharding.rank import Costs, start
 from pace.documents.collective_costs import SampledAllReduce

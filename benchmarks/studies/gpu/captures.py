@@ -1,4 +1,4 @@
-"""Captures real models' profiles and leaves, for the part ``kineto``, a trace of the same training."""
+"""The parts ``captures`` and ``kineto``: profiles of real models, captured and read from traces."""
 
 import gc
 import json
@@ -6,9 +6,8 @@ import json
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from benchmarks.studies.gpu.findings import Findings, Setting
-from benchmarks.studies.gpu.loops import PRECISIONS, device_seconds, training_step
-from benchmarks.studies.gpu.models import Workload, workloads
+from benchmarks.studies.gpu.models import PRECISIONS, Workload, device_seconds, training_step, workloads
+from benchmarks.studies.gpu.part import Findings, Setting
 from pace.documents.collective_costs import AffineAllReduce
 from pace.runtime.profiler import Capture
 
@@ -18,8 +17,8 @@ ALLREDUCE = AffineAllReduce(latency_s=1e-4, seconds_per_byte=1e-9)
 TRACED_STEPS = 3
 
 
-def run(findings: Findings, setting: Setting) -> None:
-    """See ``parts``."""
+def captures(findings: Findings, setting: Setting) -> None:
+    """Capture real models' profiles; leave a trace of the same training for the part ``kineto``."""
     findings.fact("TF32 in convolutions", torch.backends.cudnn.allow_tf32)
     findings.fact("TF32 in matrix products", torch.backends.cuda.matmul.allow_tf32)
     findings.fact("bf16", "autocast; weights and gradients stay float32")
@@ -79,3 +78,44 @@ def capture_model(
         about = {"model": name, "precision": precision, "plain_s": plain_s, "predicted_s": report.profile_s}
         about |= {"gradients": len(captured.gradients), "bytes": sent}
         (setting.work / f"{stem}.run.json").write_text(json.dumps(about))
+
+
+def kineto(findings: Findings, setting: Setting) -> None:
+    """Read the traces of the part ``captures`` through the importer; compare with what was measured."""
+    from pace.formats.kineto import read_kineto  # which needs packages that captures do not need
+
+    runs = sorted(setting.work.glob("*.run.json"))
+    findings.check(bool(runs), "there is no trace: the part captures left none")
+    for path in runs:
+        run = json.loads(path.read_text())
+        with findings.row(model=run["model"], precision=run["precision"]) as row:
+            trace = path.with_name(path.name.replace(".run.json", ".trace.json"))
+            row["trace MB"] = trace.stat().st_size / 1e6
+            profile = read_kineto([trace], workers=2, allreduce=ALLREDUCE, name=run["model"])
+            about = profile.metadata
+            row |= {
+                "clock": about["clock"],
+                "ops": len(profile.ops),
+                "gradients": len(profile.gradients),
+                "imported compute ms": about["compute_s"] * 1e3,
+                "recorded step ms": about["step_wall_s"] * 1e3,
+                "error": about["compute_s"] / about["step_wall_s"] - 1,
+                "plain iteration ms": run["plain_s"] * 1e3,
+                "recording costs": about["step_wall_s"] / run["plain_s"] - 1,
+                "captured profile ms": run["predicted_s"] * 1e3,
+                "busy share": about["busy_share"],
+            }
+            found = (len(profile.gradients), sum(gradient.size_bytes for gradient in profile.gradients))
+            expected = (run["gradients"], run["bytes"])
+            findings.check(
+                found == expected,
+                f"{run['model']} {run['precision']}: (gradients, bytes) {found}, the model has {expected}",
+            )
+            findings.check(
+                setting.dry or abs(row["error"]) <= LARGEST_ERROR,
+                f"{run['model']} {run['precision']}: compute is {row['error']:+.1%} of the recorded step off",
+            )
+            findings.check(
+                setting.dry or about["clock"] in ("device", "hybrid"),
+                f"{run['model']} {run['precision']}: the trace has no kernels",
+            )

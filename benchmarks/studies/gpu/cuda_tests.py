@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.gpu.findings import Findings, Setting
+from benchmarks.studies.gpu.part import Findings, Setting
 
 ROOT = Path(__file__).resolve().parents[3]
 ON_SIMULATED_DEVICE = (
@@ -65,8 +65,8 @@ class OneMore:
         ]
 
 
-def run(findings: Findings, setting: Setting) -> None:
-    """See ``parts``."""
+def cuda_tests(findings: Findings, setting: Setting) -> None:
+    """Run the tests, and fail for each that fails."""
     options = setting.work / "pytest.ini"
     options.write_text(OPTIONS.format(root=ROOT))
     files = sorted(

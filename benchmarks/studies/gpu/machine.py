@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.studies.gpu.findings import Findings, Setting
+from benchmarks.studies.gpu.part import Findings, Setting
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 ALSO = ("httpx", "structlog", "tenacity", "pytest", "pytest-timeout", "pytest-xdist")
 
 
-def run(findings: Findings, setting: Setting) -> None:
-    """See ``parts``."""
+def machine(findings: Findings, setting: Setting) -> None:
+    """Fail for every package that is missing, and say what the GPU is."""
     findings.fact("platform", platform.platform())
     findings.fact("cpus", os.cpu_count())
     findings.fact("torch", torch.__version__)

@@ -1,20 +1,85 @@
-"""One part of the check, in a process of its own.
+"""One part of the check, in a process of its own: its setting, and what it finds, written as it comes.
 
-python -m benchmarks.studies.gpu.part NAME RESULT WORK [--dry-run]
+python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run]
 """
 
 import argparse
+import contextlib
 import importlib
+import json
+import os
 import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.studies.gpu.findings import Findings, Setting
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Arguments that every part gets.
+
+    Attributes
+    ----------
+    dry
+        Small models on the CPU, the runtime over a simulated device.
+    work
+        A folder for what one part leaves to another.
+    """
+
+    dry: bool
+    work: Path
+
+    @property
+    def device(self) -> str:
+        """Torch's name of the device to use."""
+        return "cpu" if self.dry else "cuda"
+
+
+class Findings:
+    """A part's results, kept in `path` as they come: a process that is killed loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._document: dict[str, Any] = {"facts": {}, "rows": [], "failures": []}
+        self._write()
+
+    def fact(self, name: str, value: Any) -> None:
+        """Keep one thing that holds for the whole part."""
+        self._document["facts"][name] = value
+        self._write()
+
+    def check(self, holds: bool, message: str) -> None:
+        """Fail the part, with this message, unless something holds."""
+        if not holds:
+            self._document["failures"].append(message)
+            self._write()
+
+    @contextlib.contextmanager
+    def row(self, **named: Any) -> Iterator[dict[str, Any]]:
+        """Fill in one row; an exception becomes the row's and the part's failure, and the part goes on."""
+        row: dict[str, Any] = dict(named)
+        label = " ".join(str(value) for value in named.values())
+        try:
+            yield row
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:300]
+            self._document["failures"].append(f"{label}: {traceback.format_exc()[-3000:]}")
+        self._document["rows"].append(row)
+        self._write()
+
+    def _write(self) -> None:
+        written = self._path.with_suffix(".new")
+        written.write_text(json.dumps(self._document))
+        os.replace(written, self._path)
 
 
 def main() -> None:
     """Run the part; its exceptions end the process and are found in what it printed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="name of the part to run")
+    parser.add_argument("module", help="module of the part to run")
+    parser.add_argument("name", help="name of the part, and of its function in the module")
     parser.add_argument("result", type=Path, help="file for the result (JSON)")
     parser.add_argument("work", type=Path, help="folder for files of the run")
     parser.add_argument(
@@ -22,8 +87,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     findings = Findings(arguments.result)
-    part = importlib.import_module(f"benchmarks.studies.gpu.{arguments.name}")
-    part.run(findings, Setting(dry=arguments.dry_run, work=arguments.work))
+    module = importlib.import_module(f"benchmarks.studies.gpu.{arguments.module}")
+    part = getattr(module, arguments.name)
+    part(findings, Setting(dry=arguments.dry_run, work=arguments.work))
     sys.stdout.flush()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.gpu.links import become
+from benchmarks.studies.gpu.two_ranks import become
 
 PORT = 29431
 ROUNDS = 2
@@ -71,7 +71,7 @@ class Rank:
         self._initial = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         self._reference: Any = None
         if self._dry:
-            from benchmarks.studies.gpu.simulation import simulate_gpu
+            from tests.runtime.engine.queued_device import simulate_gpu
 
             simulate_gpu(rank)
 
@@ -94,7 +94,7 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from benchmarks.studies.gpu.loops import settled, training_step
+        from benchmarks.studies.gpu.models import settled, training_step
         from pace.runtime.profiler import gradient_bytes
 
         if self._given is not None and not self._dry:
@@ -125,7 +125,7 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from benchmarks.studies.gpu.loops import training_step
+        from benchmarks.studies.gpu.models import training_step
         from pace.documents.schedule import parse_schedule
         from pace.runtime.profiler import (
             Capture,
@@ -219,7 +219,7 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from benchmarks.studies.gpu.loops import settled, training_step
+        from benchmarks.studies.gpu.models import settled, training_step
 
         warmup, iterations = (2, 3) if self._dry else (2, 8)
         self._model.load_state_dict(self._initial)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.conditions import machine, study_parser, write_whole
-from benchmarks.harness.network.enter import die_with_parent
+from benchmarks.harness.network.joining import die_with_parent
 
 PREFIX = "repro_"
 RECORD = "torch-pass.json"

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import pace.runtime.options
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done, Parts
 
@@ -228,3 +229,11 @@ class QueuedTransport(GlooTransport):
         self._thread.join()
         self.device.close()
         super().close(failed=failed)
+
+
+def simulate_gpu(seed: int) -> None:
+    """Make the wrappers of this process treat every model as if it were on a device with a random lag."""
+    vars(pace.runtime.options).update(
+        device_of=lambda _model: LaggingDevice(seed),
+        CudaTransport=QueuedTransport,
+    )

@@ -14,13 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 import pace.runtime.torch
-from benchmarks.studies.gpu.simulation import simulate_gpu
 from pace.errors import CommunicationFailed
 from pace.runtime.engine.engine import Engine
 from pace.runtime.transports.compression import Compression, compressed
 from pace.runtime.transports.transport import Discipline
 from tests.runtime.engine.plans import plan_of
-from tests.runtime.engine.queued_device import QueuedDevice, QueuedTransport
+from tests.runtime.engine.queued_device import QueuedDevice, QueuedTransport, simulate_gpu
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.loops.user_loops import LOOPS, run_loop, run_plainly

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.gpu.simulation import simulate_gpu
+from tests.runtime.engine.queued_device import simulate_gpu
 from tests.runtime.loops import published_gradients
 from tests.runtime.loops.beside_plain import assert_same_training
 from tests.runtime.loops.loop_run import Loop, run_loop

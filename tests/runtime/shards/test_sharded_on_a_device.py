@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.studies.gpu.simulation import simulate_gpu
+from tests.runtime.engine.queued_device import simulate_gpu
 from tests.runtime.launch import run_ranks, try_ranks
 from tests.runtime.loops.beside_plain import assert_same_training
 from tests.runtime.loops.loop_run import Run

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.layouts import Layout
-from benchmarks.harness.network.enter import run_undisturbed
 from benchmarks.harness.network.hosts import Host
+from benchmarks.harness.network.joining import run_undisturbed
 from benchmarks.harness.results import MeasuredWindows, windows_of
 from benchmarks.harness.workload.replay import plan_replay
 from pace.documents.profile import Profile

@@ -9,8 +9,8 @@ from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, Entry, measure
-from benchmarks.harness.network.errors import RankFailed
 from benchmarks.harness.network.hosts import Host, Link, hosts
+from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import as_document, from_document
 from benchmarks.harness.training import trainer
 from benchmarks.harness.training.over_servers import measure_cluster
