@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import is_timeout
-from pace.runtime.control.knob_space import tunable
+from pace.runtime.control.live_search import tunable
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.event_log import log

@@ -23,8 +23,7 @@ from benchmarks.harness.conditions import study_parser, write_json
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
-from pace.runtime.engine.sharded.plan_order import refuse_hanging
-from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
+from pace.runtime.engine.sharded_plan import plan_shards_locally, refuse_hanging
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.options import Plan

@@ -25,7 +25,7 @@ from pace.runtime.capture.trace import Trace, Tracer
 from pace.runtime.capture.update_rule import UpdateRuleWatch
 from pace.runtime.capture.window import CapturedWindow, Granularity, lay_out, middle_half
 from pace.runtime.engine.buffers import num_bytes
-from pace.runtime.engine.sharded.shard_units import Unit
+from pace.runtime.engine.shard_units import Unit
 from pace.runtime.event_log import log
 from pace.runtime.transports.clock import clock_for
 from pace.version import __version__

@@ -26,7 +26,7 @@ from pace.runtime.capture.contention import (
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
 from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_factor, warn_if_inexact
 from pace.runtime.engine.plan import GradientSize
-from pace.runtime.engine.sharded.shard_units import units_of
+from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
 from pace.runtime.transports.clock import Clock
 from pace.runtime.transports.device import clock_of

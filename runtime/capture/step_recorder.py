@@ -14,7 +14,7 @@ import numpy as np
 from pace.documents.push_pull import KEY_BYTES, sparse_bytes
 from pace.documents.steps import StepLink, StepsDocument, StepsOp, StepTimes, TouchedBytes
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.capture.mean_unions import mean_unions
+from pace.runtime.capture.touched_rows import mean_unions
 from pace.runtime.transports.runs import Runs
 
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from pace.runtime.engine.sharded.shard_units import Unit
+from pace.runtime.engine.shard_units import Unit
 from pace.runtime.transports.clock import Clock
 
 MarkKind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]

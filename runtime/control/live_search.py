@@ -1,27 +1,160 @@
 """ByteScheduler's tuner in a running job: each proposal runs for some iterations, and the best one stays."""
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
+import torch
 
-from pace.runtime.control.knob_space import KnobSpace
-from pace.runtime.control.network_cost import NetworkCost
+from pace.runtime.capture.cost_sampler import CostSampler
+from pace.runtime.capture.self_profile import TransportNetwork
 from pace.runtime.control.trial import Candidate, Lap, Trial
-from pace.runtime.engine.plan import GradientSize
+from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally
 from pace.runtime.event_log import log
-from pace.runtime.options import Tune
-from pace.runtime.transports.transport import Transport
+from pace.runtime.options import Knob, Tune
+from pace.runtime.transports.transport import Discipline, Sequencing, Transport
 from pace.solver.arrays import FloatArray
-from pace.solver.knob_search import Measured, Places, places
+from pace.solver.knob_search import CREDIT_IN_PARTITIONS, Measured, Places, log_place, log_value, places
+
+# With more parts than this, the overhead of parts would dominate the window.
+MOST_PARTS = 512
+LEAST_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobSpace:
+    """The unit cube of a job's knobs, and the plan at each place in it; sizes are on a logarithmic scale.
+
+    Attributes
+    ----------
+    knobs
+        The knob of each dimension.
+    suggested_bytes
+        The size of partitions and groups that theory suggests.
+    """
+
+    knobs: tuple[Knob, ...]
+    sizes: Sequence[GradientSize]
+    sequencing: Sequencing
+    suggested_bytes: float
+
+    @classmethod
+    def of(
+        cls, tune: Tune, sizes: Sequence[GradientSize], sequencing: Sequencing, suggested_bytes: float
+    ) -> "KnobSpace":
+        """Build from a search, without knobs that cannot be tuned on the transport."""
+        return cls(
+            knobs=tunable(tune, sequencing),
+            sizes=sizes,
+            sequencing=sequencing,
+            suggested_bytes=suggested_bytes,
+        )
+
+    @property
+    def start(self) -> FloatArray:
+        """The place at which a search begins."""
+        sizes = {
+            "partition": self.suggested_bytes,
+            "credit": CREDIT_IN_PARTITIONS * self.suggested_bytes,
+            "group": self.suggested_bytes,
+        }
+        return np.array(
+            [log_place(sizes[knob], *self._range) if knob in sizes else 0.75 for knob in self.knobs]
+        )
+
+    def settings(self, place: FloatArray) -> dict[str, Any]:
+        """Return the settings of a place."""
+        at = dict(zip(self.knobs, np.clip(place, 0, 1).tolist(), strict=True))
+        partition = self._bytes(at["partition"]) if "partition" in at else round(self.suggested_bytes)
+        return {
+            "partition_bytes": partition,
+            "credit_bytes": self._bytes(at["credit"])
+            if "credit" in at
+            else round(CREDIT_IN_PARTITIONS * partition),
+            # With a size below the smallest gradient, every gradient is a group.
+            "group_bytes": self._bytes(at["group"]) if "group" in at else 1,
+            "order": self._order(at.get("order", 1.0)),
+        }
+
+    def plan(self, place: FloatArray) -> SendPlan:
+        """Return the plan of a place; the same on every rank."""
+        chosen = self.settings(place)
+        plan = plan_locally(
+            self.sizes,
+            max_group_bytes=chosen["group_bytes"],
+            max_segment_bytes=chosen["partition_bytes"],
+            credit_bytes=chosen["credit_bytes"],
+        )
+        return replace(plan, order=chosen["order"])
+
+    def _order(self, at: float) -> Discipline:
+        if at >= 0.5:
+            return "priority"
+        return "overtake" if self.sequencing == "keyed" else "static"
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        total = max(sum(gradient.size_bytes for gradient in self.sizes), 1)
+        return min(max(total / MOST_PARTS, LEAST_BYTES), total), float(total)
+
+    def _bytes(self, at: float) -> int:
+        return round(log_value(at, *self._range))
+
+
+def tunable(tune: Tune, sequencing: Sequencing) -> tuple[Knob, ...]:
+    """Return the knobs of a search that have an effect on a transport, in the same order on every rank."""
+    keyed = sequencing == "keyed"
+    return tuple(knob for knob in get_args(Knob) if knob in tune.knobs and not (keyed and knob == "credit"))
+
 
 # How many proposals are timed again at the end, in addition to plain operation.
 FINALISTS = 2
 # The median absolute deviation of a normal distribution, in standard deviations.
 DEVIATIONS_OF_MAD = 1.4826
+
+
+class NetworkCost:
+    """Measures the time that each part loses, and the time of a byte, on a job's own transport."""
+
+    def __init__(
+        self, transport: Transport, sizes: Sequence[GradientSize], model: torch.nn.Module, *, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._total = sum(gradient.size_bytes for gradient in sizes)
+        self._model = model
+        self._timeout_s = timeout_s
+
+    def suggested_bytes(self) -> float:
+        """Return delta0 in bytes; every rank must call it, with nothing in flight. Takes about two seconds.
+
+        Cutting M bytes into parts of delta bytes loses theta seconds for each of the M / delta parts. And
+        whenever a more urgent part becomes ready, it waits for the part in flight. ByteScheduler's bounds on
+        the sum are smallest at sqrt(M theta B) for all-reduces, where B is the rate at which an all-reduce
+        sums bytes, and at sqrt(M theta B / (2 S)) for S parameter servers, where B is a worker's rate.
+
+        Raises
+        ------
+        CommunicationFailed
+            If a rank or a server is gone.
+        """
+        exchange = self._transport.measure_exchange(self._total)
+        if exchange is not None:
+            busy_bytes_per_s = exchange.worker_bytes_per_s / (2 * exchange.servers)
+            return math.sqrt(self._total * exchange.partition_s * busy_bytes_per_s)
+        device = next(iter(self._model.parameters())).device
+        network = TransportNetwork(self._transport, device, timeout_s=self._timeout_s)
+        measured = CostSampler(network, largest_bytes=self._total, slices=1).finish().sizes
+        theta_s = measured[0].duration_s
+        (bytes_before, before_s), (bytes_last, last_s) = (
+            (size.size_bytes, size.duration_s) for size in measured[-2:]
+        )
+        if last_s <= before_s:
+            return float(self._total)  # the time of a byte is too short to be measured
+        return math.sqrt(self._total * theta_s * (bytes_last - bytes_before) / (last_s - before_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 import torch
 
-from pace.runtime.control.live_search import LiveSearch
-from pace.runtime.control.network_cost import NetworkCost
+from pace.runtime.control.live_search import LiveSearch, NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Lap, Trial
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
-from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
+from pace.runtime.engine.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import ShardingChoice, Tune
 from pace.runtime.transports.device import clock_of

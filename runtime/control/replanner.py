@@ -5,6 +5,7 @@ service, in its own thread. ``mode_choice`` decides which plan runs in which mod
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,13 +13,94 @@ from typing import Any, Literal
 
 import torch
 
+from pace.errors import AccessDenied, InvalidOptions, InvalidProfile
 from pace.runtime.capture.self_profile import SelfProfile
-from pace.runtime.control import schedule_polling
 from pace.runtime.control.drift import Drift, Typical
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.engine.plan import GradientSize, SendPlan
 from pace.runtime.event_log import log
 from pace.runtime.transports.transport import Transport
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+
+# How often, in steps, ranks exchange news (a few bytes).
+STEPS_BETWEEN = 20
+
+# The same right after a profile was submitted, when a schedule is likely to arrive; and for how many steps.
+STEPS_BETWEEN_SOON = 2
+STEPS_SOON = 60
+
+
+class LateSchedule:
+    """Polls in its own thread, at growing intervals; can also submit a profile.
+
+    Parameters
+    ----------
+    ask
+        Returns a schedule's bytes, or empty bytes. Must not raise if the service cannot be reached. After
+        `AccessDenied` the service is not asked again.
+    """
+
+    def __init__(self, ask: Callable[[], bytes]) -> None:
+        self._ask = ask
+        self._submit: Callable[[], bytes] | None = None
+        self._found = b""
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="pace.late", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            if self._wake.wait(delay_s):
+                self._wake.clear()
+                delay_s = FIRST_DELAY_S / 2
+            if self._closed:
+                return
+            submit = self._submit
+            try:
+                # Another job of this name may have submitted a profile first, so ask before submitting.
+                self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
+            except AccessDenied as error:
+                log.warning("pace.access_denied", reason=str(error))
+                return
+            except Exception as error:  # any error may be gone when the service is asked again
+                log.warning("pace.schedule_request_failed", reason=f"{type(error).__name__}: {error}")
+            if self._found:
+                return
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    def _hand_in(self, submit: Callable[[], bytes]) -> bytes:
+        try:
+            return submit()
+        except (InvalidProfile, InvalidOptions) as error:
+            log.warning("pace.profile_refused", reason=str(error))
+            self._submit = None
+            return b""
+
+    def hand_in(self, submit: Callable[[], bytes]) -> None:
+        """From now on, call `submit` when asking finds no schedule; the first time at once.
+
+        Parameters
+        ----------
+        submit
+            Returns a schedule's bytes, or empty bytes to be called again. After `InvalidProfile` or
+            `InvalidOptions` it is not called again.
+        """
+        self._submit = submit
+        self._wake.set()
+
+    def poll(self) -> bytes:
+        """Return the schedule's bytes; empty while there is none."""
+        return self._found
+
+    def close(self) -> None:
+        """Stop asking; a request in progress is left to end by itself."""
+        self._closed = True
+        self._wake.set()
+
 
 State = Literal["none", "watching", "profiling", "submitting", "asking"]
 """The state of replanning: nothing, as there is no schedule; watching iteration times; recording iterations;
@@ -67,7 +149,7 @@ class Replanner:
         self._transport = transport
         self._model = model
         self._timeout_s = timeout_s
-        self._late: schedule_polling.LateSchedule | None = None
+        self._late: LateSchedule | None = None
         self._searching = False
         self._submitting = False
         self._num_awaited = 0
@@ -193,8 +275,8 @@ class Replanner:
             A plan to adopt, or "profile" to make a profile; the same on all ranks.
         """
         self._num_awaited += self._submitting
-        soon = self._submitting and self._num_awaited <= schedule_polling.STEPS_SOON
-        if number % (schedule_polling.STEPS_BETWEEN_SOON if soon else schedule_polling.STEPS_BETWEEN):
+        soon = self._submitting and self._num_awaited <= STEPS_SOON
+        if number % (STEPS_BETWEEN_SOON if soon else STEPS_BETWEEN):
             return None
         if self._searching:
             payload = self._transport.broadcast(self._found() if self._transport.rank == 0 else None)
@@ -246,7 +328,7 @@ class Replanner:
 
     def _search(self) -> None:
         if not self._searching and self._transport.rank == 0:
-            self._late = schedule_polling.LateSchedule(lambda: self._source.ask(self._sizes))
+            self._late = LateSchedule(lambda: self._source.ask(self._sizes))
         self._searching = True
 
     def _found(self) -> bytes:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.engine.buffers import Slot, local_part
-from pace.runtime.engine.sharded.shard_units import UNIT_KIND, Unit, units_of
+from pace.runtime.engine.shard_units import UNIT_KIND, Unit, units_of
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.transports.compression import Compression
 

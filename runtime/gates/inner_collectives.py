@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pace.runtime.engine.sharded.shard_units import Unit
+from pace.runtime.engine.shard_units import Unit
 
 Failing = Callable[[str], AbstractContextManager[None]]
 """Takes the name of a collective; returns a context that converts its errors to the wrapper's."""

@@ -1,6 +1,8 @@
 """The pass that plans graphs while Inductor compiles them."""
 
 import hashlib
+import os
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,23 +21,20 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from pace.checker.graph.check import check_graph
 from pace.device_rates import DeviceRates
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
-from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
+from pace.documents.graph.collective_graph import CollectiveGraph, load_graph, parse_graph
 from pace.documents.graph.nodes import CollectiveOp
 from pace.documents.options import Options
-from pace.documents.schedule import Schedule, parse_schedule
+from pace.documents.schedule import Schedule, load_schedule, parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule, InvalidUse
 from pace.kinds import optimize
 from pace.order.inputs.job_groups import RankFile
 from pace.planning.graph.arrays import program_of
 from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
 from pace.runtime.event_log import log
-from pace.runtime.inductor.collective_times import measure_collectives
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
-from pace.runtime.inductor.node_times import NodeTimes
-from pace.runtime.inductor.order_law import issued, prove_order
-from pace.runtime.inductor.plan_folder import PlanFolder
+from pace.runtime.inductor.node_times import NodeTimes, measure_collectives
 from pace.runtime.inductor.rank_agreement import CompilingRanks
-from pace.runtime.inductor.rewrite import apply_plan, tie
+from pace.runtime.inductor.rewrite import apply_plan, issued, prove_order, tie
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.version import __version__
 
@@ -315,3 +314,47 @@ def _refuse_other_passes() -> None:
             raise InvalidUse(
                 f"torch._inductor.config.{name} moves collectives that PACE plans: turn one of the two off"
             )
+
+
+class PlanFolder:
+    """A folder with two documents for each plan, ``KEY.graph.json`` and ``KEY.schedule.json``.
+
+    With it, a job that starts again need not measure and plan again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> tuple[CollectiveGraph, Schedule] | None:
+        """Return the graph and the plan of a key, or None.
+
+        Raises
+        ------
+        InvalidGraph, InvalidSchedule
+            If a document was damaged, or the plan is not one of the graph.
+        """
+        try:
+            graph, schedule = load_graph(self._graph(key)), load_schedule(self._schedule(key))
+        except FileNotFoundError:
+            return None
+        violations = check_graph(graph, schedule)
+        if violations:
+            raise InvalidSchedule(f"{self._schedule(key)}: {violations[0]}; delete the file to plan again")
+        return graph, schedule
+
+    def store(self, key: str, graph: CollectiveGraph, schedule: Schedule) -> None:
+        """Write both documents; a reader never finds part of one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path, document in (
+            (self._graph(key), graph.to_json()),
+            (self._schedule(key), schedule.to_json()),
+        ):
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(document)
+            os.replace(file.name, path)
+
+    def _graph(self, key: str) -> Path:
+        return self._folder / f"{key}.graph.json"
+
+    def _schedule(self, key: str) -> Path:
+        return self._folder / f"{key}.schedule.json"

@@ -1,10 +1,11 @@
-"""How long each node of an FX graph computes: measured on this device, or computed from the device's rates.
+"""How long each node of an FX graph takes: measured on this device, or computed from the device's rates.
 
 What torch's own kernels compute, such as matrix products, convolutions and attention, is measured op by op,
 with random inputs. Inductor fuses other ops, so they are charged the bytes that enter and leave a fused
-region.
+region. Collectives are timed with the process groups of the graph.
 """
 
+import math
 import operator
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._inductor.fx_passes.overlap_scheduling import is_compute_node
 from torch._inductor.lowering import fallbacks, lowerings
@@ -19,9 +21,20 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from pace.device_rates import DeviceRates
-from pace.runtime.inductor.fx_program import bytes_of, is_collective, is_wait, now, view_source, written_by
+from pace.documents.collective_costs import SampledAllReduce
+from pace.runtime.inductor.fx_program import (
+    FxProgram,
+    GroupCall,
+    bytes_of,
+    is_collective,
+    is_wait,
+    now,
+    process_group,
+    view_source,
+    written_by,
+)
 
-REPEATS = 3
+NODE_REPEATS = 3
 # Ops that Inductor leaves to torch. Torch adds to its own set whatever it left to torch once.
 _LEFT_TO_TORCH = frozenset(op for op in fallbacks if hasattr(lowerings.get(op), "_is_fallback_handler"))
 _COPIED_BYTES = 64 << 20
@@ -31,7 +44,7 @@ def measured_memory_rate(device: torch.device) -> float:
     """Return the bytes that a copy on a device reads and writes in a second."""
     source = torch.ones(_COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * _COPIED_BYTES / _seconds(lambda: target.copy_(source), device)
+    return 2 * _COPIED_BYTES / _call_seconds(lambda: target.copy_(source), device)
 
 
 class NodeTimes:
@@ -92,7 +105,7 @@ class NodeTimes:
         # The job draws the same random numbers afterwards as it would without this.
         with torch.random.fork_rng([] if self._device.type == "cpu" else [self._device]):
             args, kwargs = pytree.tree_map(self._real, arguments)
-            return _seconds(lambda: target(*args, **kwargs), self._device)
+            return _call_seconds(lambda: target(*args, **kwargs), self._device)
 
     def _real(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -116,9 +129,9 @@ def synchronize(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
+def _call_seconds(call: Callable[[], object], device: torch.device) -> float:
     times = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + NODE_REPEATS):
         synchronize(device)
         start = time.perf_counter()
         call()
@@ -186,3 +199,64 @@ def _readers(node: fx.Node) -> list[fx.Node]:
         else:
             found.append(user)
     return found
+
+
+COLLECTIVE_REPEATS = 5
+MOST_SIZES = 4
+LARGEST_BYTES = 256 << 20
+
+Starter = Callable[[], torch.Tensor]
+
+
+def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
+    """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
+
+    Sizes are from the smallest collective of the graph to the sum of all, at most 256 MiB.
+    """
+    sizes: dict[GroupCall, list[int]] = {}
+    for node in program.untimed.nodes:
+        if node.collective is not None:
+            sizes.setdefault(program.calls[node.collective.communicator], []).append(
+                node.collective.input_bytes
+            )
+    found = {}
+    for call, each in sizes.items():
+        group = process_group(program.groups[call.group].name)
+        least, most = min(each), min(sum(each), max(max(each), LARGEST_BYTES))
+        ratio = (most / least) ** (1 / max(1, MOST_SIZES - 1))
+        tried = sorted({math.ceil(least * ratio**power) for power in range(MOST_SIZES)})
+        found[call] = SampledAllReduce(
+            samples=tuple((float(size), _collective_seconds(call, size, group, device)) for size in tried)
+        )
+    return found
+
+
+def _collective_seconds(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> float:
+    start = _starter(call, size, group, device)
+    times = []
+    for _ in range(1 + COLLECTIVE_REPEATS):
+        dist.barrier(group)
+        synchronize(device)
+        begin = time.perf_counter()
+        torch.ops._c10d_functional.wait_tensor(start())
+        synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
+
+
+def _starter(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> Starter:
+    """Return what starts a collective as compiled code does, memory for its output included."""
+    ranks, name = group.size(), group.group_name
+    share = max(1, math.ceil(size / 4 / ranks))
+    source = torch.ones(ranks * share, device=device)
+    ops = torch.ops._c10d_functional
+    match call.op:
+        case "all-gather":
+            return lambda: ops.all_gather_into_tensor(source, ranks, name)
+        case "reduce-scatter":
+            return lambda: ops.reduce_scatter_tensor(source, "sum", ranks, name)
+        case "all-reduce":
+            return lambda: ops.all_reduce(source, "sum", name)
+        case "all-to-all":
+            parts = [share] * ranks
+            return lambda: ops.all_to_all_single(source, parts, parts, name)

@@ -22,7 +22,7 @@ from pace.runtime.engine.buffers import (
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.guarded_tensors import in_transform
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
-from pace.runtime.gates.patches.compiled_code import set_frame_evaluation
+from pace.runtime.gates.patches import set_frame_evaluation
 
 # Optimizers that update each parameter from its own gradient and state alone, so that any subset of
 # parameters can be updated at any time. Adafactor and Muon use a whole parameter, but never two.

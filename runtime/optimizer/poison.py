@@ -36,8 +36,7 @@ from pace.runtime.engine.buffers import Slot, local_part
 from pace.runtime.event_log import log
 from pace.runtime.gates.guarded_tensors import ask_arguments, without_guards
 from pace.runtime.gates.memory_watch import extent
-from pace.runtime.gates.patches.backward_end import before_backward
-from pace.runtime.gates.patches.places import patch
+from pace.runtime.gates.patches import before_backward, patch
 from pace.runtime.optimizer.group_update import plain_mode
 
 

@@ -22,18 +22,18 @@ from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.control.agreement import agree_on_state, describe_state
 from pace.runtime.control.mode_choice import Choice
 from pace.runtime.control.options import WrapperOptions
+from pace.runtime.control.parameters import PlannedParameters
 from pace.runtime.control.plan_source import PlanSource
-from pace.runtime.control.planned_parameters import PlannedParameters
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.engine.plan import SendPlan, divide
 from pace.runtime.engine.report import Report, lay_out_round
-from pace.runtime.engine.sharded.plan_order import refuse_hanging
+from pace.runtime.engine.sharded_plan import refuse_hanging
 from pace.runtime.event_log import log
 from pace.runtime.gates.gated_state import GatedState, gate_state, held_by_others, held_parts, ungate_state
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
-from pace.runtime.gates.patches.compiled_code import CompiledWatch, uncompiled
+from pace.runtime.gates.patches import CompiledWatch, uncompiled
 from pace.runtime.optimizer.gradients.reduction import Averaging
 from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly

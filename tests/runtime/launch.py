@@ -288,7 +288,7 @@ def _hurry() -> None:
     settings: dict[str, dict[str, Any]] = {
         "pace.runtime.capture.cost_sampler": {"BUDGET_S": 0.3, "SECONDS_PER_RUN": 0.002},
         "pace.runtime.control.trial": {"MEASURED": 1},
-        "pace.runtime.control.schedule_polling": {"FIRST_DELAY_S": 0.1},
+        "pace.runtime.control.replanner": {"FIRST_DELAY_S": 0.1},
     }
     for module, values in settings.items():
         vars(importlib.import_module(module)).update(values)

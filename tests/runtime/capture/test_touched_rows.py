@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pace.documents.profile import Profile
-from pace.runtime.capture.mean_unions import mean_unions
-from pace.runtime.capture.touched_rows import TouchedRowsWatch
+from pace.runtime.capture.touched_rows import TouchedRowsWatch, mean_unions
 from pace.runtime.profiler import Capture
 from tests.runtime.capture.captures import ALLREDUCE
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import pace.runtime.control.schedule_polling
+import pace.runtime.control.replanner
 from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.runtime.options import Replanning
@@ -170,7 +170,7 @@ def second_start(rank: int, url: str, logs: list[Any]) -> Diary:
 def that_gets_its_schedule_soon(rank: int, url: str, logs: list[Any]) -> Diary:
     """Once the service has scheduled the profile, two more steps are enough to adopt it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace.runtime.control.schedule_polling, "STEPS_BETWEEN", MOST_STEPS)
+        patch.setattr(pace.runtime.control.replanner, "STEPS_BETWEEN", MOST_STEPS)
         job = Job(rank, logs, service=url, job="soon", replanning=NEVER_AGAIN)
         job.train(MOST_STEPS, until=lambda: job.replanner.state == "submitting")
         deadline = time.monotonic() + PATIENCE_S

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.runtime.control.knob_space import KnobSpace, tunable
+from pace.runtime.control.live_search import KnobSpace, tunable
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.options import Tune
 from pace.runtime.transports.transport import Sequencing

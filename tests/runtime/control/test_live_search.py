@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pace.errors import InvalidOptions
-from pace.runtime.control.knob_space import LEAST_BYTES
+from pace.runtime.control.live_search import LEAST_BYTES
 from pace.runtime.options import AllReduce, Plan, Tune
 from pace.solver.knob_search import SEARCHES
 from tests.runtime.control.tuned_jobs import MOST_STEPS, Diary, tune_job

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pace.runtime.control.plan_source
-import pace.runtime.control.schedule_polling
+import pace.runtime.control.replanner
 from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
@@ -274,7 +274,7 @@ def test_a_key_that_is_withdrawn_ends_the_asking(tmp_path: Path) -> None:
                 client.newest_schedule("train", "0" * 64)
             return b""
 
-        late = pace.runtime.control.schedule_polling.LateSchedule(ask)
+        late = pace.runtime.control.replanner.LateSchedule(ask)
         late._thread.join(60)
         assert not late._thread.is_alive()
     (line,) = [each for each in logs if each["event"] == "pace.access_denied"]
@@ -282,9 +282,7 @@ def test_a_key_that_is_withdrawn_ends_the_asking(tmp_path: Path) -> None:
 
 
 def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
-    pace.runtime.control.schedule_polling.FIRST_DELAY_S = (
-        pace.runtime.control.schedule_polling.LONGEST_DELAY_S
-    ) = 0.05
+    pace.runtime.control.replanner.FIRST_DELAY_S = pace.runtime.control.replanner.LONGEST_DELAY_S = 0.05
     pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
     never = Replanning(profile_iterations=0)
     model = build("conv")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pace.runtime.control.plan_source
-import pace.runtime.control.schedule_polling
+import pace.runtime.control.replanner
 from pace.documents.profile import Profile, parse_profile
 from pace.documents.schedule import Schedule
 from pace.errors import CommunicationFailed
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.races_with_machine(
 
 
 def _live(rank: int, _size: int, url: str, pid: int, schedule: Schedule) -> dict[str, Diary]:
-    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.replanner.STEPS_BETWEEN = 4
     pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     lives: dict[str, Any] = {
         "first": lambda logs: first_start(rank, url, logs),
@@ -266,7 +266,7 @@ def test_a_peer_lost_while_profiling_is_an_error_that_names_it(tmp_path: Path) -
 
 
 def _over_horovod(rank: int, _size: int, url: str) -> Diary:
-    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.replanner.STEPS_BETWEEN = 4
     pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     with captured_events() as logs:
         job = Job(rank, logs, "horovod", service=url, job="horovod", replanning=NEVER_AGAIN)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pace.client import Client
-from pace.runtime.control import plan_source, replanner, report_sender, schedule_polling
-from pace.runtime.control.report_sender import ReportSender
+from pace.runtime.control import plan_source, replanner
+from pace.runtime.control.plan_source import ReportSender
 from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
@@ -32,7 +32,7 @@ def _train(
     report_every_s: float = 600.0,
     slow_from: int = STEPS,
 ) -> Any:
-    schedule_polling.STEPS_BETWEEN = 8
+    replanner.STEPS_BETWEEN = 8
     replanner.REPORT_EVERY_S = report_every_s
     plan_source._START_TIMEOUT_S = 60.0
     model = build("conv")
@@ -107,7 +107,7 @@ def test_drift_is_reported_as_it_shows(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_sent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it and nothing is raised; the log says why."""
-    monkeypatch.setattr(report_sender, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(plan_source, "_REPORT_TIMEOUT_S", 0.3)
     schedule = shuffled_schedule(build("conv"), 2, seed=1)
     with captured_events() as logs:
         sender = ReportSender("http://127.0.0.1:9", JOB, None)

@@ -16,8 +16,7 @@ from pace import CommunicationFailed, ScheduleMismatch, check_order, parse_job_p
 from pace.order.inputs.senders import PlannedCall, sender_thread
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally
-from pace.runtime.engine.sharded.plan_order import refuse_hanging
-from pace.runtime.engine.sharded.sharded_plan import plan_shards_locally
+from pace.runtime.engine.sharded_plan import plan_shards_locally, refuse_hanging
 from pace.runtime.transports.gloo import GlooTransport
 from tests.runtime.engine.plans import plan_of
 from tests.runtime.launch import run_ranks

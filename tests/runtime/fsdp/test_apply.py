@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from pace.errors import InvalidOptions, InvalidUse
-from pace.runtime.engine.sharded.shard_units import units_of
+from pace.runtime.engine.shard_units import units_of
 from pace.runtime.fsdp import Fsdp2Settings, apply
 from pace.runtime.gates.fsdp2_settings import blocks_of
 from pace.runtime.transports.torch_versions import MINIMUMS, SCATTER_SETTINGS

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pace.documents.profile import Profile, parse_profile
-from pace.runtime.control import schedule_polling
+from pace.runtime.control import replanner
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
@@ -21,7 +21,7 @@ MOST_STEPS = 20_000
 
 
 def _live(rank: int, _size: int, url: str) -> tuple[int, list[str], dict[str, int]]:
-    schedule_polling.STEPS_BETWEEN = 4
+    replanner.STEPS_BETWEEN = 4
     job = Job(rank, attach=True)
     model = job.wrapped()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)

@@ -11,7 +11,7 @@ from pace.errors import InvalidSchedule
 from pace.order.inputs.fx_graphs import read_fx_graphs
 from pace.order.inputs.job_groups import RankFile
 from pace.runtime.inductor.fx_program import read_fx
-from pace.runtime.inductor.order_law import issued, prove_order
+from pace.runtime.inductor.rewrite import issued, prove_order
 from tests.runtime.inductor.graphs import RANKS, absent_ranks, iteration
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

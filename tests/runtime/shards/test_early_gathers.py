@@ -15,7 +15,7 @@ from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule
 from pace.kinds import optimize
-from pace.runtime.engine.sharded.early_gathers import order_from_step
+from pace.runtime.engine.sharded_plan import order_from_step
 from tests.runtime.models import batches, build, weights
 from tests.runtime.rank_pool import RankPool
 from tests.runtime.shards.jobs import halves_schedule

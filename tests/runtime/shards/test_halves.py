@@ -12,7 +12,7 @@ from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.kinds import optimize
 from pace.runtime.control.agreement import decode_plan, encode_plan
 from pace.runtime.engine.plan import GradientSize
-from pace.runtime.engine.sharded.sharded_plan import plan_from_sharded_schedule, plan_shards_locally
+from pace.runtime.engine.sharded_plan import plan_from_sharded_schedule, plan_shards_locally
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import build
 from tests.runtime.schedules import profile_of, shuffled_schedule, sizes_of

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import pace.runtime.control.plan_source
-import pace.runtime.control.schedule_polling
+import pace.runtime.control.replanner
 from pace.documents.profile import parse_profile
 from pace.runtime.options import Replanning
 from tests.api.process import ServiceProcess
@@ -83,7 +83,7 @@ def _train(rank: int, url: str, sharding: str, mode: str, how: str) -> ServiceJo
 
 
 def _jobs(rank: int, _size: int, url: str) -> dict[str, ServiceJob]:
-    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.replanner.STEPS_BETWEEN = 4
     pace.runtime.control.plan_source._START_TIMEOUT_S = PATIENCE_S
     return {
         f"{sharding} {how}": _train(rank, url, sharding, mode, how)

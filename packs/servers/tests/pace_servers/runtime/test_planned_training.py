@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import pace.runtime.control.schedule_polling
+import pace.runtime.control.replanner
 from pace.documents.profile import parse_profile
 from pace.documents.push_pull import PushPull
 from pace.documents.steps import parse_steps
@@ -33,7 +33,7 @@ from tests.runtime.training import (
 
 
 def _planned(rank: int, _size: int, url: str, servers: list[str]) -> tuple[Diary, Any]:
-    pace.runtime.control.schedule_polling.STEPS_BETWEEN = 4
+    pace.runtime.control.replanner.STEPS_BETWEEN = 4
     with captured_events() as logs:
         job = Job(
             rank,

@@ -5,7 +5,10 @@ Without a schedule it is computed here. With a norm all reduce-scatters come bef
 gathers are early.
 """
 
+import heapq
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pace.documents.profile import ELEMENT_BYTES, fingerprint
 from pace.documents.schedule import Schedule, Segment, ShardedOp
@@ -20,7 +23,109 @@ from pace.runtime.engine.plan import (
     credit_of,
     plan_locally,
 )
-from pace.runtime.engine.sharded.early_gathers import SendTimes, order_from_step
+
+
+class SendTimes(NamedTuple):
+    """When a group may be sent, and the time that follows it.
+
+    Attributes
+    ----------
+    ready_s
+        Earliest start from the window's start, if nothing else were sent.
+    tail_s
+        Time from the group's end to the window's end.
+    """
+
+    ready_s: float
+    tail_s: float
+
+
+class EarlyOrder(NamedTuple):
+    """Segments in the order in which they are sent.
+
+    Attributes
+    ----------
+    groups
+        The times of the schedule's groups, by number.
+    iteration_s
+        Length of the window if segments take as long as in the schedule.
+    """
+
+    segments: tuple[Segment, ...]
+    groups: tuple[SendTimes, ...]
+    iteration_s: float
+
+
+def order_from_step(schedule: Schedule) -> EarlyOrder:
+    """Order the segments of a schedule without a norm for a runtime that gathers nothing before ``step()``.
+
+    A gather is sent as soon as the reduce-scatters that it needs are done, before less urgent
+    reduce-scatters. But no gather is sent before ``step()``, as user code may change gradients and
+    hyper-parameters until then. A schedule may have gathers during the backward pass.
+
+    Until the last gradient is ready, reduce-scatters keep the schedule's order. From then on, every remaining
+    segment is released or needs only released ones. So longest tail first is optimal for the given segments
+    (``pace.solver.two_halves.chains``).
+    """
+    groups = schedule.groups
+    scatters, gathers = schedule.groups_of("reduce-scatter"), schedule.groups_of("all-gather")
+    step_s = max((group.ready_s for group in scatters.values()), default=0.0)
+    gather_of = {shard: number for number, group in gathers.items() for shard in group.shards}
+    gathers_after = {
+        number: {gather_of[shard] for shard in group.shards} for number, group in scatters.items()
+    }
+    needed: dict[int, set[int]] = {number: set() for number in gathers}
+    for number, after in gathers_after.items():
+        for gather in after:
+            needed[gather].add(number)
+    times = {
+        number: SendTimes(group.ready_s, max(groups[n].duration_s + groups[n].tail_s for n in after))
+        for (number, group), after in zip(scatters.items(), gathers_after.values(), strict=True)
+    }
+    for number, group in gathers.items():
+        summed = [groups[n].ready_s + groups[n].duration_s for n in needed[number]]
+        times[number] = SendTimes(max([step_s, *summed]), group.tail_s)
+    now = 0.0
+    order: list[Segment] = []
+    pieces: list[deque[Segment]] = [deque() for _ in groups]
+    planned = sorted(schedule.transfers, key=lambda segment: segment.priority)
+    for segment in planned:
+        pieces[segment.group].append(segment)
+    missing = {number: len(needs) for number, needs in needed.items()}
+    heap: list[tuple[float, bool, int]] = []
+
+    def end_call(number: int) -> None:
+        for gather in gathers_after[number]:
+            missing[gather] -= 1
+            if not missing[gather]:
+                heapq.heappush(heap, (-times[gather].tail_s, True, gather))
+
+    for segment in planned:
+        if segment.op == "reduce-scatter" and now < step_s:
+            order.append(pieces[segment.group].popleft())
+            now = max(now, times[segment.group].ready_s) + segment.end_s - segment.start_s
+            if not pieces[segment.group]:
+                end_call(segment.group)
+    # Of equal tails, reduce-scatters go first.
+    for number in scatters:
+        if pieces[number]:
+            heapq.heappush(heap, (-times[number].tail_s, False, number))
+    now, iteration_s = max(now, step_s), schedule.predicted.compute_s
+    while heap:
+        tail_s, is_gather, number = heapq.heappop(heap)
+        for segment in pieces[number]:
+            order.append(segment)
+            now += segment.end_s - segment.start_s
+        if is_gather:
+            iteration_s = max(iteration_s, now - tail_s)
+        else:
+            end_call(number)
+    return EarlyOrder(
+        segments=tuple(order),
+        groups=tuple(times[number] for number in range(len(groups))),
+        iteration_s=iteration_s,
+    )
+
 
 _CREDIT_BYTES = 8 * MEBIBYTE
 _ELEMENT_BYTES = {str(name): size for name, size in ELEMENT_BYTES.items()}
@@ -161,3 +266,44 @@ def _differences(schedule: Schedule, gradients: Sequence[GradientSize], workers:
                 " schedule"
             )
     return found
+
+
+def refuse_hanging(plan: SendPlan) -> SendPlan:
+    """Return a plan that cannot hang, before any rank uses it.
+
+    The engine sends the segments of a queue in the plan's order, on every rank the same, each once its group
+    is submitted. Gradients are submitted without waiting for any segment, and a gather once the
+    reduce-scatters of its shards have ended. So in the wait-for relation of ``pace.order`` an arrow leads
+    from a gather's segment to each segment of these reduce-scatters, and from each segment to the one before
+    it. A circle needs an arrow forward in the order: the plan hangs if and only if a gather comes before a
+    segment of a reduce-scatter that it needs. This takes O(segments), without the arrays and the compiled
+    code of ``pace check-order``.
+
+    Raises
+    ------
+    ScheduleMismatch
+        If it can. The message says which call waits for which.
+    """
+    last_of: dict[int, tuple[int, int]] = {}
+    groups = plan.groups
+    for number, segment in enumerate(plan.segments):
+        if groups[segment.group].exchange == "reduce-scatter":
+            for shard in groups[segment.group].shards:
+                last_of[shard] = (number, segment.group)
+    for number, segment in enumerate(plan.segments if last_of else ()):
+        group = groups[segment.group]
+        if group.exchange != "all-gather":
+            continue
+        for shard in group.shards:
+            later, scatter = last_of.get(shard, (-1, -1))
+            if later > number:
+                raise ScheduleMismatch(
+                    f"the plan can hang: every rank waits at segment {number}, "
+                    f"{_call(group, segment.group)}, for segment {later}, {_call(groups[scatter], scatter)}, "
+                    "which it sends only afterwards"
+                )
+    return plan
+
+
+def _call(group: PlannedGroup, number: int) -> str:
+    return f'the {group.exchange} of group {number} ("{group.gradients[0]}")'

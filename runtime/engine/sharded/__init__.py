@@ -1,1 +1,0 @@
-"""Sharded plans: units, reduce-scatters and all-gathers, and the order in which they are sent."""

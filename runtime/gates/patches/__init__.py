@@ -1,1 +1,0 @@
-"""The runtime's patches of torch itself; ``places`` lists them."""
