@@ -6,7 +6,7 @@ import zlib
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
-from pace.client.order_documents import OrderCheckRequest, OrderCheckResource, OrderCheckSummary
+from pace.client.page_documents import OrderCheckRequest, OrderCheckResource, OrderCheckSummary
 from pace.documents.order.job_program import parse_job_program
 
 

@@ -2,24 +2,76 @@
 
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from pace.client.documents import ReportRequest, ReportResource, ScheduleResource
-from pace.client.schedule_question import ScheduleQuestion
 from pace.client.service_requests import ServiceRequests
+from pace.documents.base import refuse_other
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.errors import ServiceUnavailable
+from pace.errors import InvalidOptions, InvalidProfile, ServiceUnavailable
 
 if TYPE_CHECKING:
+    from pace.client.graph_documents import GraphScheduleResource
     from pace.documents.order.job_program import JobProgram
     from pace.documents.order.order_report import OrderReport, StreamRule
     from pace.whatif import Grid, WhatIf
     from pace.whatif.graphs import GraphGrid, GraphWhatIf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleQuestion:
+    """A request for a schedule.
+
+    Attributes
+    ----------
+    noun
+        What the schedule is of, for messages.
+    path, request, resource
+        Where the request is sent, its body, and the document of the answer.
+    """
+
+    noun: str
+    path: str
+    request: dict[str, Any]
+    resource: "type[ScheduleResource] | type[GraphScheduleResource]"
+
+    @classmethod
+    def of(cls, profile: Profile | CollectiveGraph, options: Options | None, job: str | None) -> Self:
+        """Return the request for a profile or a graph.
+
+        Raises
+        ------
+        InvalidProfile
+            If it is neither.
+        InvalidOptions
+            If a graph comes with a job or with options of profiles.
+        """
+        if isinstance(profile, CollectiveGraph):
+            return cls._of_graph(profile, Options() if options is None else options, job)
+        refuse_other(profile, Profile, InvalidProfile)
+        request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
+        if options is not None:
+            request["options"] = options.model_dump(mode="json")
+        if job is not None:
+            request["job"] = job
+        return cls(noun="profile", path="/v1/schedules", request=request, resource=ScheduleResource)
+
+    @classmethod
+    def _of_graph(cls, graph: CollectiveGraph, options: Options, job: str | None) -> Self:
+        # Imported here because a training process must not load the simulator to fetch a schedule.
+        from pace.client.graph_documents import GraphScheduleResource
+
+        options.refuse_others("graph")
+        if job is not None:
+            raise InvalidOptions(f'job "{job}": the service keeps no graphs by job: leave the job out')
+        request = {"graph": graph.model_dump(mode="json"), "memory_bytes": options.memory_bytes}
+        return cls(noun="graph", path="/v1/graph-schedules", request=request, resource=GraphScheduleResource)
 
 
 class Client(ServiceRequests):
@@ -161,7 +213,7 @@ class Client(ServiceRequests):
         InvalidJobProgram
             If the service refuses the program.
         """
-        from pace.client.order_documents import OrderCheckRequest, OrderCheckResource
+        from pace.client.page_documents import OrderCheckRequest, OrderCheckResource
 
         request = OrderCheckRequest(program=program, streams=streams, launch_slots=launch_slots)
         asked = request.model_dump(mode="json", exclude_none=True)

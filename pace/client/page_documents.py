@@ -1,14 +1,74 @@
-"""Documents of the HTTP interface for imports, windows, jobs and usage."""
+"""Documents of the HTTP interface for imports, windows, jobs, API keys, usage and order checks."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from pace.client.documents import JobName, PolicyName, ProfileSummary, ResourceId
-from pace.client.key_documents import KeyScope
 from pace.documents.base import Document
+from pace.documents.order.job_program import JobProgram
+from pace.documents.order.order_report import OrderReport, StreamRule
+from pace.documents.profile import Name
 from pace.documents.schedule import Sha256
+
+KeyId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+KeyScope = Literal["read", "submit", "admin"]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("expected a time that UTC can express") from None
+
+
+class KeyRequest(Document):
+    """Body of ``POST /v1/keys``.
+
+    Attributes
+    ----------
+    name
+        Name of the key, for people.
+    expires_at
+        Time at which the key becomes invalid, with a time zone; null for never.
+    """
+
+    name: JobName
+    scopes: Annotated[tuple[KeyScope, ...], Field(min_length=1, max_length=3)] = ("read", "submit")
+    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = None
+
+
+class KeyResource(Document):
+    """An API key without its secret.
+
+    Attributes
+    ----------
+    last_used_at
+        Time of the last use, to about a minute; null if no use was recorded.
+    """
+
+    id: KeyId
+    name: str
+    scopes: tuple[KeyScope, ...]
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class CreatedKey(KeyResource):
+    """A new key with its token, which is shown only once."""
+
+    token: str
+
+
+class KeyPage(Document):
+    """Keys, newest first; `next` is the cursor of the next page, if there is one."""
+
+    items: tuple[KeyResource, ...]
+    next: str | None
+
 
 ImportFormat = Literal["profile", "kineto", "layers", "pipedream", "chakra", "horovod-timeline"]
 AskedImportFormat = Literal["auto", "profile", "kineto", "layers", "pipedream", "chakra", "horovod-timeline"]
@@ -242,3 +302,26 @@ class UsageResource(Document):
     max_running: int
     max_body_bytes: int
     version: str
+
+
+class OrderCheckRequest(Document):
+    """Body of ``POST /v1/order-checks``: what every rank enqueues, and how devices run it."""
+
+    program: JobProgram
+    streams: StreamRule = "side-by-side"
+    launch_slots: Annotated[int, Field(ge=1)] | None = None
+
+
+class OrderCheckSummary(Document):
+    """A stored order check without its report; `id` follows from program, options and version."""
+
+    id: ResourceId
+    name: Name
+    program_sha256: Sha256
+    created_at: datetime
+
+
+class OrderCheckResource(OrderCheckSummary):
+    """A stored order check, as ``pace check-order --json`` prints it."""
+
+    report: OrderReport

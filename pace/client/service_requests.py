@@ -11,9 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from pace.client.documents import Health, Problem, TaskResource
 from pace.client.http_request import HttpAnswer, HttpRequest, certificates
-from pace.client.problem_errors import detail_of, error_of
 from pace.documents.base import explain
-from pace.errors import ServiceUnavailable
+from pace.errors import AccessDenied, InvalidDocument, InvalidOptions, PaceError, ServiceUnavailable
 from pace.version import __version__
 
 _RETRIED_STATUSES = (429, 502, 503, 504)
@@ -192,3 +191,25 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     """Return the seconds to wait before the next attempt: a random time, and what the service asks for."""
     error = None if state.outcome is None else state.outcome.exception()
     return _backoff(state) + (error.after_s if isinstance(error, _TryAgain) else 0.0)
+
+
+def error_of(problem: Problem, url: str) -> PaceError:
+    """Return the error of a problem that the service at a URL answered with."""
+    # By the last word of the type. What else goes wrong is the service's fault, or the request's.
+    name = problem.type.rpartition(":")[2]
+    if name == "invalid-options":
+        return InvalidOptions(problem.detail)
+    if name in InvalidDocument.by_problem:
+        return InvalidDocument.by_problem[name](problem.detail)
+    if problem.status in (401, 403):
+        remedy = "set PACE_API_KEY, or pass api_key=" if problem.status == 401 else "use another API key"
+        return AccessDenied(f"{url} answered {problem.status} {problem.title}: {problem.detail} ({remedy})")
+    return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
+
+
+def detail_of(body: bytes) -> str:
+    """Return what a body says is wrong: a problem's detail, or else its first 200 bytes."""
+    try:
+        return Problem.model_validate_json(body).detail
+    except ValidationError:
+        return body[:200].decode(errors="replace")

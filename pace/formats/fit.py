@@ -1,6 +1,9 @@
-"""From logs of any known tool to one all-reduce cost: what ``pace fit`` does."""
+"""From logs of any known tool, or a table, to one all-reduce cost: what ``pace fit`` does."""
 
-from collections.abc import Callable, Sequence
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,14 +11,157 @@ import numpy as np
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.errors import FormatError, InvalidOptions
-from pace.formats.cost_csv import is_cost_header, read_cost_csv
-from pace.formats.cost_log import CostLog
+from pace.formats.cost_log import (
+    ALL_REDUCE,
+    CUT_ROW,
+    CostLog,
+    cost_log,
+    lines_without_messages,
+    only_all_reduces,
+)
 from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
-from pace.formats.osu import read_osu
-from pace.formats.reading import open_binary
+from pace.formats.reading import number, open_binary, read_text, whole_number
 from pace.formats.recognize import head_of, refuse_foreign
+
+_TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
+_HEADER = re.compile(r"^#\s*Size\s+(.*)", re.IGNORECASE)
+_OSU_ROW = re.compile(r"^\s*\d+\s")
+_PART_OF_ROW = re.compile(r"^\d+(?:[a-zA-Z\[]|\s+\d+\.\d)")
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?$", re.IGNORECASE)
+
+
+def read_osu(path: str | Path) -> CostLog:
+    """Read an all-reduce latency test of the OSU micro-benchmarks (osu_allreduce, osu_iallreduce).
+
+    Its rows are below `# Size  Avg Latency(us)`. What a job scheduler printed around is ignored.
+
+    Raises
+    ------
+    FormatError
+        If there is no such table, it is another collective's, or a row cannot be read or is not whole.
+    """
+    tables: list[list[tuple[str, list[str]]]] = []
+    lines = lines_without_messages(path, read_text(path), _OSU_ROW)
+    for line_number, text in only_all_reduces(lines, _collective_of):
+        position = f"line {line_number}"
+        line = text.strip()
+        if _TITLE.match(line) and "allreduce" not in line.lower():
+            raise FormatError(path, f"not an all-reduce test: {line[:80]!r}", position)
+        if header := _HEADER.match(line):
+            if not re.match(r"(Avg |Overall)?\s*Lat", header.group(1), re.IGNORECASE):
+                raise FormatError(path, f"no average latency column: {line[:80]!r}", position)
+            tables.append([])
+            continue
+        cells = line.split()
+        are_numbers = all(map(_NUMBER.match, cells))
+        if tables and len(cells) >= 2 and are_numbers:
+            tables[-1].append((position, cells))
+        elif tables and (_PART_OF_ROW.match(line) or (are_numbers and "." in line)):
+            raise FormatError(path, CUT_ROW, position)
+    if not tables:
+        raise FormatError(path, "no table: expected a line like '# Size  Avg Latency(us)'")
+    samples = [sample for rows in tables for sample in _samples(path, rows)]
+    return cost_log(path, "OSU micro-benchmarks", samples, None)
+
+
+def _collective_of(text: str) -> str | None:
+    if not _TITLE.match(text.strip()):
+        return None
+    return ALL_REDUCE if "allreduce" in text.lower() else text
+
+
+def _samples(path: str | Path, rows: list[tuple[str, list[str]]]) -> Iterator[tuple[float, float]]:
+    """Yield the sizes and times of a table, whose rows have as many cells each and ever larger sizes."""
+    usual = Counter(len(cells) for _, cells in rows).most_common(1)
+    before = -1
+    for position, cells in rows:
+        if len(cells) != usual[0][0] or not cells[0].isdigit() or int(cells[0]) <= before:
+            raise FormatError(path, CUT_ROW, position)
+        size = before = whole_number(cells[0], path, "size", position)
+        yield size, number(cells[1], path, "latency", position) * 1e-6
+
+
+_CSV_SIZES = {"bytes": 1, "size_bytes": 1, "kib": 2**10, "size_kib": 2**10, "mib": 2**20, "size_mib": 2**20}
+_CSV_TIMES = {
+    "seconds": 1.0,
+    "time_s": 1.0,
+    "ms": 1e-3,
+    "time_ms": 1e-3,
+    "us": 1e-6,
+    "time_us": 1e-6,
+    "duration_s": 1.0,
+}
+
+
+def read_cost_csv(path: str | Path) -> CostLog:
+    """Read a table (CSV) with a size and a time in each row.
+
+    The header names the units: one of `bytes`, `size_kib`, `size_mib`, ... and one of `seconds`,
+    `time_ms`, `time_us`, ...; a column `workers` must have one value throughout; other columns are
+    ignored. A table of exactly two columns without a header is bytes and seconds.
+
+    Raises
+    ------
+    FormatError
+        With the line at fault.
+    """
+    text = read_text(path)
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+    except csv.Error as error:
+        raise FormatError(path, f"not a CSV table: {error}", f"line {reader.line_num}") from None
+    rows = [(line, row) for line, row in rows if not row[0].startswith("#")]
+    if not rows:
+        raise FormatError(path, "the table is empty")
+    header = [cell.lower() for cell in rows[0][1]]
+    if len(header) == 2 and _is_number(header[0]):
+        header = ["bytes", "seconds"]
+    else:
+        rows = rows[1:]
+    size_column = _the_column(path, header, set(_CSV_SIZES), "size")
+    time_column = _the_column(path, header, set(_CSV_TIMES), "time")
+    samples = []
+    workers: set[int] = set()
+    for line, row in rows:
+        position = f"line {line}"
+        if len(row) != len(header):
+            raise FormatError(path, f"expected {len(header)} cells, but the row has {len(row)}", position)
+        cells = dict(zip(header, row, strict=True))
+        size = number(cells[size_column], path, size_column, position) * _CSV_SIZES[size_column]
+        samples.append(
+            (size, number(cells[time_column], path, time_column, position) * _CSV_TIMES[time_column])
+        )
+        if "workers" in cells:
+            workers.add(whole_number(cells["workers"], path, "workers", position))
+    if len(workers) > 1:
+        raise FormatError(path, f"several numbers of workers, {sorted(workers)}: make one file for each")
+    return cost_log(path, "CSV", samples, workers.pop() if workers else None)
+
+
+def is_cost_header(line: str) -> bool:
+    """Return whether a line is the header of such a table: it names a size and a time."""
+    cells = {cell.strip().lower() for cell in line.split(",")}
+    return not cells.isdisjoint(_CSV_SIZES) and not cells.isdisjoint(_CSV_TIMES)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _the_column(path: str | Path, header: list[str], known: set[str], kind: str) -> str:
+    found = [column for column in header if column in known]
+    if len(found) != 1:
+        reason = f"expected one {kind} column of {', '.join(sorted(known))}; found {found or header}"
+        raise FormatError(path, reason, "line 1")
+    return found[0]
+
 
 _READERS: dict[str, Callable[[str | Path], CostLog]] = {
     "nccl-tests": read_nccl_tests,

@@ -30,7 +30,7 @@ from pace.formats.parameters import in_ready_order
 from pace.formats.reading import warn
 from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, issued_during, recorded_calls
 from pace.formats.replay import ReplayedCall, shares_of_the_wire
-from pace.formats.step_records import StepCollective, StepGradient, StepOp, TrainingStep
+from pace.formats.training_step import StepCollective, StepGradient, StepOp, TrainingStep
 
 
 class RankTrace:

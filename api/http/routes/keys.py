@@ -13,7 +13,7 @@ from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Admin, audit
 from pace.api.storage.keys import ApiKey
-from pace.client.key_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
+from pace.client.page_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
 
 router = APIRouter(prefix="/v1/keys", tags=["Keys and usage"])
 

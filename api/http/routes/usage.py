@@ -8,8 +8,7 @@ from pace.api.http.openapi import problems
 from pace.api.http.parameters import RunningService
 from pace.api.http.security import Reader
 from pace.api.storage.quota import read_usage
-from pace.client.key_documents import KeyScope
-from pace.client.page_documents import UsageResource
+from pace.client.page_documents import KeyScope, UsageResource
 from pace.version import __version__
 
 router = APIRouter(prefix="/v1/usage", tags=["Keys and usage"])

@@ -30,9 +30,9 @@ def report_graph(
         ask = what_if_graph if client is None else client.what_if_graph
         result = ask(graph, grid, progress=partial(bar.advance, bar.add_task("cells", total=grid.num_cells)))
     if plot is not None:
-        from pace.view.graph_what_if_chart import draw
+        from pace.view.what_if_charts import plot_graph_what_if
 
-        draw(result, plot)
+        plot_graph_what_if(result, plot)
     if as_json:
         json.dump(result.to_document(), sys.stdout)
         sys.stdout.write("\n")

@@ -27,8 +27,7 @@ from pace.documents.order.job_program import (
 )
 from pace.errors import FormatError
 from pace.formats.reading import open_binary
-from pace.order.inputs.collective_kinds import EQUAL_SIZES, kind_of
-from pace.order.inputs.job_groups import GivenGroups
+from pace.order.inputs.job_groups import EQUAL_SIZES, GivenGroups, kind_of
 
 MOST_BYTES = 1 << 30
 DEFAULT_NAME = "0"  # of the group of all ranks

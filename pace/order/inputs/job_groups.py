@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pace.documents.order.job_program import HostThread, JobProgram, ProcessGroup, RankProgram
+from pace.documents.order.job_program import CollectiveKind, HostThread, JobProgram, ProcessGroup, RankProgram
 from pace.errors import InvalidJobProgram
 
 GivenGroups = Mapping[str, Sequence[Sequence[int]]]
@@ -113,3 +113,25 @@ def _named(
                 f'group "{group}" has rank {missing[0]}, whose file is missing: give the files of all ranks'
             )
     return tuple(found)
+
+
+# In whose calls all ranks have equal sizes.
+EQUAL_SIZES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
+_KINDS: tuple[tuple[str, CollectiveKind], ...] = (
+    ("allreducebarrier", "barrier"),
+    ("allreduce", "all-reduce"),
+    ("allgather", "all-gather"),
+    ("reducescatter", "reduce-scatter"),
+    ("broadcast", "broadcast"),
+    ("alltoall", "all-to-all"),
+    ("reduce", "reduce"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("barrier", "barrier"),
+)
+
+
+def kind_of(name: str) -> CollectiveKind:
+    """Return the kind of a collective with this name."""
+    plain = name.replace("_", "").lower()
+    return next((kind for part, kind in _KINDS if part in plain), "other")

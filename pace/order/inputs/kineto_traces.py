@@ -23,8 +23,7 @@ from pace.documents.order.job_program import (
 from pace.errors import FormatError
 from pace.formats.kineto_order import IssuedCollective, issued_collectives
 from pace.formats.kineto_trace import KinetoTrace, Thread, read_kineto_trace
-from pace.order.inputs.collective_kinds import EQUAL_SIZES, kind_of
-from pace.order.inputs.job_groups import GivenGroups, RankFile, job_of
+from pace.order.inputs.job_groups import EQUAL_SIZES, GivenGroups, RankFile, job_of, kind_of
 
 _READS = "aten::_local_scalar_dense"
 _BACKWARD = "autograd::engine::"

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from pace.documents.profile import Op, Profile
-from pace.formats.fixed_ops import FixedOps
 from pace.formats.import_report import import_report, report_lines
 from pace.formats.kineto import read_kineto
-from pace.formats.step_records import StepCollective, StepOp, TrainingStep
+from pace.formats.training_step import FixedOps, StepCollective, StepOp, TrainingStep
 from tests.pace.formats.kineto_features import (
     all_to_all_events,
     gloo_all_to_all_events,

@@ -17,15 +17,13 @@ from hypothesis import strategies as st
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile, parse_profile
 from pace.errors import FormatError
-from pace.formats.chakra import read_chakra
-from pace.formats.chakra_messages import stream_nodes
-from pace.formats.cost_csv import read_cost_csv
+from pace.formats.chakra import read_chakra, stream_nodes
 from pace.formats.cost_log import CostLog
+from pace.formats.fit import read_cost_csv, read_osu
 from pace.formats.horovod_timeline import read_horovod_cost, read_horovod_profile
 from pace.formats.kineto import read_kineto
 from pace.formats.layers import read_layer_csv
 from pace.formats.nccl_tests import read_nccl_tests
-from pace.formats.osu import read_osu
 from pace.formats.pipedream import read_pipedream
 from pace.formats.reading import FormatWarning
 from pace.formats.shaped_steps import read_execution_trace_profile

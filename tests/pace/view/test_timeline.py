@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from pace import Options, Profile, optimize
-from pace.view.chrome_trace import MICROSECONDS
-from pace.view.perfetto import chrome_trace
+from pace.view.perfetto import MICROSECONDS, chrome_trace
 from pace.view.window import lay_out
 from tests.strategies import affine, layered, options, profiles, properties
 

@@ -7,7 +7,7 @@ import pytest
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.graph.nodes import OpCost
 from pace.errors import InvalidOptions
-from pace.view.graph_what_if_chart import draw
+from pace.view.what_if_charts import plot_graph_what_if
 from pace.whatif.graphs import GraphGrid, what_if_graph, with_bandwidth
 from tests.sharded_graphs import FULL, forward, graph_of
 
@@ -55,7 +55,7 @@ def test_results_are_written_and_drawn(tmp_path: Path) -> None:
         result = what_if_graph(GRAPH, grid)
         assert result.to_csv().count("\n") == 1 + len(result.cells)
         assert len(result.to_document()["cells"]) == len(result.cells)
-        draw(result, tmp_path / "chart.png")
+        plot_graph_what_if(result, tmp_path / "chart.png")
         assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from pace.documents.steps import ParsingOverhead
 from pace.errors import InvalidOptions
-from pace.formats.cost_csv import read_cost_csv
+from pace.formats.fit import read_cost_csv
 
 
 def fit_overhead(size_bytes: npt.ArrayLike, overhead_s: npt.ArrayLike) -> ParsingOverhead:
