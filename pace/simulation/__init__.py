@@ -3,7 +3,7 @@
 ``pace.simulate`` compares policies; ``run_policy`` runs one or several windows of one.
 Graphs are planned by ``pace.simulation.graph`` and priced like every plan of a graph.
 Ready times never depend on communication (Assumption A), so a window is computed in three steps: when
-gradients become ready, what the policy sends and when that ends (``pace.simulation.network``), and how long
+gradients become ready, what the policy sends and when that ends (``pace.simulation.run``), and how long
 the forward pass waits for it.
 """
 

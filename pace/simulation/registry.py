@@ -12,8 +12,7 @@ from pace.documents.base import explain
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.packs import parts
-from pace.simulation.graph.inductor.policy import Inductor
-from pace.simulation.graph.policies import AsTraced, Blocks, Fsdp2, GraphPolicy, Planned, ZeroThree
+from pace.simulation.graph.policies import AsTraced, Blocks, Fsdp2, GraphPolicy, Inductor, Planned, ZeroThree
 from pace.simulation.horovod import Horovod
 from pace.simulation.policies import Ddp, Fifo, MgWfbp, Partitioned, TicTac
 from pace.simulation.scheduled import Scheduled

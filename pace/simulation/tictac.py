@@ -155,7 +155,7 @@ def tao(dag: TransferDag) -> FloatArray:
     The comparator printed in Algorithm 2 returns the opposite of equation 5: by it, of two transfers of equal
     length the one that unlocks less compute would go first. So this uses the equation.
     """
-    from pace.simulation.kernels import worker as kernel
+    from pace.simulation import kernels
 
     # Ops that wait for the same transfers are merged into one op with their total duration.
     waits, same = np.unique(dag.waits, axis=0, return_inverse=True)
@@ -163,7 +163,7 @@ def tao(dag: TransferDag) -> FloatArray:
     rank = np.empty(len(dag.transfer_s), dtype=np.int64)
     rank[np.lexsort((_labels(dag), -(dag.op_s @ dag.waits)))] = np.arange(len(rank))
     place = np.empty(len(dag.transfer_s), dtype=np.int64)
-    kernel.precede(
+    kernels.precede(
         dag.transfer_s,
         np.bincount(same.reshape(-1), weights=dag.op_s, minlength=len(waits)).astype(np.float64),
         columns.astype(np.int64),

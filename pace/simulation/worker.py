@@ -100,7 +100,7 @@ def run_worker(
     durations_s : array of shape (num_ops,)
         Durations of this run; the DAG's if left out.
     """
-    from pace.simulation.kernels import worker as kernel
+    from pace.simulation import kernels
 
     durations = dag.duration_s if durations_s is None else durations_s
     rank = np.arange(len(dag.names), dtype=np.float64)
@@ -108,7 +108,7 @@ def run_worker(
         rank[list(dag.recvs)] = priority
     starts, ends = np.empty(len(rank)), np.empty(len(rank))
     num_resources = int(dag.resources.max(initial=-1)) + 1
-    ran = kernel.run(
+    ran = kernels.run_worker(
         durations,
         dag.resources,
         np.argsort(rank, kind="stable"),

@@ -1,4 +1,4 @@
-"""How large the parts are that workers push and pull, and which server has each.
+"""How large the parts are that workers push and pull.
 
 Theorem. Let every pull take the same multiple of its push: d_j = kappa u_j. In the fluid limit, with parts of
 vanishing size and free preemption, longest tail first on both links attains
@@ -8,12 +8,7 @@ Theorem 1 is the fluid limit on a chain of layers; its bound on parts prints flo
 tensors of half a part disprove.)
 """
 
-import heapq
 import math
-
-import numpy as np
-
-from pace.solver.arrays import IntArray
 
 
 def best_partition_bytes(
@@ -37,19 +32,3 @@ def best_partition_bytes(
         S, the servers over which whole parts are spread.
     """
     return math.sqrt(total_bytes * lost_s * bytes_per_s / (2 * num_servers))
-
-
-def least_loaded(sizes_bytes: IntArray, num_servers: int) -> IntArray:
-    """Return the server of each part: in their order, each goes to the server with the fewest bytes so far.
-
-    Ties go to the server with the smaller number, so every rank computes the same placement. After any prefix
-    of the parts, the servers' loads differ by at most the largest part in it. The result has the shape of
-    `sizes_bytes`.
-    """
-    load = [(0, server) for server in range(num_servers)]
-    placed = np.empty(len(sizes_bytes), dtype=np.int64)
-    for number, size in enumerate(np.asarray(sizes_bytes).tolist()):
-        filled, server = load[0]
-        placed[number] = server
-        heapq.heapreplace(load, (filled + size, server))
-    return placed

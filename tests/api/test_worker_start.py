@@ -70,7 +70,7 @@ for (module, name), loop in found.items():
 """
 # Commands and programs call these.
 _NOT_OF_THE_SERVICE = {
-    "pace.simulation.kernels.worker run",
+    "pace.simulation.kernels run_worker",
     "pace.solver.kernels.two_links insert_one_by_one",
     "pace.solver.kernels.two_links reinsert",
 }
@@ -161,15 +161,15 @@ def test_later_workers_find_everything_loaded(tmp_path: Path, is_compiled: bool)
         # Other processes may be writing bytecode, and files that they then rename.
         ignore = shutil.ignore_patterns("*.pyc*", "*.tmp*")
         shutil.copytree(PACKAGES[0], tmp_path / "pace", ignore=ignore)
-        missing = tmp_path / "pace" / "simulation" / "kernels" / "__pycache__"
-        for compiled in missing.glob("worker.*.nb?"):
+        missing = tmp_path / "pace" / "simulation" / "__pycache__"
+        for compiled in missing.glob("kernels.precede*.nb?"):
             compiled.unlink()
     # The folder in which Python starts comes first where it looks for packages.
     done = subprocess.run(
         [sys.executable, "-c", _LATER_WORKERS], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "False\n")
-    assert is_compiled or list(missing.glob("worker.*.nbi"))
+    assert is_compiled or list(missing.glob("kernels.precede*.nbi"))
 
 
 _LOOKED_AT = """

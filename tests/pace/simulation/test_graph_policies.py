@@ -10,8 +10,7 @@ from pace.errors import InvalidOptions
 from pace.kinds.comparison import simulate
 from pace.planning.graph.arrays import program_of
 from pace.simulation import GRAPH_POLICIES, SimulationOptions
-from pace.simulation.graph.inductor.policy import Inductor
-from pace.simulation.graph.policies import Blocks, Fsdp2, ZeroThree
+from pace.simulation.graph.policies import Blocks, Fsdp2, Inductor, ZeroThree
 from pace.simulation.graph.run import GraphSimulation, run_graph_policy
 from pace.simulation.graph.units import cut_into_units, sharded_units
 from tests.sharded_graphs import FULL, backward, collective, forward, graph_of, graphs, wait

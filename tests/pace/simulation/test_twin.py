@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pace import Op, Profile
 from pace.documents.collective_costs import AffineAllReduce
 from pace.simulation import POLICIES, make_policy, run_policy
-from pace.simulation.network import carry
+from pace.simulation.run import carry
 from pace.simulation.traffic import Rules, Traffic
 from tests.pace.simulation.twin import run_twin
 from tests.strategies import affine, eighths, layered, profiles, properties

@@ -17,7 +17,7 @@ from pace.formats.node_list import COLLECTIVES
 from pace.runtime.inductor.fx_program import FxProgram, bytes_of, is_collective, is_wait, read_fx
 from pace.runtime.inductor.node_times import NodeTimes
 from pace.runtime.inductor.rewrite import is_started
-from pace.simulation.graph.inductor.policy import Inductor
+from pace.simulation.graph.policies import Inductor
 from pace.simulation.graph.run import run_graph_policy
 from tests.runtime.inductor.graphs import RANKS, absent_ranks, gathered, scattered, traced
 

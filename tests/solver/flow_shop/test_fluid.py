@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.flow_shop.fluid import best_partition_bytes, least_loaded
-from pace.solver.flow_shop.instance import TwoLinks
-from pace.solver.flow_shop.orders import longest_tail_first
+from pace.solver.flow_shop.fluid import best_partition_bytes
+from pace.solver.flow_shop.two_links import TwoLinks, longest_tail_first
+from pace.solver.least_bytes import least_loaded
 from tests.solver.flow_shop.theorems import partitioned_bound
 from tests.solver.flow_shop.two_links import drawn_links, two_links
 from tests.strategies import properties

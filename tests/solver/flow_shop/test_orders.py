@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
-from pace.solver.flow_shop.orders import (
+from pace.solver.flow_shop.two_links import (
+    TwoLinks,
+    TwoLinkSolution,
     insertion_search,
     johnson_order,
     longest_tail_first,

@@ -13,8 +13,13 @@ from itertools import product
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.instance import TwoLinks, TwoLinkSolution
-from pace.solver.flow_shop.orders import johnson_order, serve_by_rank, serve_in_order
+from pace.solver.flow_shop.two_links import (
+    TwoLinks,
+    TwoLinkSolution,
+    johnson_order,
+    serve_by_rank,
+    serve_in_order,
+)
 from pace.solver.one_machine import CriticalSet, one_link_bound
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.instance import TwoLinks
+from pace.solver.flow_shop.two_links import TwoLinks
 from tests.strategies import eighths
 
 

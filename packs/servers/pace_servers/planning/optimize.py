@@ -13,7 +13,7 @@ from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segm
 from pace.documents.schedule_rules import server_links
 from pace.errors import InvalidOptions
 from pace.planning.fusion.search import FusionResult, fuse
-from pace.solver.flow_shop.whole_orders import MOST_GROUPED, MOST_ORDERED
+from pace.solver.flow_shop.lockstep import MOST_GROUPED, MOST_ORDERED
 from pace.version import __version__
 from pace_servers.planning.bounds import segment_proofs, servers_bound, servers_chain_bound
 from pace_servers.planning.plans import ServersPlan, best_plan, faster_whole_plan, offsets

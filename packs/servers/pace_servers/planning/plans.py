@@ -13,11 +13,9 @@ import numpy as np
 from pace.documents.schedule import SegmentOrder
 from pace.planning.fusion.problem import Partition
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.fluid import least_loaded
-from pace.solver.flow_shop.instance import TwoLinks
-from pace.solver.flow_shop.lockstep import LockstepTimes, send_in_lockstep
-from pace.solver.flow_shop.orders import insertion_search, johnson_order, serve_by_rank
-from pace.solver.flow_shop.whole_orders import best_whole_order
+from pace.solver.flow_shop.lockstep import LockstepTimes, best_whole_order, send_in_lockstep
+from pace.solver.flow_shop.two_links import TwoLinks, insertion_search, johnson_order, serve_by_rank
+from pace.solver.least_bytes import least_loaded
 from pace.solver.sending import Buffers, cut_while_sending
 from pace_servers.planning.bounds import SegmentJobs
 from pace_servers.planning.problem import ServersProblem

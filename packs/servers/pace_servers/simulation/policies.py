@@ -14,7 +14,7 @@ from pace.simulation.knobs import Bytes, SomeBytes, knobs
 from pace.simulation.registry import PolicyEntry
 from pace.simulation.tictac import TransferDag, tao, tio
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.fluid import least_loaded
+from pace.solver.least_bytes import least_loaded
 from pace_servers.planning.optimize import plan_servers
 from pace_servers.planning.problem import ServersProblem
 from pace_servers.simulation.keys import byteps_keys, mxnet_parts, round_robin

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.flow_shop.orders import johnson_order
+from pace.solver.flow_shop.two_links import johnson_order
 
 # 8 buckets have 40,320 orders: a fraction of a second.
 MOST_ENUMERATED = 8

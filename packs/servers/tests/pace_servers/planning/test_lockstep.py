@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
-from pace.solver.flow_shop.instance import TwoLinks
 from pace.solver.flow_shop.lockstep import LockstepTimes, SharedLinks, send_in_lockstep
-from pace.solver.flow_shop.orders import serve_by_rank, serve_in_order
+from pace.solver.flow_shop.two_links import TwoLinks, serve_by_rank, serve_in_order
 from pace_servers.checker import host_shares
 from tests.solver.flow_shop.two_links import drawn_links
 from tests.strategies import eighths, properties

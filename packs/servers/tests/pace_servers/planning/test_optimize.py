@@ -20,8 +20,8 @@ from pace.documents.schedule import Fusion, Schedule, parse_schedule
 from pace.errors import InvalidCluster, InvalidSchedule
 from pace.kinds import check, optimize
 from pace.models import build
-from pace.solver.flow_shop.fluid import least_loaded
 from pace.solver.flow_shop.lockstep import send_in_lockstep
+from pace.solver.least_bytes import least_loaded
 from pace_servers.planning.clusters import cluster_for
 from pace_servers.planning.optimize import optimize_servers
 from pace_servers.planning.problem import ServersProblem
