@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pace.solver.arrays import FloatArray
 from pace_fabric.documents.scenario import FabricScenario
-from pace_fabric.simulation.booked import BookedNetwork
 from pace_fabric.simulation.draws import Computations, draw_links, rates_at
 from pace_fabric.simulation.records import CommitRecord, FabricRun
 from pace_fabric.solver.aggregation import Aggregation, Hop, aggregate, fastest_hosts
@@ -19,6 +19,72 @@ from pace_fabric.solver.distribution import distribute
 from pace_fabric.solver.ordering import order_updates
 from pace_fabric.solver.replication import LeadLimit, replicate
 from pace_fabric.solver.updates import NO_DEADLINE, Updates
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A transfer that was given bandwidth on the real network."""
+
+    source: int
+    target: int
+    pieces: FloatArray
+    end_s: float
+
+    def left_bytes(self, at_s: float) -> float:
+        """Return how much is still to come."""
+        spans = np.clip(self.pieces[:, 1] - np.maximum(self.pieces[:, 0], at_s), 0.0, None)
+        return float((spans * self.pieces[:, 2]).sum())
+
+
+class BookedNetwork:
+    """Transfers in order of priority on links whose real rates are known only here.
+
+    The scheduler knows rates as they were a monitor's lag ago, takes them to stay, and knows how many bytes
+    of each transfer under way are still to come.
+    """
+
+    def __init__(self, links: Capacities, lag_s: float) -> None:
+        self._links = links
+        self._left = links.copy()
+        self._lag_s = lag_s
+        self._under_way: list[Booked] = []
+
+    def send(self, source: int, target: int, size_bytes: float, start_s: float) -> float:
+        """Send with all that earlier transfers leave; return when the last byte arrives."""
+        booked = self._left.reserve(source, target, size_bytes, start_s)
+        if len(booked.pieces):
+            self._under_way.append(Booked(source, target, booked.pieces, booked.end_s))
+        return booked.end_s
+
+    def seen(self, now: float) -> Capacities:
+        """Return what the scheduler takes to be left, in absolute time from `now` on."""
+        rates = rates_at(self._links, now - self._lag_s)
+        view = Capacities.constant(rates[0::2], rates[1::2])
+        self._under_way = [booked for booked in self._under_way if booked.end_s > now]
+        for booked in self._under_way:
+            left = booked.left_bytes(now)
+            if left > 0:
+                view.reserve(booked.source, booked.target, left, max(now, float(booked.pieces[0, 0])))
+        self._trim(now)
+        return view
+
+    def busy_until(self, view: Capacities, link: int, now: float) -> float:
+        """Return from when on a link is seen to be free of what is under way."""
+        steps = view.steps(link)
+        return max(now, steps[-1][0]) if len(steps) > 1 else now
+
+    def _trim(self, now: float) -> None:
+        """Forget the past: steps that ended before `now`."""
+        times, rates, counts = self._left.times, self._left.rates, self._left.counts
+        for link in np.flatnonzero(counts > 12).tolist():
+            count = int(counts[link])
+            gone = int(np.searchsorted(times[link, :count], now, side="right")) - 1
+            if gone > 0:
+                times[link, : count - gone] = times[link, gone:count]
+                rates[link, : count - gone] = rates[link, gone:count]
+                times[link, 0] = 0.0
+                counts[link] = count - gone
+
 
 _SLOW_SHARE = 0.3
 

@@ -1,11 +1,16 @@
-"""One scenario under one policy: the entry point."""
+"""One scenario under one policy: the entry point, and training by a ring or a tree without any server."""
+
+from typing import Literal
+
+import numpy as np
 
 from pace.errors import InvalidOptions
 from pace_fabric.documents.scenario import FabricScenario
-from pace_fabric.simulation.collective import simulate_collective
+from pace_fabric.simulation.draws import Computations, draw_links, rates_at
 from pace_fabric.simulation.planned import simulate_planned
 from pace_fabric.simulation.push_pull import simulate_push_pull
-from pace_fabric.simulation.records import FabricRun
+from pace_fabric.simulation.records import CommitRecord, FabricRun
+from pace_fabric.solver.capacity import Capacities
 
 FABRIC_POLICIES = ("mlfabric-a", "mlfabric-s", "async", "chain", "ring", "tree", "ssp", "fedbuff", "quorum")
 
@@ -31,3 +36,72 @@ def simulate_fabric(scenario: FabricScenario, policy: str) -> FabricRun:
             return simulate_collective(scenario, policy)
         case _:
             raise InvalidOptions(f'no policy "{policy}": there are {", ".join(FABRIC_POLICIES)}')
+
+
+def simulate_collective(scenario: FabricScenario, kind: Literal["ring", "tree"]) -> FabricRun:
+    """Simulate iterations that begin together, and whose collective begins when the slowest worker is ready.
+
+    ``ring``: 2 (n - 1) / n of the bytes over the slowest link of the ring, divided by the flows that share
+    it. ``tree``: a pipelined binary tree over the machines, reduced and then distributed; an inner node
+    receives from two at once, so its way down carries twice the bytes.
+    """
+    run = FabricRun(policy=kind, duration_s=scenario.duration_s, num_workers=scenario.num_workers)
+    links, compute = draw_links(scenario), Computations(scenario)
+    members = scenario.machines if scenario.sum_hosts and scenario.flows == 1 else scenario.num_workers
+    now, version = 0.0, 0
+    while True:
+        ready = now + max(compute.draw_s(worker) for worker in range(scenario.num_workers))
+        if kind == "ring":
+            volume = 2 * (members - 1) / members * scenario.update_bytes * scenario.flows
+            now = carried_by(links, scenario, ready, volume, tree=False)
+        else:
+            volume = scenario.update_bytes * scenario.flows
+            now = carried_by(links, scenario, ready, volume, tree=True)
+            now = carried_by(links, scenario, now, volume, tree=True, down=True)
+        if now > scenario.duration_s:
+            return run
+        run.computed += scenario.num_workers
+        run.rounds_s.append(now)
+        for worker in range(scenario.num_workers):
+            run.commits.append(
+                CommitRecord(
+                    worker=worker,
+                    version=version,
+                    from_version=version,
+                    num_updates=1,
+                    planned_s=now,
+                    at_s=now,
+                )
+            )
+        version += scenario.num_workers
+
+
+def carried_by(
+    links: Capacities,
+    scenario: FabricScenario,
+    start_s: float,
+    size_bytes: float,
+    *,
+    tree: bool,
+    down: bool = False,
+) -> float:
+    """Return when a collective that began at `start_s` has moved its bytes over its slowest link."""
+    now, left = start_s, size_bytes
+    every = scenario.links.every_s
+    children = np.zeros(scenario.machines)
+    for machine in range(1, scenario.machines):
+        children[(machine - 1) // 2] += 1
+    while True:
+        rates = rates_at(links, now)[: 2 * scenario.machines]
+        up, way_down = rates[0::2], rates[1::2]
+        if not tree:
+            rate = float(rates.min()) if scenario.machines > 1 else np.inf
+        else:
+            many, one = (up, way_down) if down else (way_down, up)
+            many = np.where(children > 0, many / np.maximum(children, 1), np.inf)
+            rate = float(min(many.min(), one[1:].min())) if scenario.machines > 1 else np.inf
+        change = (np.floor(now / every + 1e-9) + 1) * every
+        if left <= rate * (change - now):
+            return now + left / rate
+        left -= rate * (change - now)
+        now = change

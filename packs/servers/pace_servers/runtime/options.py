@@ -1,5 +1,6 @@
 """Options of training with parameter servers; ``complete_servers`` reads the environment."""
 
+import fnmatch
 import os
 import socket
 import ssl
@@ -25,7 +26,6 @@ from pace.runtime.transports.compression import Compression
 from pace.runtime.transports.device import device_of
 from pace.wire.addresses import is_loopback, parse_address
 from pace.wire.streams import NOTSENT_BYTES
-from pace_servers.runtime.pushed import pushed_gradients
 
 if TYPE_CHECKING:
     from pace_servers.runtime.transport.push_pull import PushPullTransport
@@ -190,3 +190,35 @@ def _own_host(token: str | None) -> str:
         probe.connect(where)  # sends nothing, but chooses the interface
         host: str = probe.getsockname()[0]
         return host
+
+
+def pushed_gradients(model: nn.Module, patterns: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the gradients that are pushed, sorted.
+
+    Parameters
+    ----------
+    patterns
+        Names or shell patterns, for example "embedding.*"; None for the weights of all embeddings.
+
+    Raises
+    ------
+    InvalidOptions
+        If one matches no gradient, or there are no embeddings.
+    """
+    named = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+    if patterns is None:
+        tables = {
+            module.weight for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        found = {name for name, parameter in named.items() if parameter in tables}
+        if not found:
+            raise InvalidOptions(
+                "communication is Mixed and the model has no embedding: say in Mixed(pushed=...) what to push"
+            )
+        return tuple(sorted(found))
+    matched: set[str] = set()
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not (mine := fnmatch.filter(named, pattern)):
+            raise InvalidOptions(f"pushed has {pattern!r}: the model has no such gradient")
+        matched.update(mine)
+    return tuple(sorted(matched))

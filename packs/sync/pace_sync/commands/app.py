@@ -16,8 +16,7 @@ from pace.terminal.command_line import CommandLine, file_argument
 from pace.terminal.console import JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 from pace.terminal.reporting import judged, reported
-from pace_sync.commands.reshard_table import describe_reshard
-from pace_sync.commands.sync_table import describe_deltas, describe_sync
+from pace_sync.commands.plan_tables import describe_deltas, describe_reshard, describe_sync
 from pace_sync.documents.delta_sync import DeltaPlan, DeltaSync, load_delta_plan
 from pace_sync.documents.outer_sync import OuterSync
 from pace_sync.documents.reshard_plan import ReshardPlan, load_reshard_plan

@@ -10,6 +10,7 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pace.runtime.closing import Closing
@@ -39,9 +40,41 @@ from pace_fabric.runtime.scheduling.replication.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.rounds.groups import Groups
 from pace_fabric.runtime.scheduling.rounds.reductions import Reductions
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
-from pace_fabric.runtime.scheduling.transfer_log import TransferLog
+from pace_fabric.runtime.scheduling.transfer_queue import QueuedTransfer
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets
 from pace_fabric.runtime.update_records import HeldUpdate
+
+
+class TransferLog:
+    """Appends to a file; to none if there is no path."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("a", buffering=1)
+
+    def write(
+        self, transfer: QueuedTransfer, notice: ArrivalNotice, arrived_s: float, network_state: str
+    ) -> None:
+        """Append what is known of a transfer that has arrived."""
+        if self._file is None:
+            return
+        line = {
+            "transfer": transfer.number,
+            "purpose": transfer.purpose,
+            "from": transfer.source,
+            "to": transfer.target,
+            "size_bytes": notice.size_bytes,
+            "wire_bytes": notice.wire_bytes,
+            "planned_s": transfer.planned_s,
+            "began_s": transfer.began_s,
+            "arrived_s": arrived_s,
+            "network_state": network_state,
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 class FabricScheduler(Closing):

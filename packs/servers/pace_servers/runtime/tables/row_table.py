@@ -14,8 +14,7 @@ import numpy as np
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import require_whole
 from pace.solver.arrays import BoolArray, IntArray
-from pace_servers.runtime.tables.first_rows import FirstRows
-from pace_servers.runtime.tables.initial_rows import Initialization, RowArray, initial_rows
+from pace_servers.runtime.tables.initial_rows import FirstRows, Initialization, RowArray, initial_rows
 from pace_servers.runtime.tables.row_optimizers import RowOptimizer, read_row_optimizer
 
 # Rows are given up in bulk: to rank all of them for each new one would take too long.

@@ -15,8 +15,7 @@ import numpy as np
 from pace.errors import InvalidOptions
 from pace.solver.arrays import IntArray
 from pace.wire.frames import Frame, WireFault
-from pace_servers.runtime.tables.first_rows import is_ascending
-from pace_servers.runtime.tables.initial_rows import RowArray
+from pace_servers.runtime.tables.initial_rows import RowArray, is_ascending
 from pace_servers.runtime.tables.row_table import RowTable, TableSpec
 from pace_servers.runtime.tables.table_messages import TableWord, read_look_up, read_push, read_save
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pace.solver.arrays import IntArray
-from pace_servers.runtime.tables.first_rows import FirstRows, is_ascending
-from pace_servers.runtime.tables.initial_rows import RowArray, initial_rows
+from pace_servers.runtime.tables.initial_rows import FirstRows, RowArray, initial_rows, is_ascending
 from pace_servers.runtime.tables.served_tables import added
 
 WIDTH = 3

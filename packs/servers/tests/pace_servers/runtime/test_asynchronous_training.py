@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace.errors import CommunicationFailed
-from pace_servers.runtime.clocks import Clocks
 from pace_servers.runtime.server import Server
+from pace_servers.runtime.shared_weights import Clocks
 from tests.pace_servers.runtime.links import Worker, layout_of
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights

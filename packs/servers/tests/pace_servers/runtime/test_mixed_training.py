@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pace.errors import InvalidOptions
-from pace_servers.runtime.options import Mixed
-from pace_servers.runtime.pushed import pushed_gradients
+from pace_servers.runtime.options import Mixed, pushed_gradients
 from tests.runtime.launch import run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (

@@ -12,9 +12,8 @@ from torch import nn
 from pace.runtime.transports.runs import Runs
 from pace.wire.frames import CHUNK_BYTES, Frame, FrameKind
 from pace_servers.runtime.arithmetic import Flat
-from pace_servers.runtime.changed_elements import ChangedElements
 from pace_servers.runtime.layout import Layout, ServedSegment, memory_of
-from pace_servers.runtime.shared_weights import SharedWeights
+from pace_servers.runtime.shared_weights import ChangedElements, SharedWeights
 from pace_servers.runtime.sparse_frames import is_worth_it, parcel_of, read_runs
 from pace_servers.runtime.sums import Reply
 from tests.pace_servers.runtime.server_processes import served

@@ -15,7 +15,7 @@ from pace.models import build
 from pace.simulation import knobs_of, make_policy
 from pace.simulation.registry import policies_for
 from pace_servers.planning.optimize import optimize_servers
-from pace_servers.simulation.keys import byteps_keys, djb2_server, mxnet_parts
+from pace_servers.simulation.policies import byteps_keys, djb2_server, mxnet_parts
 from pace_servers.simulation.run import run_server_policy
 from pace_servers.simulation.traffic import gates
 from tests.pace_servers.planning.clusters import cluster, clusters, three_layers

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace.solver.arrays import FloatArray
-from pace_servers.simulation.sharing import share
+from pace_servers.simulation.kernel import share
 from tests.strategies import properties
 
 

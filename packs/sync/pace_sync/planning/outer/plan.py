@@ -29,10 +29,9 @@ from pace_sync.planning.outer.lowering import (
     transfer_s,
 )
 from pace_sync.planning.outer.rivals import best_of_torchft, strided_fragments, torchft_fragments
-from pace_sync.solver.streaming.capacity import least_period
+from pace_sync.solver.streaming.capacity import fill_windows, least_period
 from pace_sync.solver.streaming.one_link import send_in_order
 from pace_sync.solver.streaming.steady_state import SteadyState
-from pace_sync.solver.streaming.windows import fill_windows
 
 NEAR = 1e-6
 MOST_COUNTS = 24

@@ -13,8 +13,7 @@ from pace_sync.documents.reshard_plan import parse_reshard_plan
 from pace_sync.documents.resharding import Resharding, parse_resharding
 from pace_sync.errors import InvalidSync
 from pace_sync.planning.box_classes import num_cells
-from pace_sync.planning.reshard import plan_reshard
-from pace_sync.planning.stream_times import StreamOnLinks, stream_times
+from pace_sync.planning.reshard import StreamOnLinks, plan_reshard, stream_times
 from tests.pace_sync.planning.problems import box, reshard_fields, with_changes
 
 

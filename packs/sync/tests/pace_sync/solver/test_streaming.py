@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pace_sync.solver.streaming.capacity import StreamingLinks, least_period
+from pace_sync.solver.streaming.capacity import StreamingLinks, fill_windows, least_period
 from pace_sync.solver.streaming.one_link import send_in_order
 from pace_sync.solver.streaming.steady_state import SteadyState, StreamingSends, steady_state
-from pace_sync.solver.streaming.windows import fill_windows
 from tests.pace_sync.solver.plans_of_small_models import best_period
 
 

@@ -1,16 +1,73 @@
-"""The replica's part of a batch, planned together with the server's transfers."""
+"""The replica's part of a batch: the updates that it applies at once, and the plan beside the server's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import NetworkView
-from pace_fabric.runtime.scheduling.replication.replica_unit import whole_steps
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.solver.aggregation import AggregateSize, Aggregation, Hop
 from pace_fabric.solver.replication import LeadLimit, replicate
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaUnit:
+    """Updates that the replica applies at once.
+
+    Attributes
+    ----------
+    scaled
+        Whether `key` is a sum of members times factors.
+    missing
+        How many transfers to the replica have not arrived.
+    relayed
+        Whether another host adds the members.
+    """
+
+    number: int
+    members: list[FabricUpdate]
+    key: str
+    scaled: bool
+    missing: int
+    relayed: bool
+    transfers: list[int] = field(default_factory=list)
+    failed: bool = False
+
+    @classmethod
+    def of(
+        cls, number: int, group: tuple[int, ...], queue: Sequence[FabricUpdate], hops: Sequence[Hop]
+    ) -> "ReplicaUnit":
+        """Return the unit of a group of places in a queue."""
+        members = [queue[place] for place in group]
+        relayed = any(hop.after and hop.updates == group for hop in hops)
+        summed = len(members) > 1 or relayed
+        return cls(
+            number=number,
+            members=members,
+            key=f"p/{number}" if summed else members[0].key,
+            scaled=summed,
+            missing=1 if relayed else len(members),
+            relayed=relayed,
+        )
+
+
+def whole_steps(
+    sequence: Sequence[tuple[int, int]], num_received: int | None = None
+) -> list[tuple[int, ...]]:
+    """Return the steps of which all updates are among the first `num_received`, as places.
+
+    Parameters
+    ----------
+    sequence
+        The number of each update's step, and its place in the step.
+    """
+    places: dict[int, list[int]] = {}
+    for place, (step, _) in enumerate(sequence):
+        places.setdefault(step, []).append(place)
+    last = len(sequence) if num_received is None else num_received
+    return [tuple(each) for each in places.values() if each[-1] < last]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

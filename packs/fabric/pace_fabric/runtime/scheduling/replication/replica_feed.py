@@ -15,8 +15,12 @@ from pace_fabric.runtime.messages.models import AdoptionOrder, SnapshotOrder
 from pace_fabric.runtime.messages.transfers import AdditionOrder, ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
-from pace_fabric.runtime.scheduling.replication.batch_share import ReplicaShare, plan_share
-from pace_fabric.runtime.scheduling.replication.replica_unit import ReplicaUnit, whole_steps
+from pace_fabric.runtime.scheduling.replication.batch_share import (
+    ReplicaShare,
+    ReplicaUnit,
+    plan_share,
+    whole_steps,
+)
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.solver import divergence
 from pace_fabric.solver.aggregation import Aggregation, Hop
