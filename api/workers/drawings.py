@@ -5,6 +5,7 @@ import themselves is large, too, and that process does without it.
 """
 
 import json
+import statistics
 import tempfile
 import zlib
 from pathlib import Path
@@ -22,6 +23,7 @@ from pace.client.page_documents import (
 )
 from pace.documents.graph.collective_graph import parse_graph
 from pace.documents.profile import parse_profile
+from pace.documents.recorded_step import recorded_step
 from pace.documents.schedule import parse_schedule
 
 if TYPE_CHECKING:
@@ -67,8 +69,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
     if schedule_document is not None:
         rows.append(lay_out(profile, parse_schedule(schedule_document)))
     rows += [lay_out_policy(profile, name) for name in request.policies]
-    replay = profile.metadata.get("replay")
-    recorded = sorted(replay["recorded_s"]) if isinstance(replay, dict) and replay.get("recorded_s") else None
+    replay = recorded_step(profile)
     cost = profile.allreduce.model_dump(mode="json")
     bandwidth = cost.get("bandwidth_bytes_per_s")
     batch = measured_batch(profile)
@@ -81,7 +82,7 @@ def windows(profile_document: bytes, schedule_document: bytes | None, request: W
         bandwidth_gbps=None if bandwidth is None else bandwidth * 8e-9,
         latency_s=cost.get("latency_s"),
         compute_s=float(profile.timing.compute_s),
-        recorded_s=None if recorded is None else float(recorded[len(recorded) // 2]),
+        recorded_s=None if replay is None else statistics.median(replay.recorded_s),
         batch=None if batch is None else batch * profile.workers,
         batch_unit=None if batch is None else batch_unit(profile),
         op_names=tuple(op.name for op in profile.ops),

@@ -6,8 +6,10 @@ from typing import Any
 
 from pace.cost_warnings import profile_warnings
 from pace.documents.profile import Profile
+from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_step
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
+SEVERAL_MODELS = "DDP of several models"
 TWICE = 2.0
 HOST_BOUND = 0.2
 """Share of a step in which the device waits for its host."""
@@ -55,13 +57,24 @@ def import_warnings(profile: Profile) -> Iterator[str]:
             f"ranks issue collectives in different orders, so the job can hang: {differs}. "
             "`pace check-order` shows who then waits for whom."
         )
-    replay = profile.metadata.get("replay")
-    if replay is not None and (varied := _two_lengths(replay["recorded_s"])) is not None:
+    if (job := recorded_job(profile)) is not None and job.kind == SEVERAL_MODELS:
+        yield (
+            "the step trains several models, and a schedule may put their gradients into one group. Record a "
+            "step of each model alone to plan it"
+        )
+    replay = recorded_step(profile)
+    if replay is None:
+        return
+    if (varied := _two_lengths(replay.recorded_s)) is not None:
         yield varied
-    if replay is not None and abs(replay["error"]) > DOUBTFUL:
-        yield (f"the replayed step is {replay['error']:+.0%} off the recorded one: {replay['not_explained']}")
-    if replay is not None and profile.metadata.get("allreduce_from_trace"):
+    if abs(replay.error) > DOUBTFUL:
+        yield f"the replayed step is {replay.error:+.0%} off the recorded one{_reason(replay)}"
+    if profile.metadata.get("allreduce_from_trace"):
         yield from profile_warnings(profile)
+
+
+def _reason(replay: RecordedStep) -> str:
+    return "" if replay.not_explained is None else f": {replay.not_explained}"
 
 
 def _two_lengths(recorded_s: Sequence[float]) -> str | None:
@@ -85,12 +98,12 @@ def _two_lengths(recorded_s: Sequence[float]) -> str | None:
 
 def misleading(profile: Profile) -> str | None:
     """Return the warning that every answer repeats where the replay is more than 30 % off."""
-    replay = profile.metadata.get("replay")
-    if replay is None or abs(replay["error"]) <= MISLEADING:
+    replay = recorded_step(profile)
+    if replay is None or abs(replay.error) <= MISLEADING:
         return None
     return (
-        f"{profile.name}: the step that was recorded is predicted {replay['error']:+.0%} off, and so may be "
-        f"this answer: {replay['not_explained']}"
+        f"{profile.name}: the step that was recorded is predicted {replay.error:+.0%} off, and so may be "
+        f"this answer{_reason(replay)}"
     )
 
 

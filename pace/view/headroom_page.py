@@ -41,7 +41,7 @@ def table_rows(made: Headroom) -> list[tuple[str, ...]]:
     if made.recorded is not None:
         empty = ("-", "") * (len(columns) - 1)
         rows.append(("recorded step", _milliseconds(made.recorded.recorded_s), "", *empty))
-        replayed = f"{made.recorded.error:+.1%} off"
+        replayed = f"{made.recorded.error:+z.1%} off"
         rows.append(("its replay", _milliseconds(made.recorded.replayed_s), replayed, *empty))
     for label, field in _ROWS:
         if getattr(made.plain, field) is None and field.startswith("ddp"):
@@ -53,22 +53,35 @@ def table_rows(made: Headroom) -> list[tuple[str, ...]]:
 
 def _cells(made: Headroom, seconds: float | None) -> tuple[str, str]:
     gain = made.gain(seconds)
-    return _milliseconds(seconds), "-" if gain is None else f"{gain:.1%}"
+    return _milliseconds(seconds), "-" if gain is None else f"{gain:z.1%}"
 
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
-def time_rows(made: Headroom) -> list[tuple[str, float | None]]:
-    """Return what the iteration's time goes to, in seconds; None where nothing tells."""
+def gain_lines(made: Headroom) -> list[str]:
+    """Return what gains are compared with, and what a dash in their column means."""
+    lines = [f"Gains are compared with {made.compared_with}."]
+    shown = [(row, name) for row in (made.plain, made.clipped) if row is not None for name in row.gains]
+    if any(row.gains[name] is None and getattr(row, name) is not None for row, name in shown):
+        lines.append(f"A dash: not certain, because the replay is {abs(made.replay_error):.1%} off.")
+    if made.plain.ddp_s is not None:
+        lines.append(_DEFAULT_CAPS)
+    return lines
+
+
+def time_rows(made: Headroom) -> list[tuple[str, float | None, str]]:
+    """Return what the iteration's time goes to, in seconds, and a note; None where nothing tells."""
     time = made.time
+    mean_s = time.mean_late_ranks_s
+    late = "" if mean_s is None else f"for the slowest rank; {mean_s * 1e3:,.3f} ms on average over ranks"
     return [
-        ("compute", time.compute_s),
-        ("exposed communication", time.exposed_communication_s),
-        ("waiting for late ranks", time.late_ranks_s),
-        ("waiting for the host", time.host_wait_s),
-        ("other collectives", time.other_communication_s),
+        ("compute", time.compute_s, ""),
+        ("exposed communication", time.exposed_communication_s, ""),
+        ("waiting for late ranks", time.late_ranks_s, late),
+        ("waiting for the host", time.host_wait_s, ""),
+        ("other collectives", time.other_communication_s, ""),
     ]
 
 
@@ -94,11 +107,10 @@ def text_lines(made: Headroom) -> Iterator[str]:
         widths = [max(len(heading), 10) for heading in rows[0][1:]]
         shown = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
         yield f"{label:24} {' '.join(shown)}".rstrip()
-    if made.plain.ddp_s is not None:
-        yield _DEFAULT_CAPS
-    for label, seconds in time_rows(made):
-        known = "not known from this profile" if seconds is None else f"{seconds * 1e3:.3f} ms"
-        yield f"  {label:24} {known}"
+    yield from gain_lines(made)
+    for label, seconds, note in time_rows(made):
+        known = "not known" if seconds is None else f"{seconds * 1e3:.3f} ms"
+        yield f"  {label:24} {known} {note or ('from this profile' if seconds is None else '')}".rstrip()
     yield from made.advice
     yield from caps_lines(made)
 
@@ -132,13 +144,13 @@ def headroom_page(made: Headroom, timelines: str = "") -> str:
     parts.append("".join(f"<th>{escape(cell)}</th>" for cell in heading) + "</tr>")
     parts += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     parts.append("</table></div>")
-    if made.plain.ddp_s is not None:
-        parts.append(f"<p>{_DEFAULT_CAPS}</p>")
+    parts.append(f"<p>{escape(' '.join(gain_lines(made)))}</p>")
     parts.append(timelines)
     parts.append('<h2>Where the time goes</h2><table class="times">')
-    longest = max((seconds or 0.0 for _, seconds in time_rows(made)), default=0.0) or 1.0
-    for label, seconds in time_rows(made):
-        shown = "not known" if seconds is None else f"{seconds * 1e3:.2f} ms"
+    longest = max((seconds or 0.0 for _, seconds, _ in time_rows(made)), default=0.0) or 1.0
+    for label, seconds, note in time_rows(made):
+        shown = "not known" if seconds is None else f"{seconds * 1e3:.3f} ms"
+        shown += f"<br><small>{note}</small>" if note else ""
         width = 100 * (seconds or 0.0) / longest
         parts.append(
             f"<tr><td>{label}</td><td>{shown}</td>"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pace.documents.profile import Profile
+from pace.documents.recorded_step import recorded_step
 from pace.documents.schedule import Schedule
 from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
@@ -20,20 +21,13 @@ Row = tuple[str, Sequence[Bar]]
 
 def step_timelines(profile: Profile) -> str:
     """Return a section of HTML; nothing for a profile without a recorded step."""
-    try:
-        replay = profile.metadata["replay"]
-        window_s, late_s = float(replay["predicted_s"]), float(replay["late_s"])
-        calls = [
-            (
-                str(call["lane"]),
-                (float(call["start_s"]), float(call["end_s"]), "call", f"{call['size_bytes']:,} bytes"),
-            )
-            for call in replay["calls"]
-        ]
-    except (KeyError, TypeError, ValueError):  # anybody may have written a profile's metadata
+    replay = recorded_step(profile)
+    if replay is None or not replay.calls:
         return ""
-    if not calls:
-        return ""
+    window_s, late_s = replay.predicted_s, replay.late_s
+    calls = [
+        (call.lane, (call.start_s, call.end_s, "call", f"{call.size_bytes:,} bytes")) for call in replay.calls
+    ]
     schedule = optimize_allreduce(profile)
     planned_s = schedule.predicted.iteration_s
     longest = max(window_s, planned_s, *(bar[1] for _, bar in calls))

@@ -19,6 +19,7 @@ from typing import Any
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
+from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_step
 from pace.documents.schedule import Schedule
 from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
@@ -29,6 +30,8 @@ from pace.simulation import make_policy, run_policy
 from pace.solver.arrays import FloatArray
 
 LEAST_GAIN = 0.01
+NO_ERROR = 0.0005
+"""A replay that is less than this off is as good as exact: it is printed as 0.0 %."""
 # Buckets of less than both win by a latency that nobody measured for their size.
 _SMALLEST_BUCKET, _SMALLEST_SHARE = 2**16, 0.01
 
@@ -82,13 +85,22 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhereTimeGoes:
-    """Shares of one iteration in seconds, which do not overlap; None where the profile does not tell."""
+    """Shares of one iteration in seconds, which do not overlap; None where the profile does not tell.
+
+    Where several ranks were recorded, they are those of the slowest one.
+
+    Attributes
+    ----------
+    mean_late_ranks_s
+        What a rank waited for the last of them on average, if all were recorded.
+    """
 
     compute_s: float
     host_wait_s: float | None
     exposed_communication_s: float
     other_communication_s: float | None
     late_ranks_s: float | None
+    mean_late_ranks_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,9 @@ class Headroom:
         What makes the answer uncertain: read it before the advice.
     advice
         A sentence for each thing to do next, the most useful first.
+    replay_error
+        How far the replay of the recorded step is from it, relative to it, also where another network was
+        asked about; 0 for profiles that record no step.
     """
 
     job: str
@@ -118,6 +133,7 @@ class Headroom:
     clipped: Reachable | None
     time: WhereTimeGoes
     advice: tuple[str, ...]
+    replay_error: float = 0.0
 
     @property
     def baseline_s(self) -> float:
@@ -125,6 +141,13 @@ class Headroom:
         if self.recorded is not None:
             return self.recorded.replayed_s
         return self.plain.pace_s if self.plain.ddp_s is None else self.plain.ddp_s
+
+    @property
+    def compared_with(self) -> str:
+        """The name of the baseline."""
+        if self.recorded is not None:
+            return "the replay of the recorded step"
+        return "PACE" if self.plain.ddp_s is None else "DDP as it comes"
 
     @property
     def promised(self) -> float:
@@ -136,14 +159,16 @@ class Headroom:
     @property
     def is_withheld(self) -> bool:
         """Whether there is something to gain, but less than the replay's error: then no gain is told."""
-        return self.recorded is not None and LEAST_GAIN < self.promised < abs(self.recorded.error)
+        return LEAST_GAIN < self.promised < abs(self.replay_error)
 
     def gain(self, window_s: float | None) -> float | None:
         """Return what share of the baseline is saved; None if the replay is further off than that."""
-        if window_s is None or self.baseline_s <= 0 or self.is_withheld:
+        if window_s is None or self.baseline_s <= 0:
             return None
         gain = 1 - window_s / self.baseline_s
-        return None if self.recorded is not None and abs(self.recorded.error) > abs(gain) else gain
+        if self.recorded is None and gain == 0:  # the baseline itself
+            return gain
+        return None if self.is_withheld or abs(self.replay_error) > max(abs(gain), NO_ERROR) else gain
 
     def with_gains(self) -> "Headroom":
         """Return the answer with the gains of every way to train."""
@@ -169,9 +194,10 @@ def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] 
     from pace.whatif.headroom_advice import advice_for
 
     kind, job = _told(profile)
-    recorded = _baseline(profile)
+    replay = recorded_step(profile)
+    recorded = _baseline(replay)
     late = 0.0 if recorded is None else recorded.late_s
-    under_ddp = kind not in ("HSDP", "Horovod")
+    under_ddp = kind not in ("HSDP", "Horovod", "DDP of several models")
     plain = _reachable(profile.replace(update="per-gradient"), late, under_ddp=under_ddp)
     clipped = None
     if clip or profile.update == "global-norm":
@@ -186,16 +212,17 @@ def headroom(profile: Profile, *, clip: bool = False, warnings: tuple[str, ...] 
         clipped=clipped,
         time=_where_time_goes(profile, plain, recorded),
         advice=(),
+        replay_error=0.0 if replay is None else replay.error,
     )
-    return advice_for(made, kind, _seconds(profile.metadata.get("late_ranks_s"))).with_gains()
+    return advice_for(made, kind).with_gains()
 
 
 def _told(profile: Profile) -> tuple[str, str]:
     """Return the kind of the job, empty if nothing says it, and the first line of the answer."""
-    job = profile.metadata.get("job")
-    if not isinstance(job, dict) or not {"kind", "sure", "why"} <= job.keys():
+    job = recorded_job(profile)
+    if job is None:
         return "", "a profile (nothing in it says what kind of job it is of)"
-    return str(job["kind"]), f"{job['kind']} ({job['sure']}: {job['why']})"
+    return job.kind, f"{job.kind} ({job.sure}: {job.why})"
 
 
 def _seconds(value: object) -> float | None:
@@ -204,19 +231,15 @@ def _seconds(value: object) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]  # a number here
 
 
-def _baseline(profile: Profile) -> Baseline | None:
+def _baseline(replay: RecordedStep | None) -> Baseline | None:
     """Return the recorded step; None without recorded all-reduces on this network, whose place plans take."""
-    replay = profile.metadata.get("replay")
-    if not isinstance(replay, dict) or not replay.get("calls") or not replay.get("on_its_network", True):
+    if replay is None or not replay.calls or not replay.on_its_network:
         return None
-    recorded = [_seconds(value) for value in _listed(replay.get("recorded_s"))]
-    known = [seconds for seconds in recorded if seconds is not None]
-    replayed, late = _seconds(replay.get("predicted_s")), _seconds(replay.get("late_s"))
-    if not known or replayed is None or late is None:
-        return None
-    step = statistics.median(known)
     return Baseline(
-        recorded_s=step, replayed_s=replayed, error=replayed / step - 1 if step else 0.0, late_s=late
+        recorded_s=statistics.median(replay.recorded_s),
+        replayed_s=replay.predicted_s,
+        error=replay.error,
+        late_s=replay.late_s,
     )
 
 
@@ -275,7 +298,7 @@ def _end_s(profile: Profile, buckets: Iterable[tuple[float, int]]) -> float:
 
 def _behind_barrier_s(profile: Profile, window_s: float, ends_s: Sequence[float] | FloatArray) -> float:
     """Return a window of DDP in which forward ops that use no parameter wait for the all-reduces as well."""
-    if "replay" not in profile.metadata:
+    if recorded_step(profile) is None:
         return window_s
     return max(window_s, max(ends_s, default=0.0) + after_the_barrier_s(profile))
 
@@ -299,4 +322,5 @@ def _where_time_goes(profile: Profile, plain: Reachable, recorded: Baseline | No
         exposed_communication_s=max(whole - compute - late, 0.0),
         other_communication_s=other,
         late_ranks_s=None if recorded is None else late,
+        mean_late_ranks_s=_seconds(said.get("late_ranks_s")),
     )

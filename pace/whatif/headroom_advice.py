@@ -2,24 +2,17 @@
 
 from dataclasses import replace
 
+from pace.formats.import_report import DOUBTFUL
 from pace.whatif.headroom import LEAST_GAIN, Headroom
 
 Sentence = tuple[float, str]
 
 
-def advice_for(made: Headroom, kind: str, mean_late_s: float | None) -> Headroom:
-    """Return the answer with its advice.
-
-    Parameters
-    ----------
-    kind
-        The kind of the job, as ``pace.formats.kineto_kind`` names it.
-    mean_late_s
-        What the ranks waited for the last of them on average, if all were recorded.
-    """
+def advice_for(made: Headroom, kind: str) -> Headroom:
+    """Return the answer with its advice, for a job of a kind that ``pace.formats.kineto_kind`` names."""
     if made.baseline_s <= 0:
         return replace(made, advice=("Nothing takes time here.",))
-    sentences = [*_sending(made, kind), *_clipping(made), *_rest(made, mean_late_s)]
+    sentences = [*_sending(made, kind), *_clipping(made), *_rest(made)]
     if not any(gain > 0 for gain, _ in sentences):
         sentences.append((0.0, _nothing_to_gain(made)))
     warnings = made.warnings
@@ -32,11 +25,12 @@ def advice_for(made: Headroom, kind: str, mean_late_s: float | None) -> Headroom
 
 def _withheld(made: Headroom) -> str | None:
     """Return the warning about gains that are smaller than the replay's error."""
-    if made.recorded is None or not made.is_withheld:
+    if not made.is_withheld:
         return None
+    compared = "it" if made.recorded is not None else "DDP as it comes"
     return (
-        f"percentages are withheld: the replay of the recorded step is {made.recorded.error:+.1%} off, and "
-        f"the plans differ from it by {made.promised:.1%}. Record more steps on idle machines."
+        f"percentages are withheld: the replay of the recorded step is {made.replay_error:+.1%} off, and "
+        f"the plans differ from {compared} by {made.promised:.1%}. Record more steps on idle machines."
     )
 
 
@@ -86,7 +80,7 @@ def _clipping(made: Headroom) -> list[Sentence]:
     return [(gain, text)]
 
 
-def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
+def _rest(made: Headroom) -> list[Sentence]:
     now, time = made.baseline_s, made.time
     found: list[Sentence] = []
     host = (time.host_wait_s or 0.0) / now
@@ -96,14 +90,17 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
             "larger batch help more than any schedule."
         )
         found.append((host, text))
-    late = (time.late_ranks_s or 0.0 if mean_late_s is None else mean_late_s) / now
+    mean_s = time.mean_late_ranks_s
+    late = (time.late_ranks_s or 0.0 if mean_s is None else mean_s) / now
     if late > 0.05:
-        if mean_late_s is None:
+        if mean_s is None:
             text = f"All-reduces wait for late ranks for {late:.0%} of the step: even out the ranks' work."
-        else:  # the table beside this sentence has the slowest rank's times
+        else:
+            slowest = time.late_ranks_s
+            own = "" if slowest is None else f", the slowest rank during {slowest / now:.0%}"
             text = (
-                f"Ranks wait for late ranks during {late:.0%} of the step on average, the slowest rank "
-                f"during {(time.late_ranks_s or 0.0) / now:.0%}: even out the ranks' work."
+                f"Ranks wait for late ranks during {late:.0%} of the step on average{own}: even out the "
+                "ranks' work."
             )
         found.append((late, text))
     other = (time.other_communication_s or 0.0) / now
@@ -118,12 +115,12 @@ def _rest(made: Headroom, mean_late_s: float | None) -> list[Sentence]:
 
 def _nothing_to_gain(made: Headroom) -> str:
     exposed = made.time.exposed_communication_s
+    if made.is_withheld or abs(made.replay_error) > max(DOUBTFUL, exposed / made.baseline_s):
+        return "No advice is certain enough: see the warnings above."
     if exposed <= 0.02 * made.baseline_s:
         return "Communication is already hidden: another schedule gains nothing."
-    if _withheld(made) is not None:
-        return "No advice is certain enough: see the warnings above."
     return (
-        f"{exposed * 1e3:,.1f} of {made.baseline_s * 1e3:,.1f} ms are exposed communication, and no order of "
-        f"sending hides more: the network is the limit (the bound is {made.plain.bound_s * 1e3:,.1f} ms). "
+        f"{exposed * 1e3:,.3f} of {made.baseline_s * 1e3:,.3f} ms are exposed communication, and no order of "
+        f"sending hides more: the network is the limit (the bound is {made.plain.bound_s * 1e3:,.3f} ms). "
         "Send fewer bytes, train larger batches, or use a faster network."
     )

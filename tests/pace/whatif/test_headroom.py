@@ -3,6 +3,7 @@
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -141,6 +142,58 @@ def test_where_gains_are_withheld_no_row_has_one() -> None:
     assert set(made.plain.gains.values()) == {None}
     known = headroom(anchored_profile(window_s=5.2, error=0.01))
     assert known.plain.gains["ddp_s"] == pytest.approx(1 - 6 / 5.2)
+
+
+def test_another_network_is_not_answered_more_exactly_than_the_replay() -> None:
+    """A sixth is promised over DDP, and the replay is a fifth off: no percentage, and no advice."""
+    profile = anchored_profile(error=0.2)
+    replay = {**profile.metadata["replay"], "on_its_network": False}
+    made = headroom(profile.replace(metadata={**profile.metadata, "replay": replay}))
+    assert made.recorded is None
+    assert made.plain.gains == dict.fromkeys(made.plain.gains) | {"ddp_s": 0.0}
+    assert made.warnings[0].startswith("percentages are withheld")
+    assert made.advice == ("No advice is certain enough: see the warnings above.",)
+    assert "A dash: not certain, because the replay is 20.0% off." in list(text_lines(made))
+
+
+def test_nothing_is_called_hidden_that_the_replay_does_not_explain() -> None:
+    """The replay is a third too short: what it lacks may be communication."""
+    free = PROFILE.replace(allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=0.0))
+    assert "already hidden" in headroom(free).advice[-1]
+    unexplained = anchored_profile(window_s=4.0, error=-1 / 3).replace(allreduce=free.allreduce)
+    assert headroom(unexplained).advice == ("No advice is certain enough: see the warnings above.",)
+
+
+def test_what_others_wait_for_the_slowest_rank_stands_in_the_table() -> None:
+    """The slowest rank waits for nobody, the others a second on average: the row has both."""
+    profile = anchored_profile()
+    metadata = {**profile.metadata, "late_ranks_s": 1.0, "ranks_waited_s": [0.0, 2.0]}
+    made = headroom(profile.replace(metadata=metadata))
+    assert made.time.late_ranks_s == 0
+    (row,) = (line for line in text_lines(made) if "waiting for late ranks" in line)
+    assert row.endswith("0.000 ms for the slowest rank; 1,000.000 ms on average over ranks")
+    assert "1,000.000 ms on average over ranks" in headroom_page(made)
+    assert any("17% of the step on average, the slowest rank during 0%" in line for line in made.advice)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"replay": 3},
+        {"replay": {}},
+        {"replay": {"error": "x"}},
+        {"replay": {"recorded_s": [None]}},
+        {"job": 3},
+    ],
+)
+def test_metadata_of_another_form_count_as_none(metadata: dict[str, Any], tmp_path: Path) -> None:
+    """Anybody may write metadata: no command fails over them."""
+    changed = PROFILE.replace(metadata=metadata)
+    path = write_json(tmp_path / "p.json", changed.model_dump(mode="json"))
+    for command in (["headroom"], ["optimize"], ["what-if", "--workers", "2"]):
+        done = CliRunner().invoke(app, [*command, str(path)])
+        assert done.exit_code == 0, done.output
+    assert headroom(changed) == headroom(PROFILE)
 
 
 def test_a_tiny_bucket_is_no_advice() -> None:
