@@ -16,6 +16,7 @@ ZeRO                            annotations of ZeroRedundancyOptimizer or DeepSp
 one process                     no collectives at all
 accumulation without no_sync    several backward passes over the same gradients, each with all-reduces
 all-reduces after the backward  all-reduces, the first of which comes after the last backward op
+DDP of several models           several backward passes over other gradients, each with all-reduces
 DDP with accumulation           several backward passes, all-reduces in the last one only
 DDP with a communication hook   every all-reduce carries the same fraction of its gradients' bytes
 DDP                             all-reduces under the backward pass
@@ -52,6 +53,7 @@ KindOfJob = Literal[
     "all-reduces after the backward pass",
     "DDP with gradient accumulation",
     "DDP with a communication hook",
+    "DDP of several models",
     "DDP",
     "other collectives",
 ]
@@ -318,6 +320,9 @@ def _data_parallel(seen: _Seen) -> JobKind | None:
         why = "annotations of DistributedDataParallel"
     else:
         sure, why = "likely", "all-reduces were issued during the backward pass"
+    if step.models > 1:
+        why = f"{step.models} backward passes a step send different gradients; {why}"
+        return JobKind(name="DDP of several models", sure="likely", why=why)
     if step.folded:
         why = f"{step.folded + 1} backward passes a step, all-reduces in the last one; {why}"
         return JobKind(name="DDP with gradient accumulation", sure=sure, why=why)

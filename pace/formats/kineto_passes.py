@@ -63,13 +63,44 @@ def accumulates(backward: Sequence[HostOp], edges: Sequence[int], accumulated: S
         sum(op.name == BACKWARD + ACCUMULATE for op in backward[first:last])
         for first, last in pairwise(bounds)
     }
+    shapes = _shapes(backward, edges, accumulated)
+    same = all(each == shapes[0] for each in shapes)
+    return len(edges) > 1 and len(counts) == 1 and 0 not in counts and same
+
+
+def num_models(
+    backward: Sequence[HostOp],
+    edges: Sequence[int],
+    accumulated: Sequence[HostOp],
+    issued_s: Sequence[float],
+) -> int:
+    """Return how many passes sent gradients of other shapes than those before: of models of their own.
+
+    Parameters
+    ----------
+    accumulated, issued_s
+        The ops that added to gradients, sorted, and when all-reduces were issued.
+    """
     starts_s = [*(backward[edge].start_s for edge in edges), math.inf]
-    shapes = [
+    sent = [
+        frozenset(shapes.items())
+        for shapes, (first, last) in zip(
+            _shapes(backward, edges, accumulated), pairwise(starts_s), strict=True
+        )
+        if shapes and any(first <= moment < last for moment in issued_s)
+    ]
+    return max(len(set(sent)), 1)
+
+
+def _shapes(
+    backward: Sequence[HostOp], edges: Sequence[int], accumulated: Sequence[HostOp]
+) -> list[Counter[tuple[int, ...] | None]]:
+    """Return for each pass how many gradients of each shape were added to."""
+    starts_s = [*(backward[edge].start_s for edge in edges), math.inf]
+    return [
         Counter(op.shape for op in accumulated if first <= op.start_s < last)
         for first, last in pairwise(starts_s)
     ]
-    same = all(each == shapes[0] for each in shapes)
-    return len(edges) > 1 and len(counts) == 1 and 0 not in counts and same
 
 
 def segments_between(forward: Sequence[HostOp], starts_s: Sequence[float]) -> list[list[int]]:
@@ -154,7 +185,9 @@ def require_same_gradients(path: str, sizes_bytes: Sequence[Sequence[int | None]
     forms = Counter(map(tuple, sizes_bytes))
     if len(forms) > 1:
         told = " and ".join(f"{count} of {len(form)} gradients" for form, count in forms.most_common(3))
-        raise FormatError(path, f"backward passes are of different gradients ({told}), {_MARK}")
+        raise FormatError(
+            path, f"backward passes are of different gradients ({told}), as of several models, {_MARK}"
+        )
 
 
 def _before_forward(

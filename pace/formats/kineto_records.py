@@ -130,6 +130,8 @@ class KinetoStep:
         How many gradients were ready when each all-reduce was issued.
     passes
         How many backward passes it has; all are of micro-batches, or `folded` is 0.
+    models
+        How many backward passes sent gradients of their own, of other shapes; 1 if none did.
     folded
         How many of them counted as compute before the last: gradients were sent in the last one only.
     pass_starts_s, segments
@@ -163,6 +165,7 @@ class KinetoStep:
     fixed: list[FixedCall] = field(default_factory=list)
     communication_s: float = 0.0
     passes: int = 1
+    models: int = 1
     folded: int = 0
     pass_starts_s: list[float] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)

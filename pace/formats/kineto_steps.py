@@ -21,6 +21,7 @@ from pace.formats.kineto_kind import SAMPLED, kind_without_steps
 from pace.formats.kineto_passes import (
     accumulates,
     made_at,
+    num_models,
     ops_between,
     pass_starts,
     require_same_gradients,
@@ -222,11 +223,14 @@ def _fold_micro_batches(
     ops = ops_between(trace.ops, step.start_s, step.end_s)
     edges = pass_starts(backward, made_at([op for op in ops if main and op.thread == main[0].thread], main))
     step.passes = len(edges)
-    if not accumulates(backward, edges, [op for op in ops if op.name == ACCUMULATE]):
+    accumulated = [op for op in ops if op.name == ACCUMULATE]
+    issued_s = issue_times(trace, step.start_s, step.end_s)
+    if not accumulates(backward, edges, accumulated):
+        step.models = num_models(backward, edges, accumulated, issued_s)
         return []
     step.pass_starts_s = [backward[edge].start_s for edge in edges]
     first, last = step.pass_starts_s[0], step.pass_starts_s[-1]
-    if any(first < moment < last for moment in issue_times(trace, step.start_s, step.end_s)):
+    if any(first < moment < last for moment in issued_s):
         return []
     step.folded = len(edges) - 1
     return backward[: edges[-1]]

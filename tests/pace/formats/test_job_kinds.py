@@ -12,6 +12,7 @@ from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
+from pace.formats.import_report import import_warnings
 from pace.formats.kineto import read_kineto
 from pace.formats.reading import FormatWarning
 from pace.whatif.headroom import headroom
@@ -66,7 +67,11 @@ def test_passes_of_two_models_are_no_accumulation(tmp_path: Path) -> None:
         for event in accumulation_events(no_sync=False)
     ]
     with pytest.warns(FormatWarning, match="3 gradients have no forward op"):  # those of the other model
-        assert _read(tmp_path, events).metadata["job"]["kind"] == "DDP"
+        profile = _read(tmp_path, events)
+    assert profile.metadata["job"]["kind"] == "DDP of several models"
+    assert profile.metadata["job"]["why"].startswith("2 backward passes a step send different gradients")
+    assert any("trains several models" in line for line in import_warnings(profile))
+    assert headroom(profile).plain.bucket_cap_mb_list == ()  # one list is not for two models
 
 
 def test_micro_batches_before_the_last_are_compute(tmp_path: Path) -> None:
