@@ -11,6 +11,7 @@ from pace.documents.collective_costs import AllReduce, RingAllReduce
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_option
 from pace.terminal.console import NETWORK
+from pace.whatif.grid import MOST
 
 Cost = Annotated[
     Path | None,
@@ -55,10 +56,10 @@ def given_cost(path: Path | None, bandwidth_gbps: float | None, latency_s: float
         except ValidationError as error:
             raise InvalidOptions(f"{path}: {explain(error)}") from None
     if bandwidth_gbps is not None:
-        if not 0 < bandwidth_gbps < float("inf") or not 0 <= latency_s < float("inf"):
+        if not 0 < bandwidth_gbps <= MOST or not 0 <= latency_s <= MOST:
             raise InvalidOptions(
                 f"--bandwidth-gbps {bandwidth_gbps:g} --latency-s {latency_s:g}: expected a bandwidth above "
-                "0 and a latency of at least 0"
+                f"0 and a latency of at least 0, both at most {MOST:g}"
             )
         return RingAllReduce(bandwidth_bytes_per_s=bandwidth_gbps * 1e9 / 8, latency_s=latency_s)
     return None

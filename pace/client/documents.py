@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Sha256
@@ -243,7 +243,7 @@ class SimulationRequest(Document):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-class PolicyResult(Document):
+class PolicyResult(ComputedDocument):
     """Iteration times under one policy: the mean, and each one."""
 
     policy: str

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from pace.client.documents import PolicyName, ResourceId
 from pace.client.page_documents import WindowRow
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Name
 from pace.documents.schedule import Schedule, Sha256
@@ -65,7 +65,7 @@ class GraphWindowRequest(Document):
     policies: Annotated[tuple[PolicyName, ...], Field(max_length=8)] = ()
 
 
-class GraphWindowResult(Document):
+class GraphWindowResult(ComputedDocument):
     """Answer of ``POST /v1/simulations/graph-windows``: rows as in ``POST /v1/simulations/windows``.
 
     Each row has its own `op_phases`, and the memory in use over time. Neighboring ops of the same phase are
@@ -111,7 +111,7 @@ class GraphWhatIfRequest(Document):
     grid: GraphGridDocument = GraphGridDocument()
 
 
-class GraphCellDocument(Document):
+class GraphCellDocument(ComputedDocument):
     """One policy at one point. See ``pace.whatif.graphs.GraphCell``."""
 
     ranks: Annotated[int | None, Field(exclude_if=lambda ranks: ranks is None)] = None

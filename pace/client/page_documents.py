@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from pace.client.documents import JobName, PolicyName, ProfileSummary, ResourceId
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.order.job_program import JobProgram
 from pace.documents.order.order_report import OrderReport, StreamRule
 from pace.documents.profile import Name
@@ -152,7 +152,7 @@ class WindowRequest(Document):
     policies: Annotated[tuple[PolicyName, ...], Field(max_length=12)] = ()
 
 
-class WindowGroup(Document):
+class WindowGroup(ComputedDocument):
     """A group of gradients in one or several transfers; `critical` if the schedule's proof contains it."""
 
     name: str
@@ -161,7 +161,7 @@ class WindowGroup(Document):
     critical: bool = False
 
 
-class WindowMemory(Document):
+class WindowMemory(ComputedDocument):
     """Memory in use: bytes from each time on; `budget_bytes` is null without a budget."""
 
     starts_s: tuple[float, ...]
@@ -173,7 +173,7 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
-class WindowRow(Document):
+class WindowRow(ComputedDocument):
     """Times of one iteration: arrays over the profile's ops, and arrays over transfers.
 
     Attributes
@@ -214,7 +214,7 @@ class WindowRow(Document):
     memory: Annotated[WindowMemory | None, Field(exclude_if=_is_empty)] = None
 
 
-class WindowResult(Document):
+class WindowResult(ComputedDocument):
     """Answer of ``POST /v1/simulations/windows``.
 
     Attributes

@@ -7,21 +7,20 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from pace.client.documents import PolicyName, ProfileQuestion, ResourceId
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.collective_costs import Algorithm
 from pace.documents.profile import Profile
 from pace.documents.schedule import Sha256
 from pace.errors import InvalidOptions
 from pace.whatif import Answer, Cell, Grid, Scenario, WhatIf
-from pace.whatif.grid import AXES, DEFAULT_POLICIES, MOST_WORKERS
+from pace.whatif.grid import AXES, DEFAULT_POLICIES, MOST, MOST_WORKERS, SMALLEST
 from pace.whatif.scenario import TwoLevel
 
 MOST_VALUES = 10_000
 
-# Bounds that no network exceeds, and within which no cost overflows.
-Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-AtLeastOne = Annotated[float, Field(ge=1, le=1e9)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=MOST)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
+AtLeastOne = Annotated[float, Field(ge=1, le=MOST)]
 Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 Few = Field(max_length=20)
@@ -90,7 +89,7 @@ class WhatIfRequest(WhatIfQuestion, ProfileQuestion):
     """Body of ``POST /v1/what-if``: a profile or the identifier of a stored one, and a question."""
 
 
-class ScenarioDocument(Document):
+class ScenarioDocument(ComputedDocument):
     """One point of the grid; null keeps what was profiled."""
 
     bandwidth_gbps: float | None
@@ -114,7 +113,7 @@ class CellDocument(ScenarioDocument):
     gain_per_gbps: float | None
 
 
-class TargetDocument(Document):
+class TargetDocument(ComputedDocument):
     """The bandwidth at which a policy reaches the target efficiency; null if no bandwidth does."""
 
     latency_s: float | None

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 
 from pace.errors import PaceError
 from pace.gc_pause import paused_gc
@@ -19,10 +19,25 @@ MOST_SHOWN = 200
 MOST_UNPACKED_BYTES = 2 * 2**30
 # So many unknown fields are no misspellings.
 ANOTHER_KIND = 3
+LIMIT = 10**18
+"""Numbers of documents that have no limits of their own are smaller, and larger than its negative."""
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
 Kind = TypeVar("Kind", bound="Document")
+
+
+def _limit_numbers(schema: Any, document: type) -> None:
+    """Limit the numbers of a document that have no limits of their own; those inside it limit theirs."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "model" and schema["cls"] is not document:
+            return
+        if schema.get("type") in ("int", "float"):
+            schema.update({} if schema.keys() & {"lt", "le"} else {"lt": LIMIT})
+            schema.update({} if schema.keys() & {"gt", "ge"} else {"gt": -LIMIT})
+    if isinstance(schema, dict | list | tuple):
+        for part in schema.values() if isinstance(schema, dict) else schema:
+            _limit_numbers(part, document)
 
 
 class Document(BaseModel):
@@ -32,10 +47,21 @@ class Document(BaseModel):
     ----------
     refused_as
         Error that is raised for invalid fields; None for pydantic's own.
+    limits_numbers
+        Whether each number has a limit; see ``ComputedDocument``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     refused_as: ClassVar[type[PaceError] | None] = None
+    limits_numbers: ClassVar[bool] = True
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return what the fields take, each number within its limits."""
+        schema = handler(source)
+        if cls.limits_numbers:
+            _limit_numbers(schema, cls)
+        return schema
 
     if not TYPE_CHECKING:  # type checkers know the fields from their annotations
 
@@ -53,6 +79,12 @@ class Document(BaseModel):
 
         # pydantic calls this for documents built by hand, and not for those inside parsed documents.
         __init__.__pydantic_base_init__ = True
+
+
+class ComputedDocument(Document):
+    """Base of what is only written: numbers that follow from those of documents have no limits."""
+
+    limits_numbers = False
 
 
 class JsonDocument(Document):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from pace.documents.base import Document
+from pace.errors import InvalidProfile
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -40,3 +41,4 @@ class CostDocument(Document):
     """Base of all costs: the field `kind` says which, and a document must have it."""
 
     model_config = ConfigDict(json_schema_extra=_kind_is_required)
+    refused_as = InvalidProfile

@@ -16,8 +16,6 @@ from pace.solver.flow_shop.lockstep import SharedLinks
 KEY_BYTES = 4
 # A frame's header, and its numbers of chunks and runs.
 _FRAME_BYTES = 44
-# Beyond this, the time of a byte leaves a double's range.
-MOST_BYTES_PER_S = 1e100
 # As many batches together are counted at most.
 MOST_BATCHES = 64
 
@@ -124,10 +122,6 @@ class PushPull(CostDocument):
         """Return e: link time for a byte of every worker's gradient; ValueError if nothing travels."""
         rate = self.worker_bytes_per_s
         at_servers = self.server_bytes_per_s or rate
-        if max(rate, at_servers) > MOST_BYTES_PER_S:
-            raise ValueError(
-                f"{max(rate, at_servers):g} bytes/s: links have at most {MOST_BYTES_PER_S:g} bytes/s"
-            )
         if not self.colocated:
             return max(1 / rate, workers / (self.servers * at_servers))
         if self.servers > workers:

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from pydantic import ValidationError
 
-from pace.documents.base import explain
+from pace.documents.base import LIMIT, explain
 from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -208,7 +208,7 @@ def _json_fault(path: str | Path, error: Exception, position: int) -> FormatErro
 
 
 def number(
-    value: object, path: object, what: str, position: str | None = None, *, below: float = 1e18
+    value: object, path: object, what: str, position: str | None = None, *, below: float = LIMIT
 ) -> float:
     """Return a number from 0 to `below`; a FormatError names `what` otherwise.
 

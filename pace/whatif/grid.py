@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import inf, prod
+from math import prod
 from typing import Any
 
 from pace.documents.base import refuse_other
@@ -26,9 +26,12 @@ AXES = (
     "bandwidth_gbps",
 )
 
-# An axis that is not here takes any positive number.
-LEAST = {"workers": 1, "latency_s": 0, "compression": 1}
+# An axis that is not here takes numbers from `SMALLEST`.
+LEAST = {"workers": 1.0, "latency_s": 0.0, "compression": 1.0}
+SMALLEST = 1e-9
 MOST_WORKERS = 1_000_000
+# No network or machine exceeds it, and below it no cost overflows.
+MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +81,9 @@ class Grid:
         if self.two_level is not None:
             refuse_other(self.two_level, TwoLevel, InvalidOptions)
             inside = self.two_level
-            if not (inside.workers_per_node >= 1 and 0 < inside.intra_gbps < inf):
-                raise InvalidOptions(
-                    f"nodes of {inside.workers_per_node} workers at {inside.intra_gbps} Gbit/s: "
-                    "expected positive numbers"
-                )
+            _refuse_outside("workers_per_node", inside.workers_per_node, 1, MOST_WORKERS)
+            _refuse_outside("intra_gbps", inside.intra_gbps, SMALLEST, MOST)
+            _refuse_outside("intra_latency_s", inside.intra_latency_s, 0, MOST)
 
     @property
     def num_points(self) -> int:
@@ -145,9 +146,9 @@ def _refuse_wrong(axis: str, value: object) -> None:
         if value not in ALGORITHMS:
             raise InvalidOptions(f'no algorithm "{value}": choose one of {", ".join(ALGORITHMS)}')
         return
-    least = LEAST.get(axis)
-    number = float(value) if isinstance(value, int | float) else -inf
-    fits = number > 0 if least is None else number >= least
-    if not fits or not number < inf or (axis == "workers" and number > MOST_WORKERS):
-        expected = "a positive number" if least is None else f"a number of at least {least:g}"
-        raise InvalidOptions(f"{axis} is {value}: expected {expected}")
+    _refuse_outside(axis, value, LEAST.get(axis, SMALLEST), MOST_WORKERS if axis == "workers" else MOST)
+
+
+def _refuse_outside(name: str, value: object, least: float, most: float) -> None:
+    if not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidOptions(f"{name} is {value}: expected a number from {least:g} to {most:g}")

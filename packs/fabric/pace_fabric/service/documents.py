@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pace.client.documents import ResourceId
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.schedule import Sha256
 from pace_fabric.documents.batch import UpdateBatch
 from pace_fabric.documents.network import FabricNetwork
@@ -51,7 +51,7 @@ class FabricRunRequest(Document):
     )
 
 
-class FabricPolicyResult(Document):
+class FabricPolicyResult(ComputedDocument):
     """Result of a run under one policy; the fields are those of ``pace fabric simulate --json``."""
 
     policy: FabricPolicyName

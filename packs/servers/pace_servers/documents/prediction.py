@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Document
+from pace.documents.base import ComputedDocument, Document
 from pace.documents.profile import Seconds
 from pace.documents.steps import (
     LinkDiscipline,
@@ -86,7 +86,7 @@ class PredictionOptions(Document):
         return len(self.workers) * max(len(self.servers), 1) * max(len(self.bandwidth_gbps), 1)
 
 
-class LinkUse(Document):
+class LinkUse(ComputedDocument):
     """One direction of one host's link, and the share of its rate that was in use."""
 
     host: Literal["server", "worker"]
@@ -95,14 +95,14 @@ class LinkUse(Document):
     utilization: float
 
 
-class StalenessShare(Document):
+class StalenessShare(ComputedDocument):
     """Share of updates with a staleness: the number of others' updates since the pull."""
 
     staleness: int
     share: float
 
 
-class CoarseModels(Document):
+class CoarseModels(ComputedDocument):
     """Predictions of simpler models, in examples per second.
 
     Attributes
@@ -122,7 +122,7 @@ class CoarseModels(Document):
     bound: float
 
 
-class PredictedPoint(Document):
+class PredictedPoint(ComputedDocument):
     """One combination of workers, servers and link.
 
     Attributes
@@ -156,7 +156,7 @@ class PredictedPoint(Document):
     extrapolated: bool
 
 
-class Improvement(Document):
+class Improvement(ComputedDocument):
     """Effect of one change: relative gain of throughput, with its 5th and 95th percentiles."""
 
     change: Literal["one more worker", "one more server", "links twice as fast", "compute twice as fast"]
@@ -166,7 +166,7 @@ class Improvement(Document):
     high: float
 
 
-class PredictedCurve(Document):
+class PredictedCurve(ComputedDocument):
     """Throughput over workers, with one number of servers and one link.
 
     Attributes
@@ -195,7 +195,7 @@ class PredictedCurve(Document):
     dips: tuple[int, ...]
 
 
-class ThroughputPrediction(Document):
+class ThroughputPrediction(ComputedDocument):
     """Predicted throughput, bottlenecks and staleness at every scale.
 
     Attributes

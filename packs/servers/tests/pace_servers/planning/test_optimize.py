@@ -402,9 +402,8 @@ def test_two_pushes_over_one_connection_of_colocated_servers_are_found() -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"partition_s": 1e300}, "take 2e.300 s, at most"),
+        ({"partition_s": 1e17}, "take 2e.17 s, at most"),
         ({"bytes_per_s": 1e-320}, "take inf s, at most"),
-        ({"bytes_per_s": 1e300}, "1e.300 bytes/s: links have at most"),
     ],
 )
 def test_clusters_whose_times_cannot_be_added_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -228,7 +228,7 @@ def corrupted(**changed: Any) -> list[str]:
         ({"fragments__1__link": "none"}, 'no link "none"'),
         ({"fragments__1__send_step": 7}, "it is sent at"),
         ({"bound__period_s": 6.5}, "bound.period_s is 6.5"),
-        ({"bound__period_s": 1e308}, "links can carry inf bytes"),
+        ({"bound__period_s": 1e17}, "links can carry"),
     ],
 )
 def test_wrong_plans_are_found(changed: dict[str, Any], said: str) -> None:
@@ -257,7 +257,8 @@ def test_a_busy_link_is_found() -> None:
         ({"links": []}, "at least 1 item"),
         ({"links": [FAST, FAST]}, 'two links are named "fast"'),
         ({"cutting": "none", "max_fragments": 2}, "each layer is a fragment"),
-        ({"step_s": 1e300}, "a period may take"),
+        ({"step_s": 1e17}, "a period may take"),
+        ({"step_s": 1e18}, "less than 1000000000000000000"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
     ],
 )
@@ -270,7 +271,7 @@ def test_impossible_documents_are_refused(changed: dict[str, Any], said: str) ->
 @pytest.mark.parametrize("latency_s", [0.0, 1000.0])
 def test_bytes_that_take_less_time_than_rounding_are_sent(latency_s: float) -> None:
     """The bound then leaves no room for them."""
-    link = {"name": "wan", "bytes_per_s": 1e300, "latency_s": latency_s}
+    link = {"name": "wan", "bytes_per_s": 9e17, "latency_s": latency_s}
     problem = small_outer(links=[link], step_s=1e4, max_delay_steps=0)
     plan = plan_outer(problem)
     assert check_outer(problem, plan) == []
