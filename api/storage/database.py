@@ -174,8 +174,8 @@ class _DatabaseFiles:
 
     def _lost(self) -> DatabaseReplaced:
         return DatabaseReplaced(
-            f"the database's file {self._file.name}, or its log, was deleted or replaced in use, and "
-            "nothing was stored: put it back, or restart the service"
+            f"the database file {self._file.name} or its log was deleted or replaced while in use, so "
+            "nothing was stored: restore the file, or restart the service"
         )
 
 

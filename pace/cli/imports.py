@@ -34,7 +34,7 @@ class ImportCommands(CommandGroup):
 app = CommandLine(
     cls=ImportCommands,
     no_args_is_help=True,
-    help="Convert a trace, a table or a log of another tool to a PACE profile.",
+    help="Convert a trace, a table or a log of another tool to a profile, a graph or a steps document.",
 )
 
 
@@ -101,7 +101,7 @@ def any_format(
     name: Name = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a file of any of these tools, recognized by its content, as `pace import FILE` does."""
+    """Recognize the format of a file by its content, and convert it: `pace import FILE` does the same."""
     from pace.formats.any_format import read_any
 
     with reported():

@@ -91,8 +91,8 @@ def _two_lengths(recorded_s: Sequence[float]) -> str | None:
         for part in (lengths_s[:cut], lengths_s[cut:])
     )
     return (
-        f"{cut} of {len(lengths_s)} steps took {few}, and {len(lengths_s) - cut} took {many}: this "
-        "is about the median step. Find out what the longer ones wait for, or record more steps"
+        f"{cut} of {len(lengths_s)} steps took {few}, and {len(lengths_s) - cut} took {many}: "
+        "predictions are for the median step. Find out why some steps take longer, or record more steps"
     )
 
 

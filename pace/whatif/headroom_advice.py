@@ -27,10 +27,10 @@ def _withheld(made: Headroom) -> str | None:
     """Return the warning about gains that are smaller than the replay's error."""
     if not made.is_withheld:
         return None
-    compared = "it" if made.recorded is not None else "DDP as it comes"
     return (
-        f"percentages are withheld: the replay of the recorded step is {made.replay_error:+.1%} off, and "
-        f"the plans differ from {compared} by {made.promised:.1%}. Record more steps on idle machines."
+        f"percentages are withheld: the replay differs from the recorded step by {made.replay_error:+.1%}, "
+        f"and the best plan differs from {made.compared_with} by {made.promised:.1%} only. Record more steps "
+        "on idle machines."
     )
 
 

@@ -232,7 +232,7 @@ def test_a_database_file_that_is_gone_is_noticed_before_anything_is_promised(
             answer = service.http.post(path, json=body)
             assert answer.status_code == 503
             assert answer.json()["type"] == "urn:pace:problem:storage-unavailable"
-            assert "put it back, or restart the service" in answer.json()["detail"]
+            assert "restore the file, or restart the service" in answer.json()["detail"]
         assert service.http.get("/readyz").status_code == 503
         assert moved.exists() == (change == "replaced")
         aside.rename(moved)
