@@ -146,11 +146,20 @@ class ListScheduler:
     @cached_property
     def _owner(self) -> IntArray:
         """Each node's owner, a collective that returns more than it reads and alone needs the node, or -1."""
-        program = self.program
         sources = np.array(self.sources, dtype=np.int64)
-        growing = sources[program.output_bytes[sources] > program.input_bytes[sources]]
+        growing = sources[self.program.output_bytes[sources] > self.program.input_bytes[sources]]
+        return self._only_for(growing.tolist())
+
+    @cached_property
+    def sink_of(self) -> IntArray:
+        """The only sink that needs each op, if nothing else does; the sink itself for a sink, else -1."""
+        return self._only_for(self.sinks)
+
+    def _only_for(self, collectives: Sequence[int]) -> IntArray:
+        """Return for each op which of some collectives alone needs it, for these themselves, else -1."""
+        program = self.program
         owner = [-1] * len(program)
-        for node in growing.tolist():
+        for node in collectives:
             owner[node] = node
         free = (program.kind == OP) & ~program.kept[program.storage]
         starts, users = program.users.starts.tolist(), program.users.flat.tolist()

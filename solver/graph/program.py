@@ -14,7 +14,7 @@ the buffers live from the issue to the wait.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -116,6 +116,27 @@ class Program:
         weight = self.duration + self.alone_s
         return heads_and_tails(self.deps, self.users, weight, self.duration, self.kind == COLLECTIVE)
 
+    def in_order(self, order: IntArray) -> "Program":
+        """Return the program whose own order is another one: node i is node ``order[i]`` of this program."""
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        lengths = np.diff(self.deps.starts)[order]
+        starts = np.append(0, np.cumsum(lengths))
+        read = np.arange(len(self.deps.flat)) - np.repeat(starts[:-1] - self.deps.starts[order], lengths)
+        return replace(
+            self,
+            kind=self.kind[order],
+            duration=self.duration[order],
+            deps=Adjacency(starts=starts, flat=place[self.deps.flat[read]]),
+            wire=self.wire[order],
+            key=self.key[order],
+            input_bytes=self.input_bytes[order],
+            output_bytes=self.output_bytes[order],
+            storage=place[self.storage[order]],
+            size_bytes=self.size_bytes[order],
+            kept=self.kept[order],
+        )
+
     def transfer_s(self, bucket: Sequence[int]) -> float:
         """Return how long a bucket, or a single collective, takes its wire, in seconds."""
         key = self.key[bucket[0]]
@@ -150,3 +171,11 @@ class ProgramPlan:
     order: IntArray
     buckets: tuple[Bucket, ...]
     apart: frozenset[int] = frozenset()
+
+    def of(self, order: IntArray) -> "ProgramPlan":
+        """Return a plan of ``program.in_order(order)``, this one, as a plan of the program."""
+        return ProgramPlan(
+            order=order[self.order],
+            buckets=tuple(tuple(order[list(bucket)].tolist()) for bucket in self.buckets),
+            apart=frozenset(order[list(self.apart)].tolist()) if self.apart else frozenset(),
+        )

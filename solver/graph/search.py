@@ -1,5 +1,7 @@
 """The planner for graphs: it searches for buckets, the order of compute and how far gathers run ahead.
 
+It starts from a few orders of the program (``pace.solver.graph.base_orders``).
+
 Every candidate is a complete plan with its time and memory. The search changes one setting at a time and
 keeps the better plan: first the one with less memory above the budget, then the one that ends earlier. This
 is a heuristic; ``pace.solver.graph.bounds`` tells how far from optimal its plan may be. The unchanged program
@@ -13,6 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pace.solver.arrays import IntArray
+from pace.solver.graph.base_orders import base_orders
 from pace.solver.graph.enumeration import fastest_plan, leanest_plan
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler, PricedPlan, priced
 from pace.solver.graph.program import Bucket, Program
@@ -31,8 +35,17 @@ WINDOWS = (0, 64, 256, 512, 1024, 4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """The rules of list scheduling, and the largest bucket of each class of collectives, in bytes."""
+    """The settings of one plan.
 
+    Attributes
+    ----------
+    order
+        Number of the order that list scheduling starts from; 0 is the program's own.
+    most_bytes
+        The largest bucket of each class of collectives, in bytes.
+    """
+
+    order: int = 0
     rules: ListRules = field(default_factory=ListRules)
     most_bytes: tuple[int, ...] = ()
 
@@ -82,23 +95,35 @@ def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan
 
 @dataclass(slots=True)
 class PlanSearch:
-    """A search for plans of a program under a memory budget; `calls` is how many more may be tried."""
+    """A search for plans of a program under a memory budget; `calls` is how many more may be tried.
+
+    Attributes
+    ----------
+    schedulers
+        One for each of the orders of the program that the search starts from, its own first.
+    classes
+        Of each scheduler, the classes of collectives that may share buckets.
+    """
 
     program: Program
     budget_bytes: int
     calls: int
-    scheduler: ListScheduler = field(init=False)
+    orders: tuple[IntArray, ...] = field(init=False)
+    schedulers: tuple[ListScheduler, ...] = field(init=False)
     as_it_is: PricedPlan = field(init=False)
-    classes: tuple[tuple[int, ...], ...] = field(init=False)
+    classes: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
     best: PricedPlan | None = None
     knobs: PlanChoice = field(default_factory=PlanChoice)
     tried: set[PlanChoice] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.scheduler = ListScheduler(self.program, self.budget_bytes)
-        self.as_it_is = self.scheduler.as_it_is()
-        self.classes = tuple(fusible(self.scheduler))
-        self.knobs = PlanChoice(most_bytes=(0,) * len(self.classes))
+        own = ListScheduler(self.program, self.budget_bytes)
+        self.as_it_is = own.as_it_is()
+        self.orders = tuple(base_orders(own))
+        others = (self.program.in_order(order) for order in self.orders[1:])
+        self.schedulers = (own, *(ListScheduler(each, self.budget_bytes) for each in others))
+        self.classes = tuple(tuple(fusible(each)) for each in self.schedulers)
+        self.knobs = PlanChoice(most_bytes=(0,) * len(self.classes[0]))
 
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
@@ -107,7 +132,7 @@ class PlanSearch:
         improved = True
         while improved and self.calls > 0:
             improved = False
-            for moves in (self._ahead, self._windows, self._sizes):
+            for moves in (self._orders, self._ahead, self._sizes, self._orders, self._windows, self._finer):
                 for knobs in moves():
                     improved |= self._try(knobs)
         assert self.best is not None
@@ -118,16 +143,23 @@ class PlanSearch:
             return False
         self.tried.add(knobs)
         self.calls -= 1
+        scheduler = self.schedulers[knobs.order]
         buckets = [
             bucket
-            for members, most in zip(self.classes, knobs.most_bytes, strict=True)
-            for bucket in cut(self.program, members, most)
+            for members, most in zip(self.classes[knobs.order], knobs.most_bytes, strict=True)
+            for bucket in cut(scheduler.program, members, most)
         ]
-        outcome = self.scheduler.plan(buckets, knobs.rules)
+        outcome = scheduler.plan(buckets, knobs.rules)
         if self.best is None or self._cost(outcome) < self._cost(self.best):
-            self.best, self.knobs = outcome, knobs
+            order = self.orders[knobs.order]
+            self.best = replace(outcome, plan=outcome.plan.of(order), peak_node=int(order[outcome.peak_node]))
+            self.knobs = knobs
             return True
         return False
+
+    def _orders(self) -> Iterator[PlanChoice]:
+        for order in range(len(self.orders)):
+            yield replace(self.knobs, order=order)
 
     def _cost(self, outcome: PricedPlan) -> tuple[int, float]:
         """Return the bytes above the budget, and the end with a small penalty for memory."""
@@ -135,16 +167,22 @@ class PlanSearch:
         return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + MEMORY_WEIGHT * share)
 
     def _ahead(self) -> Iterator[PlanChoice]:
-        total = int(self.program.output_bytes[list(self.scheduler.gathers)].sum())
+        total = int(self.program.output_bytes[list(self.schedulers[0].gathers)].sum())
         for share in (0.0, *AHEAD_SHARES):
             most = int(total * share) if share else UNLIMITED
             yield replace(self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=most))
+
+    def _finer(self) -> Iterator[PlanChoice]:
         for factor in (0.7, 1.4):
             most = self.knobs.rules.most_ahead_bytes
             if most < UNLIMITED:
                 yield replace(
                     self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=int(most * factor))
                 )
+        for number in range(len(self.classes[0])):
+            current = self.knobs.most_bytes[number]
+            for most in (current // 2, current * 2):
+                yield self._of_size(number, most)
 
     def _windows(self) -> Iterator[PlanChoice]:
         for window in WINDOWS:
@@ -152,21 +190,21 @@ class PlanSearch:
                 yield replace(self.knobs, rules=replace(self.knobs.rules, window=window, by_tail=by_tail))
 
     def _sizes(self) -> Iterator[PlanChoice]:
-        for number, members in enumerate(self.classes):
+        for number, members in enumerate(self.classes[0]):
             sizes = self.program.input_bytes[list(members)]
-            largest, total = int(sizes.max(initial=0)), int(sizes.sum())
-            smallest = max(1, int(sizes.min(initial=1)))
-            steps = [0]
-            most = max(2 * smallest, largest // 64)
+            total = int(sizes.sum())
+            most = max(2 * int(sizes.min(initial=1)), int(sizes.max(initial=0)) // 64, 1)
+            yield self._of_size(number, 0)
             while most < total:
-                steps.append(most)
+                yield self._of_size(number, most)
                 most *= LARGEST_STEP
-            current = self.knobs.most_bytes[number]
-            steps += [total, current // 2, current * 2]
-            for most in steps:
-                chosen = list(self.knobs.most_bytes)
-                chosen[number] = most
-                yield replace(self.knobs, most_bytes=tuple(chosen))
+            yield self._of_size(number, total)
+
+    def _of_size(self, number: int, most_bytes: int) -> PlanChoice:
+        """Return the current choice with buckets of one class of at most `most_bytes`."""
+        chosen = list(self.knobs.most_bytes)
+        chosen[number] = most_bytes
+        return replace(self.knobs, most_bytes=tuple(chosen))
 
 
 def fusible(scheduler: ListScheduler) -> Iterator[tuple[int, ...]]:
