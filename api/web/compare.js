@@ -1,4 +1,4 @@
-// Two schedules, or a schedule and a step that a job measured: one time axis, numbers side by side, and what changed.
+// Schedules, and a step that a job measured: one time axis, numbers side by side, and what changed against the first.
 import { html, useEffect, useMemo, useRef, useState } from "./elements.js";
 import { adjust, linkTo, useTitle } from "./address.js";
 import { changesInWords, gradientRows, numberRows } from "./differences.js";
@@ -12,31 +12,37 @@ import { band, certificateParts, gradientKinds, why } from "./windows.js";
 
 const NUM_LISTED = 100;
 
+// Sides of the comparison in the address; the first is what all others are compared with.
+const LETTERS = ["a", "b", "c", "d", "e"];
+const chosenIn = (values) => LETTERS.map((letter) => values[letter]).filter(Boolean);
+// Without gaps: what follows a removed schedule takes its letter.
+const choose = (ids) => adjust({ ...Object.fromEntries(LETTERS.map((letter, at) => [letter, ids[at] || ""])), from: "", to: "" });
+
 export function Compare({ values }) {
   const [file, setFile] = useState(null);
-  const one = useSide(values.a);
-  const other = useSide(values.b);
+  const ids = chosenIn(values);
+  const loaded = LETTERS.map((_, at) => useSide(ids[at]));
   // What was loaded for another address is not what is asked for.
-  const [first, third] = [[one, values.a], [other, values.b]].map(([{ value }, id]) => (value && value.id === id ? value : null));
-  const measured = useMemo(() => file && first && besideSchedule(file, first), [file, first]);
-  const second = measured?.side || third;
+  const schedules = ids.map((id, at) => (loaded[at].value?.id === id ? loaded[at].value : null));
+  const [first] = schedules;
+  const isFull = ids.length === LETTERS.length;
+  const measured = useMemo(() => (file && first && !isFull ? besideSchedule(file, first) : null), [file, first, isFull]);
   const take = async (chosen) => {
     try {
-      const timeline = await readTimeline(chosen);
-      adjust({ b: "" });
-      setFile(timeline);
+      setFile(await readTimeline(chosen));
     } catch (error) {
       setFile({ error });
     }
   };
-  const busy = (values.a && one.busy && !first) || (values.b && other.busy && !third);
-  return html`<${Choice} values=${values} one=${first} file=${file} take=${take} clear=${() => setFile(null)} error=${file?.error || measured?.error} />
-    <${ProblemNote} error=${one.error} retry=${one.again} />
-    <${ProblemNote} error=${other.error} retry=${other.again} />
-    ${busy && html`<section class="card"><${Progress} task=${{ state: "running" }} what="Simulating both" /><${Waiting} what="both windows" rows=${8} /></section>`}
-    ${first && second ? html`<${Both} key=${`${first.id} ${second.id}`} one=${first} other=${second} values=${values} />`
-      : !busy && !one.error && !other.error && html`<${Empty} title=${values.a ? "Choose what to compare A with" : "Choose two schedules"}>
-        <p>${values.a ? "Another schedule, or the timeline of a step that a job measured." : "The newest are listed above. A job's page and each result lead here, too."}</p><//>`}`;
+  const faults = loaded.filter(({ error }, at) => ids[at] && error);
+  const busy = !faults.length && schedules.includes(null);
+  const sides = [...schedules, ...(measured?.side ? [measured.side] : [])].map((side, at) => side && { ...side, letter: LETTERS[at].toUpperCase() });
+  return html`<${Choice} ids=${ids} one=${first} file=${file} take=${take} clear=${() => setFile(null)} error=${file?.error || measured?.error} />
+    ${faults.map((each) => html`<${ProblemNote} error=${each.error} retry=${each.again} />`)}
+    ${busy && html`<section class="card"><${Progress} task=${{ state: "running" }} what="Simulating" /><${Waiting} what="windows" rows=${8} /></section>`}
+    ${!busy && !faults.length && (sides.length > 1 ? html`<${Sides} key=${sides.map(({ id }) => id).join(" ")} sides=${sides} values=${values} />`
+      : html`<${Empty} title=${first ? "Choose what to compare A with" : "Choose two schedules"}>
+        <p>${first ? "Another schedule, or the timeline of a step that a job measured." : "The newest are listed above. A job's page and each result lead here, too."}</p><//>`)}`;
 }
 
 // A schedule with its profile, its window and the newest report under it.
@@ -70,7 +76,7 @@ function besideSchedule({ row, title, measured, error }, one) {
 
 const label = ({ job, id, asked_at: at }) => `${job || "no job"}, ${moment(at)}, ${id.slice(0, 8)}`;
 
-function Choice({ values, one, file, take, clear, error }) {
+function Choice({ ids, one, file, take, clear, error }) {
   const job = one?.job;
   const { value, error: failed, again } = useLoaded(async (signal) => {
     const { items } = await getJson(`v1/schedules?limit=${NUM_LISTED}`, signal);
@@ -80,29 +86,34 @@ function Choice({ values, one, file, take, clear, error }) {
     return [...same, ...items.filter(({ id }) => !listed.has(id))];
   }, [job]);
   const items = value || [];
-  const choose = (name) => (event) => {
-    if (name === "b") clear();
-    adjust({ [name]: event.target.value, from: "", to: "" });
-  };
-  const paste = (name) => (event) => {
+  const put = (at, id) => choose([...ids.slice(0, at), id, ...ids.slice(at + 1)].filter(Boolean));
+  const paste = (at) => (event) => {
     const found = event.target.value.match(/[0-9a-f]{32}(?![0-9a-f])/);
-    if (found) choose(name)({ target: { value: found[0] } });
+    if (!found) return;
+    event.target.value = "";
+    put(at, found[0]);
   };
-  const options = (chosen) => html`<option value="">${value ? "choose a schedule" : "loading…"}</option>
+  const isFile = file && !error;
+  // One more than there are: what is chosen last may be removed, too.
+  const most = LETTERS.length - (isFile ? 1 : 0);
+  const fields = LETTERS.slice(0, Math.min(Math.max(ids.length + 1, 2), most));
+  const options = (chosen) => html`<option value="">${!value ? "loading…" : chosen ? "none" : "choose a schedule"}</option>
     ${chosen && !items.some(({ id }) => id === chosen) && html`<option value=${chosen}>${chosen.slice(0, 40)}</option>`}
     ${items.map((each) => html`<option value=${each.id}>${label(each)}</option>`)}`;
   return html`<section class="card" aria-labelledby="choice-title">
-    <div class="row between"><h2 id="choice-title">Compare two schedules</h2>
-      ${values.a && values.b && html`<button type="button" onClick=${() => adjust({ a: values.b, b: values.a })}>Swap A and B</button>`}</div>
+    <div class="row between"><h2 id="choice-title">Compare schedules</h2>
+      ${ids.length > 1 && html`<button type="button" onClick=${() => choose([ids[1], ids[0], ...ids.slice(2)])}>Swap A and B</button>`}</div>
+    <p class="faint">Up to ${LETTERS.length}: each is compared with A.</p>
     <${ProblemNote} error=${failed} retry=${again} />
     <div class="fields sides">
-      ${["a", "b"].map((name) => html`<${Field} id=${`side-${name}`} label=${`Schedule ${name.toUpperCase()}`}>
-        <select id=${`side-${name}`} value=${(name === "b" && file && !error ? "" : values[name]) || ""} onChange=${choose(name)}>${options(values[name])}</select>
-        <input type="text" aria-label=${`Link or identifier of schedule ${name.toUpperCase()}`} placeholder="or paste a link to its result" onInput=${paste(name)} /><//>`)}
+      ${fields.map((letter, at) => html`<${Field} key=${letter} id=${`side-${letter}`} label=${`Schedule ${letter.toUpperCase()}`}>
+        <select id=${`side-${letter}`} value=${ids[at] || ""} onChange=${(event) => put(at, event.target.value)}>${options(ids[at])}</select>
+        <input type="text" aria-label=${`Link or identifier of schedule ${letter.toUpperCase()}`} placeholder="or paste a link to its result" onInput=${paste(at)} /><//>`)}
     </div>
-    ${values.a && html`<details open=${Boolean(file)}><summary>Or compare A with a step that the job measured</summary>
-      <${DropFile} id="timeline" label=${file && !error ? `B is ${file.title}` : "Drop a timeline here, or choose one"} onFile=${take}
-        hint=${html`The file that <code>optimizer.write_timeline("timeline.json")</code> writes in the training job. It stays in your browser.`} /></details>`}
+    ${ids.length > 0 && ids.length < LETTERS.length && html`<details open=${Boolean(file)}><summary>Or compare A with a step that the job measured</summary>
+      <${DropFile} id="timeline" label=${isFile ? `${LETTERS[ids.length].toUpperCase()} is ${file.title}` : "Drop a timeline here, or choose one"} onFile=${take}
+        hint=${html`The file that <code>optimizer.write_timeline("timeline.json")</code> writes in the training job. It stays in your browser.`} />
+      ${isFile && html`<button type="button" onClick=${clear}>Remove the measured step</button>`}</details>`}
     <${ProblemNote} error=${error} />
   </section>`;
 }
@@ -117,15 +128,17 @@ function useDrawn() {
   return drawn;
 }
 
-function Both({ one, other, values }) {
+function Sides({ sides, values }) {
   const chart = useRef(null);
   const [view, remember] = useView(values);
   const [all, setAll] = useState(false);
-  useTitle(`${one.title} against ${other.title}`, "Compare");
-  const sides = [["A", one], ["B", other]];
+  const [one, ...others] = sides;
+  useTitle(sides.map(({ title }) => title).join(" against "), "Compare");
+  const rows = sides.map(({ row }) => row);
   const bands = useMemo(() => {
-    const kinds = gradientKinds([one.row, other.row]);
-    return sides.map(([letter, side]) => {
+    const kinds = gradientKinds(rows);
+    return sides.map((side) => {
+      const { letter } = side;
       const made = band(side.result, side.row, kinds, side.certificate);
       const { predicted } = side.schedule || {};
       const times = [predicted ? `predicted ${seconds(predicted.iteration_s)}` : side.measured ? "measured transfers" : "", side.report ? `measured ${seconds(side.report.measured_iteration_s)}` : ""].filter(Boolean).join(", ");
@@ -135,45 +148,59 @@ function Both({ one, other, values }) {
       if (side.report) made.marks.push({ at: side.report.measured_iteration_s, name: "measured" });
       return made;
     });
-  }, [one, other]);
+  }, rows);
   const end = useMemo(() => 1.005 * bands.reduce((latest, { lanes, marks }) => Math.max(latest, ...marks.map(({ at }) => at), ...lanes.map(({ ends }) => ends.reduce((a, b) => Math.max(a, b), 0))), 0), [bands]);
-  const numbers = useMemo(() => numberRows(one, other), [one, other]);
+  const numbers = useMemo(() => numberRows(sides), [bands]);
   const ready = useDrawn();
-  const gradients = useMemo(() => (ready ? gradientRows(one, other) : []), [one, other, ready]);
-  const words = useMemo(() => (ready && other.schedule ? changesInWords(one, other) : []), [one, other, ready]);
+  const words = useMemo(() => (ready ? others.filter(({ schedule }) => schedule).map((other) => [other.letter, changesInWords(one, other)]) : []), [bands, ready]);
+  const [letter, setLetter] = useState(others[0].letter);
+  const other = others.find((each) => each.letter === letter);
+  const gradients = useMemo(() => (ready ? gradientRows(one, other) : []), [one.row, other.row, ready]);
   const shown = all ? gradients : gradients.filter(({ differs }) => differs);
-  const file = () => csv(["gradient", "size_bytes_a", "size_bytes_b", "group_a", "group_b", "start_s_a", "start_s_b", "end_s_a", "end_s_b"],
-    gradients.map(({ name, size, a, b }) => [name, size[0], size[1], a?.group, b?.group, a?.start, b?.start, a?.end, b?.end]));
+  const columns = useMemo(() => gradientColumns(letter), [letter]);
+  const file = () => {
+    const names = ["a", letter.toLowerCase()];
+    return csv(["gradient", ...["size_bytes", "group", "start_s", "end_s"].flatMap((what) => names.map((name) => `${what}_${name}`))],
+      gradients.map(({ name, size, a, b }) => [name, size[0], size[1], a?.group, b?.group, a?.start, b?.start, a?.end, b?.end]));
+  };
+  const measured = sides.find((side) => side.measured);
+  const planned = sides.filter(({ schedule }) => schedule);
   return html`<section class="card" aria-labelledby="changed-title">
     <h2 id="changed-title">What changed</h2>
     <div class="pair even"><div class="said">
-    <${Verdict} one=${one} other=${other} />
-    ${words.length > 0 && html`<ul class="changes">${words.map((line) => html`<li>${line}</li>`)}</ul>`}
-    ${other.schedule && html`<dl class="reasons">${sides.map(([letter, side]) => html`<div><dt>${letter}</dt><dd>${why(side.schedule)}</dd></div>`)}</dl>`}
-    ${other.measured && html`<p class="faint">A job counts its times from the first group that it submits. They are drawn ${seconds(other.moved)} later: that is when A's first group is ready.</p>`}
+    ${others.map((each) => html`<${Verdict} one=${one} other=${each} />`)}
+    ${words.map(([name, lines]) => html`${others.length > 1 && html`<h3>${name} against A</h3>`}<ul class="changes">${lines.map((line) => html`<li>${line}</li>`)}</ul>`)}
+    ${planned.length > 1 && html`<dl class="reasons">${planned.map((side) => html`<div><dt>${side.letter}</dt><dd>${why(side.schedule)}</dd></div>`)}</dl>`}
+    ${measured && html`<p class="faint">A job counts its times from the first group that it submits. They are drawn ${seconds(measured.moved)} later: that is when A's first group is ready.</p>`}
     </div>
-    <${Table} caption="Numbers of both" rows=${numbers} rowKey=${({ name }) => name} columns=${[
+    <${Table} caption="Numbers of all" rows=${numbers} rowKey=${({ name }) => name} columns=${[
       { name: "what", title: "Quantity", show: ({ name }) => name },
-      ...["A", "B"].map((letter, at) => ({ name: letter, title: letter, show: ({ values: both, show }) => (both[at] === null ? "–" : show(both[at])), numeric: true })),
-      { name: "change", title: "B against A", show: ({ values: [a, b] }) => (!a || b === null ? "–" : b > 10 * a ? `${compact(b / a)} times` : percent(b / a - 1, true)), numeric: true },
+      ...sides.flatMap((side, at) => [
+        { name: side.letter, title: side.letter, show: ({ values: each, show }) => (each[at] === null ? "–" : show(each[at])), numeric: true },
+        ...(at ? [{ name: `change-${side.letter}`, title: `${side.letter} against A`, show: ({ values: each }) => change(each[0], each[at]), numeric: true }] : []),
+      ]),
     ]} />
     </div>
   </section>
-  <section class="card" aria-labelledby="both-title">
-    <h2 id="both-title">Both iterations on one time axis</h2>
-    <${Gantt} label="Windows of A and B" bands=${bands} end=${end} view=${view} onView=${remember} chartRef=${chart} />
-    <${Legend} phases=${one.result.op_phases} measured=${Boolean(one.report || other.report)} />
+  <section class="card" aria-labelledby="sides-title">
+    <h2 id="sides-title">The iterations on one time axis</h2>
+    <${Gantt} label=${`Windows of ${sides.map((side) => side.letter).join(", ")}`} bands=${bands} end=${end} view=${view} onView=${remember} chartRef=${chart} />
+    <${Legend} phases=${one.result.op_phases} measured=${sides.some(({ report }) => report)} />
     <div class="row"><button type="button" onClick=${() => save("comparison.svg", chart.current.toSvg(), "image/svg+xml")}>Chart as SVG</button>
-      ${sides.filter(([, { schedule }]) => schedule).map(([letter, { id }]) => html`<a class="button" href=${linkTo("result", { schedule: id })}>Result of ${letter}</a>`)}</div>
+      ${planned.map((side) => html`<a class="button" href=${linkTo("result", { schedule: side.id })}>Result of ${side.letter}</a>`)}</div>
   </section>
   <section class="card" aria-labelledby="gradients-title">
     <div class="row between"><h2 id="gradients-title">${count(shown.length)} of ${count(gradients.length)} gradients${all ? "" : " differ"}</h2>
-      <div class="row"><label class="switch"><input type="checkbox" role="switch" checked=${all} onChange=${(event) => setAll(event.target.checked)} /> Show all</label>
+      <div class="row">${others.length > 1 && html`<label class="switch" for="gradients-of">A and</label>
+        <select id="gradients-of" class="short" value=${letter} onChange=${(event) => setLetter(event.target.value)}>${others.map((each) => html`<option value=${each.letter}>${each.letter}</option>`)}</select>`}
+        <label class="switch"><input type="checkbox" role="switch" checked=${all} onChange=${(event) => setAll(event.target.checked)} /> Show all</label>
         <button type="button" onClick=${() => save("gradients.csv", file(), "text/csv")}>Gradients (CSV)</button></div></div>
-    ${!ready ? html`<${Waiting} what="gradients" rows=${8} />` : shown.length ? html`<${Table} caption="Gradients of both" rows=${shown} rowKey=${({ name }) => name} columns=${GRADIENT_COLUMNS} first="later" descending=${true} pageSize=${25} />`
+    ${!ready ? html`<${Waiting} what="gradients" rows=${8} />` : shown.length ? html`<${Table} key=${letter} caption=${`Gradients of A and ${letter}`} rows=${shown} rowKey=${({ name }) => name} columns=${columns} first="later" descending=${true} pageSize=${25} />`
       : html`<${Empty} title="No gradient differs"><p>Each arrives at the same time (within 1 %), in the same group.</p><//>`}
   </section>`;
 }
+
+const change = (from, to) => (!from || to === null ? "–" : to > 10 * from ? `${compact(to / from)} times` : percent(to / from - 1, true));
 
 // The one sentence: which is faster, as predicted, as measured, or measured against predicted.
 function Verdict({ one, other }) {
@@ -185,18 +212,20 @@ function Verdict({ one, other }) {
   }
   const [a, b] = [one, other].map(({ schedule }) => schedule.predicted.iteration_s);
   const both = one.report && other.report;
-  return html`<p class="verdict">An iteration of B is predicted to be ${against(a, b)} one of A${Math.abs(b / a - 1) < 5e-4 ? "" : ` (${seconds(b)} against ${seconds(a)})`}${both
+  return html`<p class="verdict">An iteration of ${other.letter} is predicted to be ${against(a, b)} one of A${Math.abs(b / a - 1) < 5e-4 ? "" : ` (${seconds(b)} against ${seconds(a)})`}${both
     ? `, and measured ${against(one.report.measured_iteration_s, other.report.measured_iteration_s)} it` : ""}.</p>`;
 }
 
-const side = (name, title, of, show) => ["a", "b"].map((key) => ({
-  name: `${name}-${key}`, title: `${title} ${key.toUpperCase()}`, value: (row) => (row[key] ? of(row[key]) : null), show: (row) => (row[key] ? show(row[key]) : "–"), numeric: true,
-}));
-const GRADIENT_COLUMNS = [
-  { name: "name", title: "Gradient", value: ({ name }) => name, show: ({ name }) => html`<span class="name">${name}</span>` },
-  { name: "size", title: "Size", value: ({ size }) => size[0] ?? size[1], show: ({ size: [a, b] }) => (a !== null && b !== null && a !== b ? `${bytes(a)} → ${bytes(b)}` : bytes(a ?? b)), numeric: true },
-  ...side("together", "Gradients in its group,", ({ together }) => together, ({ together }) => count(together)),
-  ...side("start", "Sent", ({ start }) => start, ({ start }) => milliseconds(start)),
-  ...side("end", "Arrived", ({ end }) => end, ({ end }) => milliseconds(end)),
-  { name: "later", title: "Later in B", value: ({ later }) => later, show: ({ later, a, b }) => (later === null ? (a ? "only in A" : b ? "only in B" : "–") : `${later > 0 ? "+" : ""}${milliseconds(later)}`), numeric: true },
-];
+function gradientColumns(letter) {
+  const side = (name, title, of, show) => [["a", "A"], ["b", letter]].map(([key, shown]) => ({
+    name: `${name}-${key}`, title: `${title} ${shown}`, value: (row) => (row[key] ? of(row[key]) : null), show: (row) => (row[key] ? show(row[key]) : "–"), numeric: true,
+  }));
+  return [
+    { name: "name", title: "Gradient", value: ({ name }) => name, show: ({ name }) => html`<span class="name">${name}</span>` },
+    { name: "size", title: "Size", value: ({ size }) => size[0] ?? size[1], show: ({ size: [a, b] }) => (a !== null && b !== null && a !== b ? `${bytes(a)} → ${bytes(b)}` : bytes(a ?? b)), numeric: true },
+    ...side("together", "Gradients in its group,", ({ together }) => together, ({ together }) => count(together)),
+    ...side("start", "Sent", ({ start }) => start, ({ start }) => milliseconds(start)),
+    ...side("end", "Arrived", ({ end }) => end, ({ end }) => milliseconds(end)),
+    { name: "later", title: `Later in ${letter}`, value: ({ later }) => later, show: ({ later, a, b }) => (later === null ? (a ? "only in A" : b ? `only in ${letter}` : "–") : `${later > 0 ? "+" : ""}${milliseconds(later)}`), numeric: true },
+  ];
+}

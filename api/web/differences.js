@@ -1,4 +1,4 @@
-// What changed between two windows: numbers side by side, in words, and gradient by gradient.
+// What changed between windows: numbers side by side, and against the first in words and gradient by gradient.
 import { bytes, compact, count, milliseconds, percent, seconds } from "./numbers.js";
 
 const EXCHANGES = { allreduce: "whole all-reduces", sharded: "sharded all-reduces", servers: "parameter servers" };
@@ -72,16 +72,17 @@ function costOf({ allreduce }) {
 
 const named = (names, what) => `${count(names.length)} ${what}: ${names.slice(0, 3).join(", ")}${names.length > 3 ? " and others" : ""}`;
 
-// Sentences about two schedules and their profiles, what matters first. Each side: {schedule, profile, row}.
+// Sentences about two schedules and their profiles, what matters first. Each side: {schedule, profile, row, letter}.
 export function changesInWords(one, other) {
+  const { letter } = other;
   const said = [];
-  const tell = (what, a, b) => { if (a !== b) said.push(`${what}: ${a} in A, ${b} in B.`); };
+  const tell = (what, a, b) => { if (a !== b) said.push(`${what}: ${a} in A, ${b} in ${letter}.`); };
   const [a, b] = [one.schedule, other.schedule];
   const [from, to] = [a.predicted, b.predicted];
   if (one.profile && other.profile && a.profile_sha256 !== b.profile_sha256) {
     const [before, after] = [one.profile, other.profile];
     if (Math.abs(to.compute_s - from.compute_s) > SAME * from.compute_s) {
-      said.push(`Compute takes ${seconds(Math.abs(to.compute_s - from.compute_s))} ${to.compute_s > from.compute_s ? "longer" : "less"} in B (${percent(to.compute_s / from.compute_s - 1, true)}).`);
+      said.push(`Compute takes ${seconds(Math.abs(to.compute_s - from.compute_s))} ${to.compute_s > from.compute_s ? "longer" : "less"} in ${letter} (${percent(to.compute_s / from.compute_s - 1, true)}).`);
     }
     tell("Workers", count(before.workers), count(after.workers));
     if (JSON.stringify(before.allreduce) !== JSON.stringify(after.allreduce)) {
@@ -93,11 +94,11 @@ export function changesInWords(one, other) {
     const added = [...sizes[1].keys()].filter((name) => !sizes[0].has(name));
     const removed = [...sizes[0].keys()].filter((name) => !sizes[1].has(name));
     const resized = [...sizes[1]].filter(([name, size]) => sizes[0].has(name) && sizes[0].get(name) !== size).map(([name]) => name);
-    if (added.length) said.push(`Only B has ${named(added, `gradient${added.length > 1 ? "s" : ""}`)}.`);
+    if (added.length) said.push(`Only ${letter} has ${named(added, `gradient${added.length > 1 ? "s" : ""}`)}.`);
     if (removed.length) said.push(`Only A has ${named(removed, `gradient${removed.length > 1 ? "s" : ""}`)}.`);
-    if (resized.length) said.push(`Different size in B: ${named(resized, `gradient${resized.length > 1 ? "s" : ""}`)}.`);
+    if (resized.length) said.push(`Different size in ${letter}: ${named(resized, `gradient${resized.length > 1 ? "s" : ""}`)}.`);
     const { changed } = operatorChanges(before, after);
-    if (changed.length) said.push(`${count(changed.length)} operator${changed.length > 1 ? "s take" : " takes"} a different time; the largest change: ${changed[0].name}, ${seconds(changed[0].before)} in A, ${seconds(changed[0].after)} in B.`);
+    if (changed.length) said.push(`${count(changed.length)} operator${changed.length > 1 ? "s take" : " takes"} a different time; the largest change: ${changed[0].name}, ${seconds(changed[0].before)} in A, ${seconds(changed[0].after)} in ${letter}.`);
     if (!said.length) said.push("The profiles differ only in names, or in properties that do not change times.");
   } else if (a.profile_sha256 === b.profile_sha256) {
     said.push("Both are for the same profile.");
@@ -111,7 +112,7 @@ export function changesInWords(one, other) {
   if (regrouped.length) said.push(`${count(regrouped.length)} of ${count(both.length)} gradients are sent in a different group.`);
   const moved = both.filter((name) => Math.abs(second.get(name).end - first.get(name).end) > SAME * Math.max(from.iteration_s, to.iteration_s));
   const sooner = moved.filter((name) => second.get(name).end < first.get(name).end).length;
-  if (moved.length) said.push(`${count(sooner)} gradients arrive earlier in B, ${count(moved.length - sooner)} later.`);
+  if (moved.length) said.push(`${count(sooner)} gradients arrive earlier in ${letter}, ${count(moved.length - sooner)} later.`);
   else if (both.length && !regrouped.length) said.push("Every gradient arrives at the same time.");
   return said;
 }
@@ -121,11 +122,11 @@ const sent = (row) => sum(row.transfer_bytes);
 const last = (row) => row.transfer_ends_s.reduce((one, other) => Math.max(one, other), 0);
 const first = (row) => row.transfer_starts_s.reduce((one, other) => Math.min(one, other), Infinity);
 
-// Numbers of both sides: {name, values: [a, b], show}. A measured side has no schedule, but may have a reported time.
-export function numberRows(one, other) {
+// Numbers of all sides: {name, values, show}. A measured side has no schedule, but may have a reported time.
+export function numberRows(sides) {
   const rows = [];
   const add = (name, of, show = milliseconds) => {
-    const values = [one, other].map((side) => of(side) ?? null);
+    const values = sides.map((side) => of(side) ?? null);
     if (values.some((value) => value !== null)) rows.push({ name, values, show });
   };
   add("Iteration, predicted", ({ schedule }) => schedule?.predicted.iteration_s);

@@ -1,4 +1,4 @@
-"""Two schedules side by side, and a schedule beside a step that a job measured."""
+"""Schedules side by side, and a schedule beside a step that a job measured."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from pace.view.perfetto import window_trace
 from pace.view.window import Cargo, Window, WindowTransfer
@@ -43,7 +43,7 @@ def timeline(*gradients: str) -> bytes:
 def cells(page: Page, name: str) -> list[str]:
     """Return the cells of a row of the table of numbers."""
     row = (
-        page.get_by_role("region", name="Numbers of both")
+        page.get_by_role("region", name="Numbers of all")
         .locator("tr")
         .filter(has_text=re.compile(f"^{name}"))
     )
@@ -73,7 +73,7 @@ def test_two_schedules_are_compared_in_numbers_words_and_one_chart(visitor: Visi
     expect(said).to_contain_text("Workers: 4 in A, 8 in B.")
     expect(said).to_contain_text("Only B has 1 gradient: 6.weight.")
     expect(said).to_contain_text("the largest change: bwd/5, 1.00 ms in A, 3.00 ms in B")
-    gradients = page.get_by_role("region", name="Gradients of both")
+    gradients = page.get_by_role("region", name="Gradients of A and B")
     expect(gradients.get_by_role("row", name="6.weight")).to_contain_text("only in B")
     rows = {
         row["gradient"]: row
@@ -92,6 +92,41 @@ def test_two_schedules_are_compared_in_numbers_words_and_one_chart(visitor: Visi
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.parametrize("width", [360, 1440])
+def test_five_schedules_are_compared_with_the_first(browser: Browser, service: Caller, width: int) -> None:
+    """One chart, one table, a sentence for each; what is removed leaves no gap, and five are the most."""
+    made = []
+    for layers in range(4, 9):
+        profile: dict[str, Any] = layered_profile(layers)
+        made.append(service.post_schedule(profile, job="several").json())
+    times = [each["schedule"]["predicted"]["iteration_s"] for each in made]
+    a, b, c, d, e = (each["id"] for each in made)
+    view: dict[str, Any] = {"viewport": {"width": width, "height": 900}}
+    with Visitor(browser, service.url, service.token, **view) as visitor:
+        page = visitor.go(f"compare?a={a}&b={b}&c={c}&d={d}")
+        drawn(page)
+        page.get_by_label("Schedule E", exact=True).select_option(e)
+        expect(page.locator(".gantt .band-title")).to_have_count(5)
+        shown = cells(page, "Iteration, predicted")
+        assert [shown[at] for at in (1, 2, 4, 6, 8)] == [milliseconds(each) for each in times]
+        assert shown[9] == f"+{(times[4] / times[0] - 1) * 100:.1f} %"
+        expect(page.locator(".verdict")).to_have_count(4)
+        expect(page.locator(".verdict").last).to_contain_text("An iteration of E is predicted to be")
+        expect(page.get_by_role("region", name="What changed")).to_contain_text("Only E has 4 gradients")
+        page.get_by_label("A and", exact=True).select_option("E")
+        gradients = page.get_by_role("region", name="Gradients of A and E")
+        expect(gradients.get_by_role("row", name="7.weight")).to_contain_text("only in E")
+        expect(page.get_by_text("Or compare A with a step")).to_have_count(0)
+        widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] <= widths[1]
+        assert visitor.accessibility_faults() == []
+        page.emulate_media(color_scheme="dark")
+        assert visitor.accessibility_faults(["color-contrast"]) == []
+        page.get_by_label("Schedule B", exact=True).select_option("")
+        expect(page.locator(".gantt .band-title")).to_have_count(4)
+        expect(page).to_have_url(re.compile(f"a={a}&b={c}&c={d}&d={e}$"))
+
+
 def test_a_schedule_without_changes_says_so(visitor: Visitor, service: Caller) -> None:
     """The same profile under another job: nothing differs, and the page says that and not nothing."""
     first = service.post_schedule(layered_profile(5), job="one").json()
@@ -107,7 +142,7 @@ def test_a_schedule_without_changes_says_so(visitor: Visitor, service: Caller) -
     )
     expect(page.get_by_text("No gradient differs")).to_be_visible()
     page.get_by_role("switch", name="Show all").check()
-    expect(page.get_by_role("region", name="Gradients of both").locator("tbody tr")).to_have_count(5)
+    expect(page.get_by_role("region", name="Gradients of A and B").locator("tbody tr")).to_have_count(5)
     renamed = json.loads(json.dumps(layered_profile(5)).replace(".weight", ".kernel"))
     third = service.post_schedule(renamed).json()
     page = visitor.go(f"compare?a={first['id']}&b={third['id']}")
@@ -134,5 +169,5 @@ def test_a_measured_step_is_laid_beside_its_schedule(visitor: Visitor, service: 
     assert cells(page, "First transfer to last")[2] == milliseconds(0.006)
     page.get_by_role("switch", name="Show all").check()
     ready_s = min(group["ready_s"] for group in made["schedule"]["groups"])
-    row = page.get_by_role("region", name="Gradients of both").get_by_role("row", name="1.weight")
+    row = page.get_by_role("region", name="Gradients of A and B").get_by_role("row", name="1.weight")
     expect(row).to_contain_text(milliseconds(ready_s + 0.004))
