@@ -13,6 +13,8 @@ import { band, policyName } from "./windows.js";
 export const GRAPH_POLICIES = ["as-traced", "fsdp2", "inductor", "zero-3", "blocks"];
 const FIRST = ["as-traced", "fsdp2"];
 const MOST_SHOWN = 1.5;
+// What all rows are compared with: FSDP2 where it is shown, or else the first other policy.
+const referenceIn = (rows) => ["fsdp2", ...GRAPH_POLICIES].map((wanted) => rows.find(({ name }) => name === wanted)).find(Boolean);
 
 export const graphPath = (id) => `${resourcePath("graph-schedule", id)}/graph`;
 
@@ -71,8 +73,7 @@ function Headline({ resource, result, values, chart }) {
   const { predicted, graph: plan } = resource.schedule;
   const [state, setState] = useState({});
   const { says } = useMemo(() => graphCertificate(resource.schedule), [resource.id]);
-  const others = (result?.rows || []).filter(({ name }) => name !== "schedule");
-  const best = others.reduce((one, other) => (!one || other.iteration_s < one.iteration_s ? other : one), null);
+  const reference = referenceIn(result?.rows || []);
   const within = async (event) => {
     const limit = Number(event.target.value);
     setState({ task: { state: "running" } });
@@ -94,9 +95,9 @@ function Headline({ resource, result, values, chart }) {
     <${ProblemNote} error=${state.error} />
     ${state.task && html`<${Progress} task=${state.task} what="Planning" />`}
     <dl class="numbers">
-      ${best && html`<div><dt>${policyName(best.name)}, simulated</dt><dd>${seconds(best.iteration_s)}</dd></div>`}
+      ${reference && html`<div><dt>${policyName(reference.name)}, simulated</dt><dd>${seconds(reference.iteration_s)}</dd></div>`}
       <div class="chief"><dt>PACE, predicted</dt><dd>${seconds(predicted.iteration_s)}
-        ${best && html`<span class=${best.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / best.iteration_s - 1, true)}</span>`}</dd></div>
+        ${reference && html`<span class=${reference.iteration_s - predicted.iteration_s > 1e-9 ? "good" : "faint"}>${percent(predicted.iteration_s / reference.iteration_s - 1, true)}</span>`}</dd></div>
       <div><dt>No plan is faster than</dt><dd>${seconds(predicted.lower_bound_s)}</dd></div>
       <div><dt>Gap: PACE above that</dt><dd>${percent(predicted.gap)}</dd></div>
       <div><dt>Compute alone</dt><dd>${seconds(predicted.compute_s)}</dd></div>
@@ -114,9 +115,10 @@ function graphBands(result, schedule, parts) {
   const kinds = new Map();
   for (const { groups } of result.rows) for (const group of groups) for (const name of group.gradients) kinds.set(name, groupKind(ops.indexOf(opOf(group))));
   const [first] = result.rows;
+  const reference = referenceIn(result.rows);
   const bands = result.rows.map((row) => {
     const short = `${policyName(row.name)}: ${seconds(row.iteration_s)}`;
-    const against = row === first ? "" : `, ${percent(row.iteration_s / first.iteration_s - 1, true)} against PACE`;
+    const against = !reference || row === reference ? "" : `, ${percent(row.iteration_s / reference.iteration_s - 1, true)} against ${policyName(reference.name)}`;
     return { ...band(result, row, kinds, row === first ? parts : []), title: `${short}${against}`, short, marks: [{ at: row.iteration_s, name: "end" }, { at: schedule.predicted.lower_bound_s, name: "bound" }] };
   });
   return { bands, ops };
@@ -129,8 +131,9 @@ function Windows({ resource, result, values, policies, busy, chart }) {
   const [view, remember] = useView(values);
   const budget = resource.schedule.graph.budget_bytes;
   const toggle = (name) => adjust({ policies: (policies.includes(name) ? policies.filter((each) => each !== name) : [...policies, name]).join(",") || "none" });
+  const reference = referenceIn(result.rows);
   const rows = result.rows.map((row) => ({
-    name: row.name, iteration: row.iteration_s, exposed: Math.max(row.iteration_s - result.compute_s, 0), calls: row.transfer_bytes.length,
+    name: row.name, against: reference && row !== reference ? row.iteration_s / reference.iteration_s - 1 : null, iteration: row.iteration_s, exposed: Math.max(row.iteration_s - result.compute_s, 0), calls: row.transfer_bytes.length,
     peak: row.memory.in_use_bytes.reduce((one, other) => Math.max(one, other), 0),
   }));
   return html`<section class="card" aria-labelledby="windows-title">
@@ -146,6 +149,7 @@ function Windows({ resource, result, values, policies, busy, chart }) {
     <${Table} caption="Policies" first="iteration" rows=${rows} rowKey=${({ name }) => name} columns=${[
       { name: "policy", title: "Policy", value: ({ name }) => policyName(name) },
       { name: "iteration", title: "Iteration, simulated", value: ({ iteration }) => iteration, show: ({ iteration }) => milliseconds(iteration), numeric: true },
+      ...(reference ? [{ name: "against", title: `Against ${policyName(reference.name)}`, value: ({ against }) => against, show: ({ against }) => percent(against, true), numeric: true }] : []),
       { name: "exposed", title: "Not hidden by compute", value: ({ exposed }) => exposed, show: ({ exposed }) => milliseconds(exposed), numeric: true },
       { name: "peak", title: "Peak memory", value: ({ peak }) => peak, show: ({ peak }) => html`${gigabytes(peak)}${budget != null && peak > budget && html` <span class="bad-text">over the budget</span>`}`, numeric: true },
       { name: "calls", title: "Calls", value: ({ calls }) => calls, show: ({ calls }) => count(calls), numeric: true },

@@ -41,6 +41,15 @@ def test_a_graph_is_planned_and_drawn(visitor: Visitor) -> None:
     page.get_by_label("Transformer blocks").check()
     expect(policies).to_have_count(4)
     expect(page.get_by_text("over the budget")).to_have_count(0)
+    # Everything is compared with one policy: FSDP2, or else the first one that is shown.
+    headings = page.get_by_role("region", name="Policies").locator("th")
+    expect(headings.filter(has_text="Against FSDP2")).to_have_count(1)
+    expect(page.locator(".gantt .band-title").filter(has_text="against FSDP2")).to_have_count(3)
+    expect(page.get_by_text("against PACE")).to_have_count(0)
+    expect(page.locator(".numbers dt").first).to_have_text("FSDP2, simulated")
+    page.get_by_label("FSDP2", exact=True).uncheck()
+    expect(headings.filter(has_text="Against As traced")).to_have_count(1)
+    page.get_by_label("FSDP2", exact=True).check()
     predicted = optimize(GRAPH).predicted
     peak = predicted.peak_bytes or 0
     page.get_by_label("Memory budget").fill(str(peak / 1e9))
