@@ -104,8 +104,14 @@ function Headline({ resource, result, values, chart }) {
       <div><dt>Peak memory</dt><dd>${gigabytes(predicted.peak_bytes)}</dd></div>
     </dl>
     <p>${says.map((each) => (typeof each === "string" ? each : html`<${Pointing} part=${each.part} chart=${chart} text=${each.text} />`))}
-      ${" "}${plan.enumerated ? "All orders and all buckets were compared." : "The bound holds for any amount of memory."}</p>
+      ${" "}${holdsFor(plan, predicted)}</p>
   </section>`;
+}
+
+function holdsFor({ enumerated, late }, { lower_bound_s }) {
+  if (enumerated) return "All orders and all buckets were compared.";
+  return late?.held_s_per_byte && late.bound_s === lower_bound_s
+    ? "The bound holds within the memory budget." : "The bound holds for any amount of memory.";
 }
 
 const opOf = ({ name }) => name;

@@ -68,9 +68,12 @@ class Graphs(Kind):
             f"{milliseconds(predicted.iteration_s)} predicted; ops alone {milliseconds(predicted.compute_s)}",
         )
         if plan.enumerated is None:
+            late = plan.late
+            priced = late is not None and late.held_s_per_byte and late.bound_s == predicted.lower_bound_s
+            memory = "within the budget" if priced else "with any amount of memory"
             yield (
                 "optimality",
-                f"within {predicted.gap * 100:.1f} % of what any plan can do, with any amount of memory "
+                f"within {predicted.gap * 100:.1f} % of what any plan can do, {memory} "
                 f"({milliseconds(predicted.lower_bound_s)})",
             )
         else:

@@ -9,20 +9,40 @@ collective of j's wire that needs the op, c(v). For every plan,
 where w is bytes times the seconds per byte of a line below each collective's cost, and latency the least of
 theirs.
 
-Proof. Let E be the start of j (or of its bucket), and F the ops that have not ended by then; j needs none of
-them. At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the wire that needs an
-op of F starts after E too. Let w(F) be their sum. The wire needs latency + w(j) + w(F) from E on, so T >= E +
+Proof. Let E be the time at which j (or its bucket) is issued, and F the ops behind it; j needs none of them.
+At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the wire that needs an op of
+F is issued after j. Let w(F) be their sum. The wire needs latency + w(j) + w(F) from E on, so T >= E +
 latency + w(j) + w(F) >= C + latency + w(j) - (p(F) - w(F)). In the last term, an op of F without c(v) adds
 p(v). The ops of F with c(v) = c add at most the sum of their p(v), less w(c), or 0 if F holds none of them.
+
+Within a memory budget, ops that run behind j keep what they read in memory. Let R be the budget less what
+every plan has in use when j is issued (``pace.solver.graph.memory``). Each op v that j does not need sends
+b(v) bytes of flow to storages that it reads. A storage passes at most its size, and nothing if R has it
+subtracted. The flow ends there if j needs the node that allocates the storage. Otherwise, this node sends it
+on to what it reads.
+
+Theorem. For every price >= 0 and every plan within the budget, the bound holds with p'(v) = max(0, p(v) -
+price * b(v)) instead of p(v) in both sums, less price * R.
+
+Proof. The flow of the ops of F starts behind j and ends at storages that are allocated before j. So it passes
+a storage that a node before j allocates and a node behind j reads. When j is issued, this storage is in use,
+or as many bytes of a bucket's buffer. Each passes at most its size, so b(F) <= R, and p(F) <= p'(F) + price *
+b(F) <= p'(F) + price * R.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pace.solver.arrays import BoolArray, IntArray
+from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.cost_curve import Line
 from pace.solver.graph.program import COLLECTIVE, OP, Program
+
+PRICES = 10
+PRICE_STEPS = (0.7, 0.94)
+"""So many prices of memory are tried, each by this factor lower: first from the highest that may pay."""
+DEEPEST = 200
+"""Flow passes at most so many nodes on its way to a storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +58,10 @@ class LastCollective:
     compute_s
         Time of all ops.
     hidden_s
-        The most compute that can run while the collective is on the wire.
+        The most compute that can run while the collective is on the wire; includes ``held_s_per_byte *
+        room_bytes``.
+    held_s_per_byte, room_bytes
+        Price of memory, and R; both 0 for a bound with any amount of memory.
     lines
         For each key of collectives on this wire, the line below their cost.
     """
@@ -49,6 +72,8 @@ class LastCollective:
     compute_s: float
     hidden_s: float
     lines: dict[int, Line]
+    held_s_per_byte: float = 0.0
+    room_bytes: int = 0
 
     @property
     def bound_s(self) -> float:
@@ -56,16 +81,23 @@ class LastCollective:
         return self.compute_s + self.latency_s + self.own_s - self.hidden_s
 
 
-def last_collective(program: Program, most: int = 4) -> LastCollective | None:
-    """Return the best bound that the `most` longest collectives give; None without collectives."""
+def last_collective(
+    program: Program, budget_bytes: int | None = None, most: int = 4
+) -> LastCollective | None:
+    """Return the best bound that the `most` longest collectives give; None without collectives.
+
+    Within a memory budget, it is the bound of the collective that is the best one with any amount of memory.
+    Complexity: a few passes over the program for each collective and each price of memory.
+    """
     collectives = program.collectives()
     if not len(collectives):
         return None
     alone = program.alone_s[collectives]
     # Of equally long ones, try the last of the program first: it tends to give the best bound.
     longest = collectives[np.lexsort((-collectives, -alone))][:most]
-    found = [_bound(program, int(each)) for each in longest]
-    return max(found, key=lambda bound: bound.bound_s)
+    found = [_Behind(program, int(each)) for each in longest]
+    best = max(found, key=lambda behind: behind.bound(None).bound_s)
+    return best.bound(budget_bytes)
 
 
 def needed_by(program: Program, node: int) -> BoolArray:
@@ -93,30 +125,113 @@ def first_below(program: Program, wire: int) -> IntArray:
     return np.where(below == n, -1, below)
 
 
-def _bound(program: Program, collective: int) -> LastCollective:
-    wire = int(program.wire[collective])
-    of_wire = np.flatnonzero((program.kind == COLLECTIVE) & (program.wire == wire))
-    lines: dict[int, Line] = {}
-    for key in np.unique(program.key[of_wire]).tolist():
-        total = float(program.input_bytes[of_wire[program.key[of_wire] == key]].sum())
-        below = program.costs[key].minorants(total) if total else (Line(latency_s=0.0, seconds_per_byte=0.0),)
-        lines[key] = max(below, key=lambda line: line.seconds_per_byte)
-    per_byte = np.array([lines[key].seconds_per_byte for key in program.key[of_wire].tolist()])
-    seconds = np.zeros(len(program) + 1)
-    seconds[of_wire] = program.input_bytes[of_wire] * per_byte
-    deferrable = (program.kind == OP) & ~needed_by(program, collective)
-    hides = first_below(program, wire)
-    # An op that no collective needs can run behind this one at no cost.
-    free = float(program.duration[deferrable & (hides < 0)].sum())
-    shared = np.zeros(len(program))
-    mine = deferrable & (hides >= 0)
-    np.add.at(shared, hides[mine], program.duration[mine])
-    gain = float(np.maximum(shared - seconds[:-1], 0.0).sum())
-    return LastCollective(
-        collective=collective,
-        latency_s=min(line.latency_s for line in lines.values()),
-        own_s=float(seconds[collective]),
-        compute_s=float(program.duration.sum()),
-        hidden_s=free + gain,
-        lines=lines,
-    )
+class _Behind:
+    """What can run behind the issue of one collective."""
+
+    def __init__(self, program: Program, collective: int) -> None:
+        self.program = program
+        self.collective = collective
+        self.needed = needed_by(program, collective)
+        wire = int(program.wire[collective])
+        of_wire = np.flatnonzero((program.kind == COLLECTIVE) & (program.wire == wire))
+        self.lines: dict[int, Line] = {}
+        for key in np.unique(program.key[of_wire]).tolist():
+            total = float(program.input_bytes[of_wire[program.key[of_wire] == key]].sum())
+            below = (
+                program.costs[key].minorants(total) if total else (Line(latency_s=0.0, seconds_per_byte=0.0),)
+            )
+            self.lines[key] = max(below, key=lambda line: line.seconds_per_byte)
+        per_byte = np.array([self.lines[key].seconds_per_byte for key in program.key[of_wire].tolist()])
+        self.seconds = np.zeros(len(program))
+        self.seconds[of_wire] = program.input_bytes[of_wire] * per_byte
+        self.ops = np.flatnonzero((program.kind == OP) & ~self.needed & (program.duration > 0))
+        self.hides = first_below(program, wire)[self.ops]
+
+    def bound(self, budget_bytes: int | None) -> LastCollective:
+        """Return the best bound within a memory budget."""
+        without = self._bound(self.program.duration[self.ops])
+        if budget_bytes is None or not without.hidden_s:
+            return without
+        counted = self._counted()
+        room = budget_bytes - self.program.resident_bytes - int(self.program.size_bytes[counted].sum())
+        if room < 0:
+            return without
+        best = without
+        highest = min(without.hidden_s / max(1, room), without.compute_s)
+        for step in PRICE_STEPS:
+            for price in (highest * step ** np.arange(PRICES)).tolist():
+                held = self._held(counted, price)
+                left = np.maximum(0.0, self.program.duration[self.ops] - price * held)
+                bound = self._bound(left, held_s_per_byte=price, room_bytes=room)
+                best = max(best, bound, key=lambda each: each.bound_s)
+            if not best.held_s_per_byte:
+                break
+            highest = best.held_s_per_byte / PRICE_STEPS[0]
+        return best
+
+    def _bound(
+        self, left: FloatArray, *, held_s_per_byte: float = 0.0, room_bytes: int = 0
+    ) -> LastCollective:
+        """Return the bound if ops hide so many seconds each."""
+        # An op that no collective needs can run behind this one at no cost.
+        free = float(left[self.hides < 0].sum())
+        shared = np.zeros(len(self.program))
+        mine = self.hides >= 0
+        np.add.at(shared, self.hides[mine], left[mine])
+        gain = float(np.maximum(shared - self.seconds, 0.0).sum())
+        return LastCollective(
+            collective=self.collective,
+            latency_s=min(line.latency_s for line in self.lines.values()),
+            own_s=float(self.seconds[self.collective]),
+            compute_s=float(self.program.duration.sum()),
+            hidden_s=free + gain + held_s_per_byte * room_bytes,
+            lines=self.lines,
+            held_s_per_byte=held_s_per_byte,
+            room_bytes=room_bytes,
+        )
+
+    def _counted(self) -> BoolArray:
+        """Return the storages that are in use in every plan when the collective is issued."""
+        program = self.program
+        behind = [False] * len(program)
+        behind[self.collective] = True
+        starts, deps = program.deps.starts.tolist(), program.deps.flat.tolist()
+        for node in range(self.collective + 1, len(program)):
+            behind[node] = any(behind[dep] for dep in deps[starts[node] : starts[node + 1]])
+        readers = np.repeat(np.arange(len(program)), np.diff(program.deps.starts))
+        read: BoolArray = program.kept.copy()
+        read[program.storage[program.deps.flat[np.array(behind)[readers]]]] = True
+        read[self.collective] = True
+        counted: BoolArray = read & self.needed & (program.size_bytes > 0)
+        return counted
+
+    def _held(self, counted: BoolArray, price: float) -> IntArray:
+        """Return a flow of bytes from each op that is worth the op's time at a price, or as much as fits."""
+        program, needed = self.program, self.needed.tolist()
+        left: list[int] = np.where(counted, 0, program.size_bytes).tolist()
+        starts = program.deps.starts.tolist()
+        read: list[int] = program.storage[program.deps.flat].tolist()
+        exhausted = [False] * len(left)
+
+        def send(node: int, most: int, depth: int) -> int:
+            sent = 0
+            for storage in read[starts[node] : starts[node + 1]]:
+                if not left[storage]:
+                    continue
+                passed = min(most - sent, left[storage])
+                if not needed[storage]:
+                    if exhausted[storage] or depth == DEEPEST:
+                        continue
+                    passed = send(storage, passed, depth + 1)
+                left[storage] -= passed
+                sent += passed
+                if sent == most:
+                    return sent
+            exhausted[node] = True
+            return sent
+
+        wanted = np.ceil(program.duration[self.ops] / price)
+        found = [
+            send(node, int(most), 0) for node, most in zip(self.ops.tolist(), wanted.tolist(), strict=True)
+        ]
+        return np.array(found, dtype=np.int64)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pace.checker.graph.enumeration import TooManyPlans, ends_before
+from pace.checker.graph.memory_behind import MemoryBehind
 from pace.checker.graph.replay import Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.plan import EnumeratedPlans, KeyLine, LateCollective, SetOfNodes
@@ -32,7 +33,7 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
         for fault in _check_set(graph, price, bound, head, tail, slack_s):
             yield f"sets[{number}]: {fault}"
     if plan.late is not None:
-        for fault in _check_late(graph, price, plan.late, slack_s):
+        for fault in _check_late(graph, price, plan.late, plan.budget_bytes, slack_s):
             yield f"late: {fault}"
     proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
     if plan.late is not None:
@@ -165,7 +166,7 @@ def _check_set(
 
 
 def _check_late(
-    graph: CollectiveGraph, price: Prices, bound: LateCollective, slack_s: float
+    graph: CollectiveGraph, price: Prices, bound: LateCollective, budget_bytes: int | None, slack_s: float
 ) -> Iterator[str]:
     by_name = {node.name: node for node in graph.nodes}
     late = by_name.get(bound.collective)
@@ -194,24 +195,34 @@ def _check_late(
             for dep in node.deps:
                 if dep not in first or place[below] < place[first[dep]]:
                     first[dep] = below
-    hidden, shared = 0.0, dict.fromkeys(seconds, 0.0)
+    held: dict[str, int] = {}
+    if bound.held_s_per_byte:
+        memory = MemoryBehind(graph, late.name, needed)
+        if budget_bytes is None:
+            yield "held_s_per_byte is a price of memory, but there is no budget"
+        elif bound.room_bytes < budget_bytes - memory.in_use_bytes:
+            yield f"room_bytes is {bound.room_bytes}, derived {budget_bytes - memory.in_use_bytes}"
+        held = memory.held_bytes(bound.held_s_per_byte)
+    hidden, shared = bound.held_s_per_byte * bound.room_bytes, dict.fromkeys(seconds, 0.0)
     for node in graph.nodes:
         if node.name in needed or node.collective is not None:
             continue
+        left_s = max(0.0, node.duration_s - bound.held_s_per_byte * held.get(node.name, 0))
         if node.name in first:
-            shared[first[node.name]] += node.duration_s
+            shared[first[node.name]] += left_s
         else:
-            hidden += node.duration_s
+            hidden += left_s
     hidden += sum(max(0.0, shared[name] - seconds[name]) for name in seconds)
     compute = sum(node.duration_s for node in graph.nodes)
     latency = min((line.latency_s for line in bound.lines), default=0.0)
     for field, stated, derived in (
         ("compute_s", bound.compute_s, compute),
         ("own_s", bound.own_s, seconds[late.name]),
-        ("hidden_s", bound.hidden_s, hidden),
     ):
         if abs(stated - derived) > slack_s:
             yield f"{field} is {stated!r}, derived {derived!r}"
+    if bound.hidden_s < hidden - slack_s:
+        yield f"hidden_s is {bound.hidden_s!r}, derived {hidden!r}"
     if bound.latency_s > latency + slack_s:
         yield f"latency_s is {bound.latency_s!r}, derived {latency!r}"
     parts = bound.compute_s + bound.latency_s + bound.own_s - bound.hidden_s

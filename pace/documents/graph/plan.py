@@ -59,7 +59,13 @@ class LateCollective(Document):
     ----------
     hidden_s
         Ops that it does not need and that no collective of its wire needs, and of those that share a first
-        collective of its wire, what they take longer than it.
+        collective of its wire, what they take longer than it. If memory has a price, ops count less, and
+        ``held_s_per_byte * room_bytes`` is added.
+    held_s_per_byte
+        Price of the memory that is in use when the collective is issued, because ops run behind it. 0 for a
+        bound with any amount of memory.
+    room_bytes
+        Bytes of the budget that are not in use in every plan at that time.
     """
 
     refused_as = InvalidSchedule
@@ -69,6 +75,8 @@ class LateCollective(Document):
     latency_s: Seconds
     own_s: Seconds
     hidden_s: Seconds
+    held_s_per_byte: Annotated[Seconds, Field(exclude_if=lambda price: not price)] = 0.0
+    room_bytes: Annotated[Bytes, Field(exclude_if=lambda room: not room)] = 0
     lines: tuple[KeyLine, ...]
     bound_s: Seconds
 

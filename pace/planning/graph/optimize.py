@@ -83,7 +83,7 @@ def _too_small(graph: CollectiveGraph, program: Program, found: PricedPlan, budg
 def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, options: Options) -> Schedule:
     keys = bucket_keys(graph)
     sets = machine_bounds(program)
-    late = last_collective(program)
+    late = last_collective(program, options.memory_bytes)
     path = longest_path_s(program)
     times = run(program, found.plan)
     every = (
@@ -202,6 +202,8 @@ def _late(graph: CollectiveGraph, late: LastCollective, keys: tuple[BucketKey, .
         latency_s=late.latency_s,
         own_s=late.own_s,
         hidden_s=late.hidden_s,
+        held_s_per_byte=late.held_s_per_byte,
+        room_bytes=late.room_bytes,
         lines=_lines(late.lines, keys),
         bound_s=late.bound_s,
     )
