@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from ipaddress import ip_address, ip_network
@@ -35,6 +36,8 @@ Duration = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # as long
 MIB = 2**20
 _SHORTEST_TOKEN = 20
 # Values that no message shows; a URL may hold a password.
+# What `pace serve` and `pace keys` take as options, too.
+_TYPED = ("host", "port", "database_url")
 _SECRET = ("database_url", "metrics_token", "webhook_secret", "webhook_url")
 
 
@@ -77,7 +80,9 @@ def load_settings(**given: object) -> "Settings":
     try:
         return Settings(**given)  # type: ignore[arg-type]  # pydantic checks
     except ValidationError as error:
-        raise InvalidOptions("\n".join(map(_explain, error.errors(include_url=False)))) from None
+        typed = {name: f"--{name.replace('_', '-')}" for name in _TYPED if name in given}
+        faults = error.errors(include_url=False)
+        raise InvalidOptions("\n".join(_explain(fault, typed) for fault in faults)) from None
 
 
 def unknown_settings() -> list[str]:
@@ -86,13 +91,13 @@ def unknown_settings() -> list[str]:
     return sorted(name for name in os.environ if name.startswith("PACE_") and name not in known)
 
 
-def _explain(fault: Any) -> str:
+def _explain(fault: Any, typed: Mapping[str, str]) -> str:
     message: str = fault["msg"].removeprefix("Value error, ")
     if not fault["loc"]:
         return message  # about several settings, which it names
     name = str(fault["loc"][0])
     shown = "" if name in _SECRET else f" (got {fault['input']!r})"
-    return f"PACE_{name.upper()}: {message}{shown}"
+    return f"{typed.get(name, f'PACE_{name.upper()}')}: {message}{shown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ With ``--json``, stdout holds exactly one JSON document, and messages go to stde
 an input is invalid, 2 wrong usage, 3 the service or the environment failed.
 """
 
+from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
@@ -33,6 +34,8 @@ HELP = (
     "make a profile of a known model (pace model).\n\n"
     "Exit codes: 0 success, 1 an input is invalid, 2 wrong usage, 3 the service or the environment failed."
 )
+# Of which an unknown option is one.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 PROFILES, PLANS, SERVICES = "Profiles and costs", "Plan and explore", "Services"
 
 
@@ -47,8 +50,17 @@ def _plain(message: str) -> str:
     )
 
 
+def _having(option: str, group: Any, path: str = "pace") -> Iterator[str]:
+    """Yield the full names of the commands that have an option."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _having(option, command, f"{path} {name}")
+        elif any(option in each.opts for each in command.params):
+            yield f"{path} {name}"
+
+
 class Commands(CommandGroup):
-    """All commands. Errors in options are in plain words."""
+    """All commands. Errors in options are in plain words, and name the command that has an option."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name; say how to install the pack that it is in."""
@@ -65,6 +77,16 @@ class Commands(CommandGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = _plain(error.message)
+            raise
+        except _UsageError as error:
+            option, path = getattr(error, "option_name", None), getattr(error.ctx, "command_path", "")
+            if option is not None and hasattr(error, "possibilities"):
+                having = list(_having(option, self))
+                alike = [name for name in having if name.split()[-1] == path.split()[-1]]
+                found = alike or (having if len(having) == 1 else [])
+                if found:
+                    error.message += f"; `{found[0]}` has it"
+                    error.possibilities = None
             raise
 
 

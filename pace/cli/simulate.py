@@ -37,8 +37,7 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to simulate, for example fifo, ddp, horovod, bytescheduler or pace; for a graph "
-            "fsdp2, inductor or zero-3; repeat the option for several.",
+            help="Policy to simulate, one of those named below; repeat the option for several.",
             show_default="all policies of the exchange",
         ),
     ] = None,

@@ -81,7 +81,7 @@ def what_if(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to simulate; repeat the option for several.",
+            help="Policy to simulate, one of those named below; repeat the option for several.",
             show_default="fifo, horovod, ddp, bytescheduler, pace; for a graph fsdp2, inductor, pace",
         ),
     ] = None,
@@ -229,8 +229,6 @@ def what_if(
         tell_slowdown(loaded)
         warn_of_the_cost(loaded)
         _say_what_is_assumed(loaded, grid)
-        if processes is not None and processes < 1:
-            raise InvalidOptions(f"--processes {processes}: expected at least 1")
         if service is None:
             _agree(estimate_s(loaded, grid, processes=processes), grid, yes=yes)
             result = _run(loaded, grid, processes, target_efficiency)

@@ -152,6 +152,8 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
         return "this is a schedule: give the profile or the graph for which it was made"
     if "traceEvents" in unknown:
         return "this is a trace: make a profile of it with `pace import`, or use `pace headroom`"
+    if {"nodes", "wires"} <= set(unknown):
+        return "this is a graph of collectives: give it to `pace optimize`, `simulate` or `what-if`"
     if len(parsed) != 1 and len(needed) > 1 and missing == needed:
         return f"this is another kind of document: it has none of {', '.join(needed)}"
     if len(unknown) < ANOTHER_KIND:
@@ -216,6 +218,10 @@ def _explain_one(document: Any, fault: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "too_short":
         message = f"give at least {fault['ctx']['min_length']} item{'s' * (fault['ctx']['min_length'] != 1)}"
+    elif fault["type"] == "union_tag_not_found":
+        message = f"it has no {fault['ctx']['discriminator']}"
+    elif fault["type"] == "union_tag_invalid":
+        message = f"{fault['ctx']['discriminator']}: expected one of {fault['ctx']['expected_tags']}"
     place: list[str] = []
     current = document
     for part in fault["loc"]:

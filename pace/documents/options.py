@@ -70,7 +70,7 @@ class ExchangeOptions(Document):
         """Refuse what an exchange does not have; raises InvalidOptions."""
         if self.exchange not in (None, exchange):
             raise InvalidOptions(
-                f'exchange "{self.exchange}" is not possible here, only "{exchange}": leave exchange out'
+                f'exchange "{self.exchange}" is not possible here, only "{exchange}": leave it out'
             )
         names = self.names_of(exchange)
         changed = self.model_dump(exclude_defaults=True).keys() - {"exchange"}
@@ -135,11 +135,13 @@ class Options(ExchangeOptions):
     """Length of a time slot in seconds. The order is computed in whole slots; each transfer starts as soon as
     the one before it ends."""
 
-    max_group_bytes: Annotated[Annotated[int, Field(gt=0)] | None, For(OF_PROFILES, "no limit")] = None
+    max_group_bytes: Annotated[Annotated[int, Field(gt=0, lt=2**63)] | None, For(OF_PROFILES, "no limit")] = (
+        None
+    )
     """Largest size in bytes of a group of several gradients; a single gradient may be larger."""
 
     max_segment_bytes: Annotated[
-        Annotated[int, Field(gt=0)] | None, For(("allreduce", "sharded"), "no limit")
+        Annotated[int, Field(gt=0, lt=2**63)] | None, For(("allreduce", "sharded"), "no limit")
     ] = None
     """Largest size in bytes of a segment, the part of a group that is sent in one call."""
 
@@ -156,7 +158,7 @@ class Options(ExchangeOptions):
     own."""
 
     partition_bytes: Annotated[
-        Annotated[int, Field(gt=0)] | None, For(("servers",), "the best size found")
+        Annotated[int, Field(gt=0, lt=2**63)] | None, For(("servers",), "the best size found")
     ] = None
     """Size in bytes of the segments that are sent to parameter servers; at least the cluster's
     `min_partition_bytes`."""
@@ -193,7 +195,7 @@ class SimulationOptions(ExchangeOptions):
     cluster: Annotated[Cluster | None, For(("servers",), "the servers of the profile's cost")] = None
     """The parameter servers."""
 
-    iterations: Annotated[int, Field(ge=1), For(OF_PROFILES)] = 1
+    iterations: Annotated[int, Field(ge=1, le=1_000_000), For(OF_PROFILES)] = 1
     """Number of iterations to simulate."""
 
     jitter: Annotated[float, Field(ge=0, le=10), For(OF_PROFILES)] = 0.0
@@ -205,7 +207,7 @@ class SimulationOptions(ExchangeOptions):
     consistency: Annotated[Consistency, For(("servers",))] = "sync"
     """Whether workers wait for one another (sync) or not (async)."""
 
-    staleness: Annotated[Annotated[int, Field(ge=0)] | None, For(("servers",))] = None
+    staleness: Annotated[Annotated[int, Field(ge=0, le=1_000_000)] | None, For(("servers",))] = None
     """How many iterations a worker may be ahead of the slowest one."""
 
     knobs: Annotated[dict[str, Any], For((*OF_PROFILES, "graph"))] = Field(default_factory=dict)

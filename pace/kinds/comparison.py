@@ -58,10 +58,11 @@ def refuse_unknown_knobs(
     options: SimulationOptions, policies: Sequence[str], exchange: Exchange | None
 ) -> None:
     """Refuse values of knobs that no policy has; raises InvalidOptions."""
-    known = {knob for name in policies for knob in knobs_of(name, exchange)}
+    known = {name: knobs_of(name, exchange) for name in policies}
     for knob in options.knobs:
-        if knob not in known:
-            raise InvalidOptions(f'no knob "{knob}": these policies have {", ".join(sorted(known))}')
+        if not any(knob in knobs for knobs in known.values()):
+            told = (f'"{name}" has {", ".join(knobs) or "none"}' for name, knobs in known.items())
+            raise InvalidOptions(f'no knob "{knob}": {"; ".join(told)}')
 
 
 def simulated_kind(problem: AnyProblem, options: SimulationOptions) -> tuple[Kind, Exchange | None]:

@@ -20,6 +20,11 @@ class Graphs(Kind):
     noun = "graph"
     problem = CollectiveGraph
     refused_as = InvalidGraph
+    examples: ClassVar[Mapping[str, str]] = {
+        "optimize": "pace optimize graph.json --memory-gb 40 -o schedule.json",
+        "simulate": "pace simulate graph.json --policy fsdp2 --policy pace",
+        "what-if": "pace what-if graph.json --ranks 8,16 --memory-gb 38,40",
+    }
     details: ClassVar[Details] = {
         "peak GB": (
             "peak_bytes",

@@ -75,6 +75,8 @@ class Kind(ABC):
         The document that it plans, what that is called, and the error for another one.
     shares_network
         Whether its policies are simulated on the one network of a profile, beside those of others.
+    examples
+        Command lines by the command's name, where the command's own example is for another kind.
     details
         What is told of a simulated run beside its time: by the name of the table's column, the field in JSON,
         its value, and the value as text.
@@ -85,6 +87,7 @@ class Kind(ABC):
     problem: ClassVar[type[Profile | CollectiveGraph]] = Profile
     refused_as: ClassVar[type[PaceError]] = InvalidProfile
     shares_network: ClassVar[bool] = False
+    examples: ClassVar[Mapping[str, str]] = {}
     details: ClassVar[Details] = {}
 
     @abstractmethod

@@ -51,8 +51,7 @@ def kind_of(problem: AnyProblem, options: Options | None = None) -> Kind:
     if named not in fitting:
         names = " or ".join(f'"{kind.name}"' for kind in fitting)
         raise InvalidOptions(
-            f'exchange "{named.name}" is not possible for a {fitting[0].noun}: use {names}, '
-            "or leave exchange out"
+            f'exchange "{named.name}" is not possible for a {fitting[0].noun}: use {names}, or leave it out'
         )
     return named
 

@@ -1,6 +1,7 @@
 """The kind of sharded updates: reduce-scatters, updates of shards, all-gathers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -14,6 +15,10 @@ class Shards(OverProfiles):
 
     name = "sharded"
     bounded = "sharded schedule"
+    examples: ClassVar[Mapping[str, str]] = {
+        "optimize": "pace optimize profile.json --exchange sharded -o schedule.json",
+        "simulate": "pace simulate profile.json --exchange sharded --policy zero-1 --policy sharded",
+    }
 
     def fits(self, profile: Profile, options: Options) -> bool:
         """Return whether updates wait for a global norm: then shards are faster."""

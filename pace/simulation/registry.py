@@ -160,6 +160,14 @@ REGISTRY: dict[str, tuple[PolicyEntry, ...]] = {
     ),
 }
 
+# What the policies of an exchange are simulated on.
+_PROFILE = "a profile without parameter servers, from `pace import`, `pace model` or a training job"
+_NEEDED: dict[Exchange, str] = {
+    "allreduce": _PROFILE,
+    "sharded": _PROFILE,
+    "graph": "a graph file, from `pace import node-list` or `CollectivePlanner`",
+    "servers": "parameter servers, as in `pace simulate --servers 2` or `pace servers what-if`",
+}
 _ON_ONE_NETWORK: tuple[Exchange, ...] = ("allreduce", "sharded")
 
 
@@ -197,11 +205,12 @@ def entry_of(name: str, exchange: Exchange | None = None) -> PolicyEntry:
     for entry in found:
         if apart == (None if entry.exchange in _ON_ONE_NETWORK else entry.exchange):
             return entry
-    if found and apart is None:
-        needed = found[0].exchange
-        raise InvalidOptions(f'policy "{name}" simulates exchange "{needed}" only: choose this exchange')
+    others = ", ".join(policies_for(apart))
+    if found:
+        needed = _NEEDED[found[0].exchange]
+        raise InvalidOptions(f'policy "{name}" needs {needed}. Otherwise choose one of {others}')
     where = "" if apart is None else f' of exchange "{apart}"'
-    raise InvalidOptions(f'no policy "{name}"{where}: choose one of {", ".join(policies_for(apart))}')
+    raise InvalidOptions(f'no policy "{name}"{where}: choose one of {others}')
 
 
 def knobs_of(name: str, exchange: Exchange | None = None) -> tuple[str, ...]:
@@ -239,4 +248,4 @@ def make_policy(name: str, exchange: Exchange | None = None, /, **knobs: Any) ->
     try:
         return entry.kind(**(entry.preset | knobs | entry.fixed))
     except ValidationError as error:
-        raise InvalidOptions(f'policy "{name}": {explain(error)}') from None
+        raise InvalidOptions(f'knob of policy "{name}": {explain(error)}') from None

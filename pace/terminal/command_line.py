@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pace.errors import InvalidOptions
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import options_called, reported
 
 _OUTPUTS = "pace.outputs"
 
@@ -89,7 +89,9 @@ class Command(TyperCommand):
             if regular and given.count(output.resolve()) > 1:
                 with reported():
                     raise InvalidOptions(f"{output} is named twice: give the output a name of its own")
-        return super().invoke(ctx)
+        options = (each for each in self.params if each.param_type_name == "option")
+        with options_called({each.name: max(each.opts, key=len) for each in options if each.name}):
+            return super().invoke(ctx)
 
 
 class CommandGroup(TyperGroup):

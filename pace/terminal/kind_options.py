@@ -145,7 +145,9 @@ class KindCommand(Command):
 
         ctx.meta[_SHOWN] = is_shown
         epilog = self.epilog
-        self.epilog = "\n\n".join([epilog or "", *_further_help(ctx, kind, has, given)])
+        example = kinds()[kind].examples.get(self.name or "")
+        shown = epilog if example is None else f"Example: {example}"
+        self.epilog = "\n\n".join([shown or "", *_further_help(ctx, kind, has, given)])
         try:
             super().format_help(ctx, formatter)
         finally:
@@ -214,23 +216,27 @@ def fields_of_flags(command: Any, kind: Kind, problem: AnyProblem, asked: dict[s
 def _further_help(
     ctx: typer.Context, kind: str, has: Mapping[str, For], given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield how to see the options that are not shown."""
+    """Yield the names of policies, and how to see the options that are not shown."""
     name = ctx.command_path
     takes_exchange = any(each.name == "exchange" for each in ctx.command.params)
-    others = [each for each in kinds() if each != kind]
     if takes_exchange:
-        yield f"These options are for exchange {kind}; others: {name} --exchange {'|'.join(others)} --help"
+        yield f"These options are for exchange {kind}. For another one, run: {name} --exchange NAME --help"
     else:
         ways = {"graph": f"{name} GRAPH_FILE --help", "allreduce": f"{name} --help"}
-        told = ", ".join(f"for exchange {each}: {way}" for each, way in ways.items() if each != kind)
-        yield f"These options are for exchange {kind}; {told}"
+        told = "; ".join(f"For exchange {each}, run: {way}" for each, way in ways.items() if each != kind)
+        yield f"These options are for exchange {kind}. {told}"
+    if any(each.name == "policy" for each in ctx.command.params):
+        from pace.simulation.registry import policies_for
+
+        among = given.get("exchange") or (None if kinds()[kind].shares_network else kinds()[kind].name)
+        yield f"Policies: {', '.join(policies_for(among))}"
     hidden: dict[str, list[str]] = {}
     for option, each in has.items():
         if kind in each.exchanges and each.needs is not None and not each.is_chosen(given.get):
             hidden.setdefault(_needed(each.needs), []).append(_flag(option))
     if hidden:
-        more = "; ".join(f"with {needed}, {', '.join(options)}" for needed, options in hidden.items())
-        yield f"There are more options: {more}."
+        more = "; ".join(f"{', '.join(options)} (with {needed})" for needed, options in hidden.items())
+        yield f"More options: {more}."
 
 
 def _needed(needs: tuple[str, str | None]) -> str:

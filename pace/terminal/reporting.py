@@ -1,18 +1,25 @@
 """Reports errors of commands: one message on stderr, and an exit code for scripts."""
 
 import json
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 
+from pace.documents.base import explain
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
 
 WRONG, USAGE, FAILED = 1, 2, 3
+
+# The options of the command that runs, by the names that Python and the service have for them.
+_OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default={})  # noqa: B039 - never changed
 
 # The extra that installs a package, by the package that is imported first.
 _EXTRAS = {
@@ -46,9 +53,11 @@ def reported() -> Iterator[None]:
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is for files
             yield
     except (InvalidDocument, ScheduleMismatch, FormatError) as error:
-        _fail(error, WRONG)
+        _fail(_as_typed(str(error)), WRONG)
     except InvalidOptions as error:
-        _fail(error, USAGE)
+        _fail(_as_typed(str(error), everywhere=True), USAGE)
+    except ValidationError as error:
+        _fail(_as_typed(explain(error), everywhere=True), USAGE)
     except PaceError as error:
         _fail(error, FAILED)
     except OSError as error:
@@ -61,6 +70,39 @@ def reported() -> Iterator[None]:
             raise
         what = f'"pace-scheduler[{_EXTRAS[package]}]"' if package in _EXTRAS else package
         _fail(f"{error.name} is not installed, and this command needs it: pip install {what}", FAILED)
+
+
+@contextmanager
+def options_called(options: Mapping[str, str]) -> Iterator[None]:
+    """Call options in errors as they are typed: ``--slot-s`` instead of ``slot_s``.
+
+    Parameters
+    ----------
+    options
+        What is typed, by the name that Python and the service have for it.
+    """
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+def _as_typed(message: str, *, everywhere: bool = False) -> str:
+    """Return a message that calls options as they are typed.
+
+    What a message begins with is an option, if it has the name of one: files are named before their fields.
+    An error about options also has names elsewhere. These have an underscore, or their value behind them.
+    """
+    options = _OPTIONS.get()
+    every = "|".join(options)
+    long = "|".join(name for name in options if "_" in name)
+    places = [rf"\A({every})(?=:| is | of | [\d'\"-])"]
+    if everywhere:
+        places += [rf"^({every})(?=: )", rf"(?<!no )(?<!of )(?<![\w\"'-])({every})(?= \")"]
+        places += [rf"(?<![\w\"'-])({long})\b"] if long else []
+    pattern = re.compile("|".join(places), re.MULTILINE)
+    return pattern.sub(lambda name: options[name[name.lastindex or 0]], message) if options else message
 
 
 def counted(number: int, noun: str) -> str:

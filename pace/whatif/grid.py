@@ -127,8 +127,8 @@ class Grid:
         """Raise InvalidOptions if the profile cannot answer for some point."""
         if self.batch and measured_batch(profile) is None:
             raise InvalidOptions(
-                f'profile "{profile.name}" does not say in its metadata with which batch it was measured, '
-                "so batch cannot vary"
+                f'profile "{profile.name}" does not say in its metadata with which batch it was measured: '
+                'leave out other values of "batch", or add "batch" to the metadata'
             )
         for algorithm in self.algorithm or (None,):
             for workers in self.workers or (None,):

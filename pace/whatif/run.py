@@ -20,6 +20,7 @@ from pace.whatif.scenario import Scenario, computed_at, measured_batch, networke
 
 # Starting a process and loading compiled loops takes about as long as simulating some hundred points.
 POINTS_WORTH_PROCESSES = 400
+MOST_PROCESSES = 1024
 POINTS_TOGETHER = 50
 SAMPLED_POINTS = 6
 
@@ -51,8 +52,8 @@ def what_if(
     grid.refuse_misfits(profile)
     if processes is None:
         processes = _num_processors() if grid.num_points >= POINTS_WORTH_PROCESSES else 1
-    if processes < 1:
-        raise InvalidOptions(f"{processes} processes: expected at least 1")
+    if not 1 <= processes <= MOST_PROCESSES:
+        raise InvalidOptions(f"processes is {processes}: expected 1 to {MOST_PROCESSES}")
     cells: list[Cell] = []
     batch = measured_batch(profile)
     for scenario, priced in zip(grid.scenarios(), _price_all(profile, grid, processes), strict=True):

@@ -175,7 +175,7 @@ def _allreduce_at(
     level = _level_of(profile.allreduce, profile.workers, bandwidth, scenario.latency_s)
     if scenario.algorithm == "two-level":
         if two_level is None:
-            raise ValueError("two-level all-reduce needs the workers and the bandwidth inside a node")
+            raise ValueError("two-level all-reduce needs workers_per_node and intra_gbps: give both")
         intra = NetworkLevel(
             bandwidth_bytes_per_s=two_level.intra_gbps * GBPS, latency_s=two_level.intra_latency_s
         )

@@ -40,7 +40,7 @@ def bandwidth_for(
         If the target is not in (0, 1], the policy unknown, or the profile cannot answer.
     """
     if not 0 < target_efficiency <= 1:
-        raise InvalidOptions(f"target efficiency is {target_efficiency}: expected over 0, at most 1")
+        raise InvalidOptions(f"target_efficiency is {target_efficiency}: expected over 0, at most 1")
     chosen = make_policy(policy)
     base = computed_at(profile, scenario or Scenario())
     fixed = {axis: getattr(scenario, axis) for axis in AXES if axis != "bandwidth_gbps"} if scenario else {}

@@ -100,7 +100,7 @@ def _refuse_misfits(options: Options) -> None:
             )
     if options.slot_s is not None and (options.max_segment_bytes is not None or options.risk != "mean"):
         raise InvalidOptions(
-            "max_segment_bytes and risk cannot be combined with slot_s: leave them or slot_s out"
+            'slot_s cannot be combined with max_segment_bytes or risk "p95": leave one of them out'
         )
 
 

@@ -18,6 +18,10 @@ class Servers(OverProfiles):
     ideal = "at best with these segments"
     bounded = "partition and order"
     shares_network = False
+    examples: ClassVar[Mapping[str, str]] = {
+        "optimize": "pace optimize profile.json --servers 2 -o schedule.json",
+        "simulate": "pace simulate profile.json --servers 2 --policy byteps --policy pace",
+    }
     details: ClassVar[Details] = {
         "waits for stragglers": (
             "straggler_share",

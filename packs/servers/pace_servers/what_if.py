@@ -16,6 +16,7 @@ from pace_servers.simulation.run import run_server_policy
 # Windows of every point when op durations jitter: stale and late workers only show over several.
 WINDOWS = 10
 MOST_CELLS = 20_000
+MOST_STALENESS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,8 @@ def read_staleness(word: str) -> tuple[Consistency, int | None]:
         return "async", None
     if word == "sync":
         return "sync", None
-    if word.isdecimal():
+    if word.isdecimal() and int(word) <= MOST_STALENESS:
         return "sync", int(word)
-    raise InvalidOptions(f'staleness "{word}": expected sync, async or a number of iterations')
+    raise InvalidOptions(
+        f'staleness "{word}": expected sync, async or a number of iterations, at most {MOST_STALENESS}'
+    )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from pace.cli import app
 from pace.documents.options import ExchangeOptions, Options, SimulationOptions
 from pace.formats.fit import FORMATS
+from pace.kinds.registry import kinds
 from pace.models import NAMES
 from tests.sharded_graphs import tiny_graph
 from tests.strategies import affine, layered
@@ -68,13 +70,15 @@ def test_every_command_has_an_example_that_can_be_typed(
 ) -> None:
     """Of this command; its options exist, and nothing that is required is left out."""
     monkeypatch.chdir(tmp_path)
-    words = COMMANDS[name].epilog.removeprefix("Example: ").split()
     path = name.split()
-    assert words[: len(path)] == path
-    for word in words:
-        if re.fullmatch(r"[\w.]+", word):
-            Path(word).touch()  # files that the example reads
-    assert COMMANDS[name].make_context(name, words[len(path) :]).args == []
+    examples = [kind.examples[path[-1]] for kind in kinds().values() if path[-1] in kind.examples]
+    for example in (COMMANDS[name].epilog.removeprefix("Example: "), *(examples if len(path) == 2 else ())):
+        words = example.split()
+        assert words[: len(path)] == path
+        for word in words:
+            if re.fullmatch(r"[\w.]+", word):
+                Path(word).touch()  # files that the example reads
+        assert COMMANDS[name].make_context(name, words[len(path) :]).args == []
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -155,6 +159,73 @@ def test_help_shows_the_options_of_the_inputs_kind(tmp_path: Path) -> None:
     assert "--ranks" in shown_options("what-if", graph)
     assert "--ranks" not in shown_options("what-if")
     assert "--tune" not in shown_options("simulate", graph)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "example", "policies"),
+    [
+        (("--policy", "ddp"), "--policy ddp --policy pace", "fifo, horovod, ddp"),
+        (("--exchange", "sharded"), "--exchange sharded --policy zero-1", "dear, zero-1"),
+        (("--servers", "2"), "--servers 2 --policy byteps", "fifo, tio, tao, p3, bytescheduler, byteps"),
+        (("--exchange", "graph"), "simulate graph.json --policy fsdp2", "pace, as-traced, fsdp2"),
+    ],
+)
+def test_help_names_the_policies_of_the_kind(arguments: tuple[str, ...], example: str, policies: str) -> None:
+    """And its example is for this kind."""
+    asked = ["simulate", *arguments, "--help"]
+    shown = CliRunner().invoke(app, asked, env={"COLUMNS": "300", "NO_COLOR": "1"}).stdout
+    assert re.search(rf"Example: .*{example}", shown)
+    assert f"Policies: {policies}" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("what-if", "--servers", "4"), "`pace servers what-if` has it"),
+        (("what-if", "--fleet", "4"), "`pace predict` has it"),
+        (("what-if", "--wrkers", "4"), "Possible options: --ranks, --workers, --yes"),
+    ],
+)
+def test_an_option_of_another_command_is_told_with_this_command(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    """It may be in a pack, whose command has the same name."""
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert done.exit_code == 2
+    assert told in done.stderr
+
+
+_VALUES = ("-1", "nan", "99999999999999999999", "lp", "p95")
+_WITH: dict[str, tuple[tuple[str, ...], ...]] = {
+    "optimize": ((), ("--slot-s", "1"), ("--for", "ddp"), ("--servers", "1")),
+    "simulate": (("--policy", "fifo"), ("--policy", "fifo", "--servers", "1")),
+    "what-if": (("--policy", "fifo"), ("--workers-per-node", "2", "--intra-gbps", "9")),
+}
+
+
+@pytest.mark.parametrize("command", _WITH)
+def test_errors_call_options_as_they_are_typed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option with values that are wrong, alone and beside others."""
+    monkeypatch.chdir(tmp_path)
+    profile = tmp_path / "plain"
+    profile.write_bytes(layered([4, 8], allreduce=affine(0.0, 1e-9)).to_json())
+    options = (each for each in COMMANDS[f"pace {command}"].params if each.opts[0].startswith("--"))
+    typed = {
+        each.name: each.opts[0]
+        for each in options
+        if not each.is_flag and each.name not in ("knob", "processes")
+    }
+    names = re.compile(rf"pace: ({'|'.join(typed)})\b|(?<![\w-])\w+_(s|bytes|gbps|node)\b")
+    refused = 0
+    for option in typed.values():
+        for value, beside in product(_VALUES, _WITH[command]):
+            done = CliRunner().invoke(app, [command, str(profile), *beside, option, value])
+            assert done.exception is None or isinstance(done.exception, SystemExit), (option, value, beside)
+            refused += done.exit_code != 0
+            assert not names.search(done.stderr), done.stderr
+    assert refused > 50
 
 
 def test_help_shows_what_the_command_would_take(tmp_path: Path) -> None:

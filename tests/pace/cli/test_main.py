@@ -159,16 +159,19 @@ def test_a_broken_graph_ends_with_exit_code_1(solved: Path, tmp_path: Path) -> N
     ("arguments", "named"),
     [
         (["--oracle", "guess"], "guess"),
-        (["--oracle", "lp"], "slot_s"),
+        (["--oracle", "lp"], "give --slot-s"),
         (["--oracle", "lp", "--slot-s", "0.01", "--lp-solver", "pulp:NONE"], "PULP_CBC_CMD"),
         (["--lp-solver", "pulp"], "--lp-solver"),
-        (["--slot-s", "0"], "slot_s"),
-        (["--slot-s", "nan"], "slot_s"),
-        (["--slot-s", "1e-15"], "use slot_s of"),
-        (["--oracle", "lp", "--slot-s", "1e-7"], "use slot_s of"),
-        (["--for", "ddp", "--slot-s", "0.001"], "slot_s"),
-        (["--max-group-bytes", "0"], "max_group_bytes"),
-        (["--slot-s", "1", "--risk", "p95"], "risk"),
+        (["--slot-s", "0"], "--slot-s: "),
+        (["--slot-s", "nan"], "--slot-s: "),
+        (["--slot-s", "1e-15"], "use --slot-s of"),
+        (["--oracle", "lp", "--slot-s", "1e-7"], "use --slot-s of"),
+        (["--for", "ddp", "--slot-s", "0.001"], '--for "ddp" does not cut groups: leave --slot-s out'),
+        (["--max-group-bytes", "0"], "--max-group-bytes: "),
+        (
+            ["--slot-s", "1", "--risk", "p95"],
+            '--slot-s cannot be combined with --max-segment-bytes or --risk "p95"',
+        ),
         (["--no-such-option"], "no-such-option"),
         (["--partition-bytes", "5"], "only for exchange servers"),
     ],
@@ -300,8 +303,11 @@ def test_simulate_says_how_many_images_a_second(tmp_path: Path) -> None:
 
 
 def test_policies_of_other_exchanges_say_what_they_need() -> None:
-    """They exist, but not on one network."""
-    assert 'simulates exchange "graph" only' in failed(2, "simulate", VGG, "--policy", "fsdp2")
+    """A kind of file and where it comes from, or options."""
+    for command in ("simulate", "what-if"):
+        said = failed(2, command, VGG, "--policy", "fsdp2")
+        assert '"fsdp2" needs a graph file, from `pace import node-list` or `CollectivePlanner`' in said
+        assert "`pace simulate --servers 2`" in failed(2, command, VGG, "--policy", "byteps")
 
 
 def test_a_file_that_is_read_is_not_overwritten(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ FAULTS: dict[str, tuple[list[str | int], Any, list[str]]] = {
     "half a worker": (["workers"], 2.5, ["workers"]),
     "unknown version": (["schema_version"], 2, ["schema_version"]),
     "unknown field of the profile": (["gradiens"], [], ["gradiens"]),
-    "unknown cost": (["allreduce"], {"kind": "butterfly"}, ["allreduce", "butterfly"]),
+    "unknown cost": (["allreduce"], {"kind": "butterfly"}, ["allreduce", "expected one of 'affine'"]),
     "negative latency": (["allreduce", "latency_s"], -1, ["allreduce", "latency_s", "-1"]),
     "workers that fill no nodes": (
         ["allreduce"],

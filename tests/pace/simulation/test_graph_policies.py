@@ -132,7 +132,7 @@ def test_graphs_have_policies_of_their_own() -> None:
     """Policies and options of profiles are refused, and so are those of graphs for profiles."""
     graph = graph_of(forward(2))
     assert tuple(simulate(graph)) == GRAPH_POLICIES
-    with pytest.raises(InvalidOptions, match='no policy "ddp" of exchange "graph": choose one of'):
+    with pytest.raises(InvalidOptions, match=r'"ddp" needs a profile .* Otherwise choose one of pace, as'):
         simulate(graph, "ddp")
     with pytest.raises(InvalidOptions, match='jitter: exchange "graph" only has knobs'):
         simulate(graph, options=SimulationOptions(jitter=0.1))

@@ -67,7 +67,7 @@ def test_wrong_grids_are_refused() -> None:
         GraphGrid(memory_gb=(-1.0,))
     with pytest.raises(InvalidOptions, match="at most 2,000 are allowed"):
         GraphGrid(memory_gb=tuple(range(1, 1000)))
-    with pytest.raises(InvalidOptions, match='no policy "ddp" of exchange "graph"'):
+    with pytest.raises(InvalidOptions, match='policy "ddp" needs a profile'):
         what_if_graph(GRAPH, GraphGrid(policies=("ddp",)))
 
 

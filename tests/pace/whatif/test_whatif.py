@@ -102,7 +102,7 @@ def test_samples_become_another_algorithm() -> None:
 
 def test_two_levels_need_the_inside_of_a_node() -> None:
     """Refused without; with it the profile's own link is the one between nodes."""
-    with pytest.raises(InvalidOptions, match="two-level all-reduce needs the workers and the bandwidth"):
+    with pytest.raises(InvalidOptions, match="two-level all-reduce needs workers_per_node and intra_gbps"):
         profile_at(PLAIN, Scenario(algorithm="two-level"))
     made = profile_at(
         PLAIN, Scenario(algorithm="two-level", workers=8), TwoLevel(workers_per_node=4, intra_gbps=80.0)
@@ -223,7 +223,7 @@ def test_a_target_out_of_reach_has_no_bandwidth() -> None:
     assert alone is not None
     assert alone <= 0.001
     for wrong in (0.0, 1.5, float("nan")):
-        with pytest.raises(InvalidOptions, match="target efficiency is"):
+        with pytest.raises(InvalidOptions, match="target_efficiency is"):
             bandwidth_for(PLAIN, "fifo", wrong)
 
 

@@ -100,12 +100,12 @@ def scheduler(
         int, typer.Option(min=1, max=1024, help="Number of servers over which the model is split.")
     ] = 1,
     tick_s: Annotated[
-        float, typer.Option(min=0.001, help="Longest time between two plans, in seconds.")
+        float, typer.Option(min=0.001, max=3600, help="Longest time between two plans, in seconds.")
     ] = 0.1,
     probe_s: Annotated[
         float,
         typer.Option(
-            min=0.01, help="Seconds without a transfer after which a link's rate is measured again."
+            min=0.01, max=1e6, help="Seconds without a transfer after which a link's rate is measured again."
         ),
     ] = 1.0,
     divergence: Annotated[
@@ -189,6 +189,8 @@ def scheduler(
             raise InvalidOptions(f"--merge {merge!r}: expected sum or weighted-mean")
         limit = None
         if divergence is not None:
+            if divergence == float("inf"):
+                raise InvalidOptions("--divergence inf: give a finite number, or leave it out")
             limit = DivergenceLimit(kind="norm", max=divergence)
         elif divergence_updates is not None:
             limit = DivergenceLimit(kind="updates", max=divergence_updates)

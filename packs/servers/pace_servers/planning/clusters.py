@@ -1,6 +1,9 @@
 """Parameter servers for a profile that was measured without any: the network follows from its all-reduce."""
 
+from pydantic import ValidationError
+
 from pace.collectives import ring_factors
+from pace.documents.base import explain
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce, TwoLevelAllReduce
 from pace.documents.profile import Profile
@@ -50,19 +53,19 @@ def cluster_for(
         rate, trip = _network_of(profile) if worker_bytes_per_s is None else (worker_bytes_per_s, 0.0)
         lost, at_servers = PARTITION_S, None
     least = cost.min_partition_bytes if isinstance(cost, PushPull) else 0
-    if servers < 1:
-        raise InvalidOptions(f"{servers} servers: expected at least 1")
-    exchange = PushPull(
-        servers=servers,
-        colocated=colocated,
-        worker_bytes_per_s=rate if worker_bytes_per_s is None else worker_bytes_per_s,
-        server_bytes_per_s=at_servers,
-        partition_s=lost,
-        round_trip_s=trip if round_trip_s is None else round_trip_s,
-        min_partition_bytes=least,
-    )
     try:
+        exchange = PushPull(
+            servers=servers,
+            colocated=colocated,
+            worker_bytes_per_s=rate if worker_bytes_per_s is None else worker_bytes_per_s,
+            server_bytes_per_s=at_servers,
+            partition_s=lost,
+            round_trip_s=trip if round_trip_s is None else round_trip_s,
+            min_partition_bytes=least,
+        )
         exchange.seconds_per_byte(profile.workers)
+    except ValidationError as error:
+        raise InvalidOptions(explain(error)) from None
     except ValueError as error:
         raise InvalidOptions(str(error)) from None
     where = "colocated" if colocated else "dedicated"

@@ -129,7 +129,7 @@ def run_server_policy(
     if rules.step_barrier and behind:
         raise InvalidOptions(
             "a policy with a barrier at every step has no stale pulls: "
-            "use consistency sync, without staleness"
+            "choose another policy, or let workers wait for one another"
         )
     workers = profile.workers
     parts = ServerParts.of(ServersProblem.of(profile, cluster), traffic, cluster.exchange.servers)

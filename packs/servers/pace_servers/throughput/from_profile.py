@@ -9,6 +9,8 @@ from pace.jitter import jittered_durations
 from pace.simulation.worker import parameter_server_worker
 from pace.solver.cost_curve import CostCurve
 
+MOST_GENERATED = 100_000
+
 
 def steps_from_profile(
     profile: Profile,
@@ -46,8 +48,8 @@ def steps_from_profile(
     InvalidOptions
         If a number is out of range.
     """
-    if servers < 1 or count < 1:
-        raise InvalidOptions(f"{servers} servers and {count} steps: expected at least 1")
+    if not (1 <= servers <= MOST_GENERATED and 1 <= count <= MOST_GENERATED):
+        raise InvalidOptions(f"{servers} servers and {count} steps: expected 1 to {MOST_GENERATED:,} of both")
     if not 0 <= jitter <= 10:
         raise InvalidOptions(f"jitter is {jitter}: expected 0 to 10")
     dag = parameter_server_worker(profile, servers=servers, transfer=CostCurve.affine(0.0, 1.0 / bytes_per_s))

@@ -72,7 +72,7 @@ class SchedulerOptions:
         if self.servers > 1 and self.divergence is not None:
             raise InvalidOptions(
                 f"a model that is split over {self.servers} servers cannot have a replica: "
-                "leave divergence out"
+                "leave its bound of divergence out"
             )
 
     @property

@@ -1,0 +1,5 @@
+"""``python -m pace``: the command line, where another ``pace`` is first in the path."""
+
+from pace.cli import app
+
+app()
