@@ -1,6 +1,6 @@
-"""Hook of the documentation's build: tables of the reference that are generated from the code.
+"""Tables of the reference that are generated from the code. ``scripts/schemas`` writes them into the pages.
 
-A page has a comment where a table comes, such as ``<!-- table: metrics of the service -->``.
+A page has a comment before a table, such as ``<!-- table: metrics of the service -->``, and one behind it.
 """
 
 import inspect
@@ -36,15 +36,16 @@ from pace.simulation.registry import entries as policy_entries
 
 Row = tuple[str, ...]
 
-_MARK = re.compile(r"^<!-- table: (.+) -->$", re.MULTILINE)
+_END = "<!-- end of table -->"
+_MARK = re.compile(rf"^<!-- table: (.+) -->$(?:\n(?:(?!<!-- table)[^\n]*\n)*?{_END}$)?", re.MULTILINE)
 # Defaults that follow from the machine.
 _COMPUTED = {"solver_processes": "cores - 1, at least 2"}
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
-def on_page_markdown(markdown: str, **_more: Any) -> str:
-    """Put the tables in their places; a comment that names no table fails the build."""
-    return _MARK.sub(lambda found: TABLES[found[1]](), markdown)
+def with_tables(markdown: str) -> str:
+    """Return a page with its tables as they are now; raises KeyError for a comment that names no table."""
+    return _MARK.sub(lambda at: f"<!-- table: {at[1]} -->\n\n{TABLES[at[1]]()}\n\n{_END}", markdown)
 
 
 def table(heads: Row, rows: Iterable[Row]) -> str:
