@@ -8,8 +8,7 @@ from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.training.trainer import Workload
 from benchmarks.harness.workload import real
-from benchmarks.harness.workload.reference import FloatArray, expected_weights, norm_to_clip_to
-from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.replay import FloatArray, expected_weights, norm_to_clip_to, renamed
 from benchmarks.harness.workload.scaling import Fitted, slower
 from benchmarks.harness.workload.two_wires import InnerTimes, TwoWireBounds, bounds, with_inner
 from pace.documents.cluster import Cluster

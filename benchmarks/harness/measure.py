@@ -15,7 +15,7 @@ from benchmarks.harness.prediction import predict, schedule_for
 from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
 from benchmarks.harness.training import trainer
-from benchmarks.harness.workload.reference import TOLERANCE, FloatArray
+from benchmarks.harness.workload.replay import TOLERANCE, FloatArray
 from benchmarks.harness.workload.scaling import slower
 from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options

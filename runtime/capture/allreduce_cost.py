@@ -24,8 +24,7 @@ import torch
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.errors import InvalidOptions
-from pace.runtime.transports.clock import Clock
-from pace.runtime.transports.device import CudaDevice, apart, clock_of
+from pace.runtime.transports.device import Clock, CudaDevice, apart, clock_of
 
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6

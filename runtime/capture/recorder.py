@@ -27,7 +27,7 @@ from pace.runtime.capture.window import CapturedWindow, Granularity, lay_out, mi
 from pace.runtime.engine.buffers import num_bytes
 from pace.runtime.engine.shard_units import Unit
 from pace.runtime.event_log import log
-from pace.runtime.transports.clock import clock_for
+from pace.runtime.transports.device import clock_for
 from pace.version import __version__
 
 # Warn if a profile's compute time differs from that of plain iterations by more than this share.

@@ -28,8 +28,7 @@ from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_f
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
-from pace.runtime.transports.clock import Clock
-from pace.runtime.transports.device import clock_of
+from pace.runtime.transports.device import Clock, clock_of
 from pace.runtime.transports.transport import Transport
 
 WARM_UP = 3

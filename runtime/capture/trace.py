@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from pace.runtime.engine.shard_units import Unit
-from pace.runtime.transports.clock import Clock
+from pace.runtime.transports.device import Clock
 
 MarkKind = Literal["input", "forward", "loss", "capture", "aside", "backward", "after-backward", "optimizer"]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from pace.runtime.engine.plan import SendPlan
-from pace.runtime.transports.clock import Clock
+from pace.runtime.transports.device import Clock
 from pace.runtime.transports.transport import Transport
 
 # The first iteration of each turn allocates buffers, and sends nothing before its end, because it learns the

@@ -4,8 +4,9 @@ A job is a tensor or a part of one. It has a ready time r, a push time u on the 
 downlink and a tail q. Its pull starts when its push has ended, at the earliest. Times are in seconds.
 
 If pull time / push time is the same for all jobs, longest tail first is optimal in the limit of small parts
-(``fluid``). Otherwise it is not. Johnson's order is optimal without ready times and tails. The search by
-insertion is 0.3 % above the optimum on average, on instances small enough to know the optimum.
+(``lockstep.best_partition_bytes``). Otherwise it is not. Johnson's order is optimal without ready times and
+tails. The search by insertion is 0.3 % above the optimum on average, on instances small enough to know the
+optimum.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from benchmarks.harness.measure import Effort, measure
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.workload import real
 from benchmarks.harness.workload.real import BATCH_SIZES, MODELS, RealModel, captured, expected_weights
-from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, scale_of
+from benchmarks.harness.workload.replay import LEARNING_RATE, TOLERANCE, scale_of
 from pace.documents.collective_costs import AffineAllReduce
 
 

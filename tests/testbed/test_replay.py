@@ -5,8 +5,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from benchmarks.harness.workload.reference import LEARNING_RATE, TOLERANCE, expected_weights, scale_of
-from benchmarks.harness.workload.replay import Replay, directions_of, parameter_name, plan_replay, renamed
+from benchmarks.harness.workload.replay import (
+    LEARNING_RATE,
+    TOLERANCE,
+    Replay,
+    directions_of,
+    expected_weights,
+    parameter_name,
+    plan_replay,
+    renamed,
+    scale_of,
+)
 from pace.documents.profile import Profile
 from pace.errors import InvalidProfile
 from pace.models import build

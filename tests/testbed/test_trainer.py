@@ -16,8 +16,7 @@ from benchmarks.harness.prediction import schedule_for
 from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import as_document, from_document, windows_of
 from benchmarks.harness.training import trainer
-from benchmarks.harness.workload.reference import TOLERANCE, expected_weights, norm_to_clip_to
-from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.replay import TOLERANCE, expected_weights, norm_to_clip_to, renamed
 from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.profile import Profile, UpdateRule
 from pace.documents.schedule import Schedule

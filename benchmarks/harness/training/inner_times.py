@@ -17,8 +17,7 @@ from benchmarks.harness.layouts import Layout
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import join_torch
 from benchmarks.harness.network.processes import Answer, answering, ranks
-from benchmarks.harness.workload.reference import scale_of
-from benchmarks.harness.workload.replay import Replay, plan_replay
+from benchmarks.harness.workload.replay import Replay, plan_replay, scale_of
 from benchmarks.harness.workload.replicas import shard, unit_starts
 from benchmarks.harness.workload.two_wires import InnerTimes
 from pace.documents.profile import Profile

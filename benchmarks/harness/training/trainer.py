@@ -22,8 +22,7 @@ from benchmarks.harness.network.joining import PATIENCE_S, join_horovod, join_to
 from benchmarks.harness.network.processes import Answer, answering
 from benchmarks.harness.training.framework_loop import FrameworkLoop, enter, launched
 from benchmarks.harness.workload.real import RealModel
-from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of, sha256
-from benchmarks.harness.workload.replay import Replay
+from benchmarks.harness.workload.replay import LEARNING_RATE, FloatArray, Replay, scale_of, sha256
 from benchmarks.harness.workload.replicas import shard
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule

@@ -18,7 +18,7 @@ from benchmarks.harness.contenders import Backend
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import join, serve
 from benchmarks.harness.network.processes import Answer, answering, ranks
-from benchmarks.harness.workload.reference import LEARNING_RATE, FloatArray, scale_of
+from benchmarks.harness.workload.replay import LEARNING_RATE, FloatArray, scale_of
 from benchmarks.harness.workload.scaling import Fitted
 from benchmarks.harness.workload.stream import Stream
 from pace.documents.collective_costs import AllReduce

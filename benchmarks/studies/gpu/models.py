@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pace.runtime.transports.clock import clock_for
+from pace.runtime.transports.device import clock_for
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -22,8 +22,7 @@ from benchmarks.studies.gpu.models import Workload, settled, training_step, work
 from benchmarks.studies.gpu.part import Findings, Setting
 from benchmarks.studies.runtime_overhead import NoTransport, wrap_alone
 from pace.runtime.engine.plan import plan_locally
-from pace.runtime.transports.clock import clock_for
-from pace.runtime.transports.device import Device, device_of
+from pace.runtime.transports.device import Device, clock_for, device_of
 from pace.runtime.transports.transport import After, Done
 
 WAYS = ("plain", "DDP", "PACE, barrier", "PACE, overlap")

@@ -8,10 +8,9 @@ import pytest
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidOptions
-from pace.formats.counted_ops import CountedWork, product_of, work_with_calls
 from pace.formats.execution_trace import TracedOp, TracedTensor, read_execution_trace
 from pace.formats.reading import FormatWarning
-from pace.formats.shaped_steps import read_execution_trace_profile
+from pace.formats.shaped_steps import CountedWork, product_of, read_execution_trace_profile, work_with_calls
 from tests.pace.formats.traces import shaped_execution_trace, write_json
 
 COST = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)

@@ -12,8 +12,15 @@ from pace.documents.graph.fsdp2_settings import Fsdp2Settings, parse_fsdp2_setti
 from pace.errors import InvalidOptions, InvalidSchedule
 from pace.planning.graph.arrays import program_of
 from pace.simulation.graph.framework_parameters import code_to_paste, deepspeed_config, megatron_arguments
-from pace.simulation.graph.fsdp2_passes import AHEAD, BACKWARD_VALUES, WORTH, Fsdp2Passes, PassRun
-from pace.simulation.graph.fsdp2_planner import BLOCKS_PER_UNIT, plan_fsdp2
+from pace.simulation.graph.fsdp2_planner import (
+    AHEAD,
+    BACKWARD_VALUES,
+    BLOCKS_PER_UNIT,
+    WORTH,
+    Fsdp2Passes,
+    PassRun,
+    plan_fsdp2,
+)
 from pace.simulation.graph.policies import Fsdp2
 from pace.simulation.graph.run import run_graph_policy
 from tests.sharded_graphs import FULL, backward, collective, forward, graph_of, held_up, wait

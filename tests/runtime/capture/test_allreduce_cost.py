@@ -36,7 +36,7 @@ from pace.runtime.capture.cost_sampler import (
     CostSampler,
     never_falling,
 )
-from pace.runtime.transports.clock import Clock, HostClock
+from pace.runtime.transports.device import Clock, HostClock
 from tests.runtime.launch import Backend, run_ranks
 
 

@@ -23,7 +23,7 @@ from pace.runtime.capture.recorder import num_steps, slowest_factor
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.profiler import Contention, measure_contention, torch_network
-from pace.runtime.transports.clock import Clock, HostClock
+from pace.runtime.transports.device import Clock, HostClock
 from pace.runtime.transports.gloo import GlooTransport
 from tests.runtime.engine.queued_device import QueuedDevice
 from tests.runtime.launch import run_ranks

@@ -16,7 +16,7 @@ import pace.runtime.control.replanner
 from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.runtime.options import Replanning
-from pace.runtime.transports.clock import HostClock
+from pace.runtime.transports.device import HostClock
 from pace.runtime.transports.gloo import GlooTransport
 from pace.runtime.transports.transport import After, Done
 from tests.runtime.models import batches, build, weights

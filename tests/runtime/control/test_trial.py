@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from pace.runtime.control.trial import Candidate, Lap, Trial
 from pace.runtime.engine.plan import plan_plainly
-from pace.runtime.transports.clock import HostClock
-from pace.runtime.transports.device import clock_of
+from pace.runtime.transports.device import HostClock, clock_of
 from pace.runtime.transports.transport import Transport
 from tests.runtime.engine.queued_device import QueuedDevice
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pace.solver.flow_shop.fluid import best_partition_bytes
+from pace.solver.flow_shop.lockstep import best_partition_bytes
 from pace.solver.flow_shop.two_links import TwoLinks, longest_tail_first
 from pace.solver.least_bytes import least_loaded
 from tests.solver.flow_shop.theorems import partitioned_bound

@@ -29,9 +29,9 @@ MOST_PARTS = 2_000_000
 def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the schedule of pushes and pulls that minimizes the predicted iteration time.
 
-    Longest tail first on both links is optimal in the limit of small parts (``pace.solver.flow_shop.fluid``).
-    The prediction includes the extra time of parts of finite size. The same documents and options give the
-    same schedule, byte for byte.
+    Longest tail first on both links is optimal in the limit of small parts
+    (``pace.solver.flow_shop.lockstep``). The prediction includes the extra time of parts of finite size. The
+    same documents and options give the same schedule, byte for byte.
 
     Raises
     ------

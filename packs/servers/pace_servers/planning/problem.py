@@ -14,8 +14,7 @@ from pace.errors import InvalidCluster
 from pace.planning.fusion.problem import FusionProblem
 from pace.solver.arrays import FloatArray
 from pace.solver.cost_curve import CostCurve
-from pace.solver.flow_shop.fluid import best_partition_bytes
-from pace.solver.flow_shop.lockstep import SharedLinks
+from pace.solver.flow_shop.lockstep import SharedLinks, best_partition_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from pace.runtime.transports.liveness.mesh_peers import MeshPeers
+from pace.runtime.fsdp import MeshPeers
 from pace.runtime.transports.liveness.peers import EVERYTHING_SENT, PERIOD_S, Peers
 from pace.runtime.transports.sockets import Sockets
 from tests.runtime.programs import script

@@ -6,7 +6,7 @@ import pytest
 from pace.errors import InvalidOptions
 from pace_fabric.documents.scenario import FabricScenario, RedrawnRates, Straggling
 from pace_fabric.simulation import FABRIC_POLICIES, simulate_fabric
-from pace_fabric.simulation.fluid import fair_rates
+from pace_fabric.simulation.push_pull import fair_rates
 from pace_fabric.simulation.what_if import cells_csv, cells_html, fabric_what_if
 from tests.pace_fabric.simulation.fluid_reference import async_commits
 

@@ -15,8 +15,7 @@ from benchmarks.harness.results import as_document, from_document
 from benchmarks.harness.training import trainer
 from benchmarks.harness.training.over_servers import measure_cluster
 from benchmarks.harness.training.tensorflow_peer import model_document, run_unmodified
-from benchmarks.harness.workload.reference import TOLERANCE
-from benchmarks.harness.workload.replay import renamed
+from benchmarks.harness.workload.replay import TOLERANCE, renamed
 from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
