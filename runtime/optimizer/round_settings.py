@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
-from pace.runtime.optimizer.gradients.reduction import Averaging
 from pace.runtime.optimizer.poison import Poison
+from pace.runtime.optimizer.reduction import Averaging
 from pace.runtime.transports.transport import Discipline, Order, Sequencing
 
 

@@ -37,10 +37,10 @@ from pace.runtime.gates.memory_watch import MemoryWatch
 from pace.runtime.gates.model_wrapper import refuse_local_step, refuse_reducing
 from pace.runtime.gates.parameter_gates import Attention, ForwardWatch
 from pace.runtime.gates.patches import after_backward, watch_backward
-from pace.runtime.optimizer.gradients.gradient_access import Gate, GradientAccess
-from pace.runtime.optimizer.gradients.reduction import Reduction, coefficient_for
+from pace.runtime.optimizer.gradient_access import Gate, GradientAccess
 from pace.runtime.optimizer.group_update import GroupUpdate, TwinOptimizer, plain_mode, take_existing
 from pace.runtime.optimizer.live_wrappers import FORKED, weakly
+from pace.runtime.optimizer.reduction import Reduction, coefficient_for
 from pace.runtime.optimizer.round_settings import RoundSettings
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.transports.transport import Transport

@@ -34,10 +34,10 @@ from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches import CompiledWatch, uncompiled
-from pace.runtime.optimizer.gradients.reduction import Averaging
 from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
+from pace.runtime.optimizer.reduction import Averaging
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.rounds import Rounds
 from pace.runtime.optimizer.shards.checkpoint import ShardedState

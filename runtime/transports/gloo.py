@@ -16,9 +16,9 @@ from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
 from pace.runtime.transports.job_store import forget_connection, given_up_on_failure, group_name, open_stores
-from pace.runtime.transports.liveness.peers import Peers
-from pace.runtime.transports.liveness.signs import names_in_job
+from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import Ring
+from pace.runtime.transports.signs_of_life import names_in_job
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within, keep_thread_state
 from pace.runtime.transports.torch_versions import TRAINING, require_torch

@@ -19,9 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from pace.runtime.event_log import log
 from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.job_store import given_up_on_failure, new_name
-from pace.runtime.transports.liveness.peers import Peers
-from pace.runtime.transports.liveness.signs import names_in_job
+from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import GlooHalves
+from pace.runtime.transports.signs_of_life import names_in_job
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within, torch_thread
 from pace.runtime.transports.torch_versions import TRAINING, require_torch

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from pace.runtime.transports.liveness.peers import Store as PeerStore
+from pace.runtime.transports.peers import Store as PeerStore
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import call_within
 

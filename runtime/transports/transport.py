@@ -12,7 +12,7 @@ import torch
 from pace.documents.push_pull import PushPull
 from pace.errors import CommunicationFailed
 from pace.runtime.transports.device import Device
-from pace.runtime.transports.liveness.peers import Peers
+from pace.runtime.transports.peers import Peers
 
 _GLOO_PLACE = re.compile(r"^\[[^]]*\.cc:\d+\] ")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 from pace.runtime.engine.buffers import FusedGroup, Slot
-from pace.runtime.optimizer.gradients.round_marks import RoundCode, RoundMarks
+from pace.runtime.optimizer.round_marks import RoundCode, RoundMarks
 from pace.runtime.transports.transport import Transport
 
 Want = Literal["gradients", "norm", "step"]

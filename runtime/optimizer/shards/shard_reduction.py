@@ -24,8 +24,8 @@ from pace.runtime.engine.buffers import FusedGroup, Slot
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.gradient_gates import local_gradient
-from pace.runtime.optimizer.gradients.reduction import Averaging, Reduction, coefficient_for
-from pace.runtime.optimizer.gradients.round_marks import RoundCode
+from pace.runtime.optimizer.reduction import Averaging, Reduction, coefficient_for
+from pace.runtime.optimizer.round_marks import RoundCode
 from pace.runtime.optimizer.shards.exchanges import ShardMarks, ShardMessage, Want, total_norm
 from pace.runtime.optimizer.shards.shard_memory import ShardedGroup
 from pace.runtime.transports.transport import Transport

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from pace.runtime.engine.buffers import FusedGroup
-from pace.runtime.optimizer.gradients.reduction import Reduction
+from pace.runtime.optimizer.reduction import Reduction
 from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import Entry
 from tests.runtime.loops.loop_reference import differences, expected, unexplained

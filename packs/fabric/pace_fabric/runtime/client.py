@@ -241,7 +241,7 @@ class FabricClient(Closing):
         if self._lost is not None:
             raise CommunicationFailed(f"the daemon is gone: {self._lost}")
 
-    # What groups need besides (pace_fabric.runtime.membership).
+    # What groups need besides (pace_fabric.runtime.group_member).
 
     @property
     def incarnation(self) -> str:

@@ -17,8 +17,8 @@ from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.byte_store import PROBE, ByteStore
 from pace_fabric.runtime.connection import FabricLink, Incoming, connect, listen, own_address_towards
 from pace_fabric.runtime.held_model import HeldModel
+from pace_fabric.runtime.local_members import LocalMembers
 from pace_fabric.runtime.local_workers import LocalWorkers
-from pace_fabric.runtime.membership.local_members import LocalMembers
 from pace_fabric.runtime.messages.any_message import Message
 from pace_fabric.runtime.messages.commits import CommitNotice, CommitOrder, ReleaseOrder, TicketOrder
 from pace_fabric.runtime.messages.groups import AdmissionOrder, StateOrder

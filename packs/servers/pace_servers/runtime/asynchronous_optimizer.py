@@ -31,7 +31,7 @@ from pace.runtime.transports.runs import Runs
 from pace.runtime.transports.transport import SegmentCall
 from pace_servers.runtime.link import Countdown
 from pace_servers.runtime.options import ParameterServers
-from pace_servers.runtime.transport.push_pull import PushPullTransport
+from pace_servers.runtime.push_pull import PushPullTransport
 from pace_servers.runtime.weight_share import WeightShare
 
 

@@ -28,7 +28,7 @@ from pace.wire.addresses import is_loopback, parse_address
 from pace.wire.streams import NOTSENT_BYTES
 
 if TYPE_CHECKING:
-    from pace_servers.runtime.transport.push_pull import PushPullTransport
+    from pace_servers.runtime.push_pull import PushPullTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class ParameterServers(Communication):
         self, model: nn.Module, plan: Plan | Tune | None, timeout_s: float, process_group: ProcessGroup | None
     ) -> "PushPullTransport":
         """Start this rank's server if it is colocated, and link up with all servers."""
-        from pace_servers.runtime.transport.push_pull import MixedTransport, PushPullTransport
+        from pace_servers.runtime.push_pull import MixedTransport, PushPullTransport
 
         credit = plan.credit_bytes if isinstance(plan, Plan) else None
         kind = MixedTransport if isinstance(self, Mixed) else PushPullTransport

@@ -10,7 +10,7 @@ from pace.runtime.event_log import log
 from pace_fabric.runtime.client import FabricClient
 from pace_fabric.runtime.commit_log import Vector
 from pace_fabric.runtime.formats.error_feedback import ErrorFeedback, NarrowUpdate
-from pace_fabric.runtime.membership.group_member import GroupMember
+from pace_fabric.runtime.group_member import GroupMember
 from pace_fabric.runtime.update_records import NumberFormat
 from pace_sync.diloco.outer_row import MakeOuter, OuterRow, whole_model
 

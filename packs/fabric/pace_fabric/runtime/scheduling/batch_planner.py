@@ -13,7 +13,7 @@ from pace_fabric.runtime.scheduling.commit_groups import (
 )
 from pace_fabric.runtime.scheduling.commit_queue import CommitQueue
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
-from pace_fabric.runtime.scheduling.replication.replica_feed import ReplicaFeed
+from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets
 from pace_fabric.solver.aggregation import Aggregation, Hop, aggregate_alike

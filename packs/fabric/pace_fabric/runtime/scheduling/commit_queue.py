@@ -7,7 +7,7 @@ from pace_fabric.runtime.messages.commits import CommitNotice, CommitOrder
 from pace_fabric.runtime.messages.transfers import ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import CommitGroup, FabricUpdate
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
-from pace_fabric.runtime.scheduling.replication.replica_feed import ReplicaFeed
+from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets
 from pace_fabric.runtime.shards import shard_key

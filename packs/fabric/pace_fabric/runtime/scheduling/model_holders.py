@@ -5,7 +5,7 @@ from pace_fabric.runtime.messages.hosts import HostRegistration
 from pace_fabric.runtime.messages.models import PromotionOrder
 from pace_fabric.runtime.scheduling.commit_queue import CommitQueue
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
-from pace_fabric.runtime.scheduling.replication.replica_feed import ReplicaFeed
+from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets
 
 

@@ -36,7 +36,7 @@ from pace_fabric.runtime.scheduling.known_hosts import KnownHost, KnownHosts
 from pace_fabric.runtime.scheduling.link_rates import MeasuredState, NetworkState
 from pace_fabric.runtime.scheduling.model_holders import ModelHolders
 from pace_fabric.runtime.scheduling.model_requests import ModelRequests
-from pace_fabric.runtime.scheduling.replication.replica_feed import ReplicaFeed
+from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.rounds.groups import Groups
 from pace_fabric.runtime.scheduling.rounds.reductions import Reductions
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions

@@ -21,7 +21,7 @@ import numpy as np
 
 from pace.errors import CommunicationFailed, RoundMissed
 from pace_fabric.runtime.client import FabricClient
-from pace_fabric.runtime.membership.group_member import GroupMember
+from pace_fabric.runtime.group_member import GroupMember
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from tests.pace_fabric.runtime.processes import TOKEN, Fabric, Started
 

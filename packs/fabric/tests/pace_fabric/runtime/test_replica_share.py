@@ -7,7 +7,7 @@ from pace.errors import InvalidOptions
 from pace_fabric.documents.batch import DivergenceLimit
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, towards, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import NetworkView
-from pace_fabric.runtime.scheduling.replication.batch_share import ReplicaShare, plan_share, whole_steps
+from pace_fabric.runtime.scheduling.replica_share import ReplicaShare, plan_share, whole_steps
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.update_records import HeldUpdate
 from pace_fabric.solver.aggregation import AggregateSize

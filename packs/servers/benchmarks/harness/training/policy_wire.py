@@ -22,10 +22,10 @@ from pace.runtime.transports.transport import After, Done, SegmentCall
 from pace.wire.frames import CHUNK_BYTES, LARGEST_PAYLOAD_BYTES, FrameKind
 from pace_servers.runtime.layout import Layout, ServedSegment, memory_of
 from pace_servers.runtime.link import PushPullCall, ServerLink
+from pace_servers.runtime.push_pull import PushPullTransport
 from pace_servers.runtime.server import Server
 from pace_servers.runtime.session import Session
 from pace_servers.runtime.sums import Reply
-from pace_servers.runtime.transport.push_pull import PushPullTransport
 from pace_servers.simulation.traffic import ServersRules
 
 # A push counts as gone when the kernel holds no more of it unsent: less would leave the link idle.

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-import pace_servers.runtime.transport.push_pull as push_pull
+import pace_servers.runtime.push_pull as push_pull
 from pace.wire.frames import Frame, FrameKind
 from pace_servers.runtime import ParameterServers, asynchronous
 from pace_servers.runtime.link import ServerLink
-from pace_servers.runtime.transport.push_pull import PushPullTransport
+from pace_servers.runtime.push_pull import PushPullTransport
 from tests.pace_servers.runtime.server_processes import served
 from tests.pace_servers.runtime.test_asynchronous_training import STEPS, train_plainly_with_sgd
 from tests.runtime.launch import run_ranks

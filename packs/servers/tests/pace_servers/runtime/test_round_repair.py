@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pace.errors import CommunicationFailed
-from pace_servers.runtime.transport.round_repair import (
+from pace_servers.runtime.round_repair import (
     SegmentProgress,
     add_nothing,
     copy_chunks,

@@ -12,7 +12,7 @@ import pytest
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse, RoundMissed
 from pace_fabric.runtime.client import FabricClient
 from pace_fabric.runtime.commit_log import Vector
-from pace_fabric.runtime.membership.group_member import GroupMember
+from pace_fabric.runtime.group_member import GroupMember
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from tests.pace_fabric.runtime.processes import WITHIN_S, Fabric
 

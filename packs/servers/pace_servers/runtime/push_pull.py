@@ -36,8 +36,7 @@ from pace_servers.runtime.layout import Layout, memory_of, segment_of
 from pace_servers.runtime.link import PushPullCall, ServerLink
 from pace_servers.runtime.measure import TimedExchanges, evaluate, time_exchanges
 from pace_servers.runtime.options import Mixed, ParameterServers
-from pace_servers.runtime.server import Server
-from pace_servers.runtime.transport.round_repair import (
+from pace_servers.runtime.round_repair import (
     ChunkOwners,
     SegmentExchange,
     SegmentProgress,
@@ -45,6 +44,7 @@ from pace_servers.runtime.transport.round_repair import (
     copy_chunks,
     find_owners,
 )
+from pace_servers.runtime.server import Server
 
 _MOST_MEASURED_BYTES = 32 << 20
 _MEASURED_TIMES = 3

@@ -15,7 +15,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot
 from pace.runtime.gates.call_stacks import reader
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
-from pace.runtime.optimizer.gradients.reduction import Reduction
+from pace.runtime.optimizer.reduction import Reduction
 from pace.runtime.optimizer.usage import Usage
 
 if TYPE_CHECKING:

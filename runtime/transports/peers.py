@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Protocol
 
 from pace.runtime.event_log import log
-from pace.runtime.transports.liveness.signs import absent, left, lost, names_in_job, unsent
+from pace.runtime.transports.signs_of_life import absent, left, lost, names_in_job, unsent
 from pace.runtime.transports.sockets import Sockets
 from pace.runtime.transports.torch_threads import torch_thread
 

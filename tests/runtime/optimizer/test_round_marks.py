@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from pace.runtime.optimizer.gradients.round_marks import (
+from pace.runtime.optimizer.round_marks import (
     RoundCode,
     disagreement,
     may_keep,

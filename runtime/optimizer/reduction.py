@@ -35,7 +35,7 @@ from pace.runtime.engine.buffers import (
 from pace.runtime.engine.engine import Engine
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient
-from pace.runtime.optimizer.gradients.round_marks import (
+from pace.runtime.optimizer.round_marks import (
     RoundCode,
     RoundMarks,
     disagreement,

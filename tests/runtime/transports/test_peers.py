@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from pace.runtime.fsdp import MeshPeers
-from pace.runtime.transports.liveness.peers import EVERYTHING_SENT, PERIOD_S, Peers
+from pace.runtime.transports.peers import EVERYTHING_SENT, PERIOD_S, Peers
 from pace.runtime.transports.sockets import Sockets
 from tests.runtime.programs import script
 
@@ -94,7 +94,7 @@ def test_a_store_that_is_lost_is_not_waited_for_again(monkeypatch: pytest.Monkey
     if mesh:
         peers = MeshPeers(store, [0, 1, 2, 3], 1, replicas=peers, sockets=Sockets())
     assert "the store that it keeps does not answer" in peers.explain_failure()
-    monkeypatch.setattr("pace.runtime.transports.liveness.peers._ANSWER_S", 1e6)
+    monkeypatch.setattr("pace.runtime.transports.peers._ANSWER_S", 1e6)
     assert peers.look() is None
     peers.close(failed=True)
     peers.linger()

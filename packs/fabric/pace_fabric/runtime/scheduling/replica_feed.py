@@ -15,7 +15,7 @@ from pace_fabric.runtime.messages.models import AdoptionOrder, SnapshotOrder
 from pace_fabric.runtime.messages.transfers import AdditionOrder, ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
-from pace_fabric.runtime.scheduling.replication.batch_share import (
+from pace_fabric.runtime.scheduling.replica_share import (
     ReplicaShare,
     ReplicaUnit,
     plan_share,

@@ -1,1 +1,0 @@
-"""Sums of gradients: this rank's contributions, their reduction over all ranks, and user code's access."""

@@ -1,1 +1,0 @@
-"""Signs of life of ranks: which rank is lost, late or gone when training stalls or fails."""
