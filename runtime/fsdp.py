@@ -36,8 +36,7 @@ from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 from pace.runtime.torch import connect
 from pace.runtime.transports.job_store import open_stores
 from pace.runtime.transports.peers import Peers, Progress, Store
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import call_within
+from pace.runtime.transports.torch_threads import Sockets, call_within
 from pace.runtime.transports.torch_versions import APPLY, HSDP, require_torch
 from pace.runtime.transports.transport import Transport, control_message
 

@@ -19,8 +19,7 @@ from pace.runtime.transports.job_store import forget_connection, given_up_on_fai
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import Ring
 from pace.runtime.transports.signs_of_life import names_in_job
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import call_within, keep_thread_state
+from pace.runtime.transports.torch_threads import Sockets, call_within, keep_thread_state
 from pace.runtime.transports.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.transport import (
     After,

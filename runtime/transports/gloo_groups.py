@@ -13,8 +13,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import torch_thread
+from pace.runtime.transports.torch_threads import Sockets, torch_thread
 from pace.runtime.transports.transport import to_bytes, to_tensor
 
 # A gathering first sends the length of each payload, and its first bytes.

@@ -22,8 +22,7 @@ from pace.runtime.transports.job_store import given_up_on_failure, new_name
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import GlooHalves
 from pace.runtime.transports.signs_of_life import names_in_job
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import call_within, torch_thread
+from pace.runtime.transports.torch_threads import Sockets, call_within, torch_thread
 from pace.runtime.transports.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.transport import (
     After,

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from pace.runtime.transports.peers import Store as PeerStore
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import call_within
+from pace.runtime.transports.torch_threads import Sockets, call_within
 
 _GIVEN_UP = "given_up"
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from pace.runtime.event_log import log
 from pace.runtime.transports.signs_of_life import absent, left, lost, names_in_job, unsent
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import torch_thread
+from pace.runtime.transports.torch_threads import Sockets, torch_thread
 
 PERIOD_S = 0.5
 

@@ -19,8 +19,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, release_groups
-from pace.runtime.transports.sockets import Sockets
-from pace.runtime.transports.torch_threads import torch_thread
+from pace.runtime.transports.torch_threads import Sockets, torch_thread
 from pace.runtime.transports.transport import Done, Parts
 
 # A row is sent in this many equal chunks, unless they are too small: the first is passed on while the others

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from pace.runtime.fsdp import MeshPeers
 from pace.runtime.transports.peers import EVERYTHING_SENT, PERIOD_S, Peers
-from pace.runtime.transports.sockets import Sockets
+from pace.runtime.transports.torch_threads import Sockets
 from tests.runtime.programs import script
 
 
