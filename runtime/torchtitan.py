@@ -25,7 +25,7 @@ except ImportError as error:
         name=error.name,
     ) from error
 
-from pace.errors import InvalidUse
+from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.argument_checks import is_number, refusal
 from pace.runtime.inductor import CollectivePlanner
 
@@ -46,7 +46,11 @@ GraphPass = Callable[..., fx.GraphModule]
     target=MetricsProcessor.Config, description="PACE plans the collectives of the traced graph"
 )
 def planned(
-    config: MetricsProcessor.Config, *, memory_gb: float | None = None, plan_folder: str | None = None
+    config: MetricsProcessor.Config,
+    *,
+    memory_gb: float | None = None,
+    plan_folder: str | None = None,
+    **others: object,
 ) -> MetricsProcessor.Config:
     """Let PACE plan the graphs of this job. torchtitan calls it, and the configuration stays as it is.
 
@@ -61,10 +65,14 @@ def planned(
     Raises
     ------
     InvalidOptions
-        If an argument is not valid.
+        If an option does not exist, or its value is not valid.
     InvalidUse
         If the job does not train with torchtitan's graph trainer.
     """
+    if others:
+        raise InvalidOptions(
+            f"no option {', '.join(others)}: pace.runtime.torchtitan.planned has memory_gb, plan_folder"
+        )
     if memory_gb is not None and (not is_number(memory_gb) or memory_gb <= 0):
         raise refusal("memory_gb", memory_gb, "a positive number")
     if _GRAPH_TRAINER not in sys.modules:

@@ -83,8 +83,9 @@ class Prediction(Document):
     iteration_s
         Predicted iteration time. Each segment pays the latency, and is never interrupted.
     ideal_iteration_s
-        Shortest iteration time with these groups if preemption were free. With servers: the time that no
-        order of these segments beats.
+        Shortest iteration time with these groups if preemption were free. With slots: their end in whole
+        slots, which may be later than ``iteration_s``. With servers: the time that no order of these segments
+        beats.
     compute_s
         Iteration time without any communication, so without anything that slows compute down.
     lower_bound_s

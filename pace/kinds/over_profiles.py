@@ -58,10 +58,11 @@ class OverProfiles(Kind):
     def rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
         """Yield times, the bound and the plan."""
         predicted, solver = schedule.predicted, schedule.solver
+        ideal = self.ideal if solver.slot_s is None else "in whole slots"
         yield (
             "iteration",
             f"{milliseconds(predicted.iteration_s)} predicted; {milliseconds(predicted.ideal_iteration_s)} "
-            f"{self.ideal}; compute alone {milliseconds(predicted.compute_s)}",
+            f"{ideal}; compute alone {milliseconds(predicted.compute_s)}",
         )
         bounded = self.bounded if schedule.framework is None else "schedule that stops at a barrier"
         yield (
@@ -79,6 +80,8 @@ class OverProfiles(Kind):
             )
             tried = ", ".join(f"{s * 1e3:.3f} ms with {calls}" for calls, s in solver.curve[-SHOWN_CALLS:])
             yield "calls", f"expected under load: {tried}"
+        elif solver.slot_s is not None:
+            yield "under load", "not considered: with slots, late ranks and slower calls do not count"
         yield from self._plan_rows(profile, schedule)
         if solver.num_programs is not None and solver.programs_s is not None:
             programs = f"{solver.num_programs:,} linear programs by {solver.lp_solver}"

@@ -162,7 +162,7 @@ def warn_of_the_cost(profile: Profile) -> None:
 
 
 def _show_warning(message: Warning | str, *_place: Any) -> None:
-    typer.echo(f"pace: warning: {message}", err=True)
+    typer.echo(f"pace: warning: {_as_typed(str(message), everywhere=True)}", err=True)
 
 
 def _fail(message: object, code: int) -> None:

@@ -111,8 +111,9 @@ class Usage:
                 "pace.memory_shared",
                 parameters=", ".join(names[:5]),
                 consequence="the training loop shares the memory of these parameters or of their state"
-                " (p.data, a view, a state_dict, a NumPy array), so their updates are applied in step();"
-                " logged once",
+                " (p.data, a view, a state_dict, a NumPy array), so their updates are applied in step()"
+                " and do not overlap: delete the variable after use, such as a saved checkpoint's, or keep a"
+                " copy (copy.deepcopy, p.detach().clone()); logged once",
             )
 
     def wasted(self) -> None:

@@ -367,3 +367,11 @@ def test_without_a_command_help_is_printed() -> None:
     assert done.returncode == 0
     for command in ("optimize", "check", "model", "serve", "submit"):
         assert command in done.stdout
+
+
+def test_slotted_plans_say_what_does_not_count() -> None:
+    """Their end in whole slots may be later than the prediction. It is no ideal, and load does not count."""
+    shown = succeeded("optimize", VGG, "--slot-s", "0.01")
+    assert "in whole slots" in shown
+    assert "if preemption were free;" not in shown
+    assert "under load  not considered" in shown

@@ -109,5 +109,7 @@ def test_jobs_without_a_graph_are_refused(job: Path) -> None:
     command = commands()[0]
     output = run(job, command.replace("graph_trainer.", "").replace("graph_trainer_", ""))
     assert "InvalidUse: this job has no graph that PACE can plan" in output
+    output = run(job, commands()[1].replace("memory_gb", "memry_gb"))
+    assert "InvalidOptions: no option memry_gb: pace.runtime.torchtitan.planned has memory_gb, plan" in output
     output = run(job, f"{command} --compile.mode jit")
     assert "InvalidUse: PACE plans jobs of torchtitan only with --compile.mode set to aot_fx_trace" in output
