@@ -167,7 +167,7 @@ function Sides({ sides, values }) {
   const planned = sides.filter(({ schedule }) => schedule);
   return html`<section class="card" aria-labelledby="changed-title">
     <h2 id="changed-title">What changed</h2>
-    <div class="pair even"><div class="said">
+    <div class=${others.length > 1 ? "said" : "pair even"}><div class="said">
     ${others.map((each) => html`<${Verdict} one=${one} other=${each} />`)}
     ${words.map(([name, lines]) => html`${others.length > 1 && html`<h3>${name} against A</h3>`}<ul class="changes">${lines.map((line) => html`<li>${line}</li>`)}</ul>`)}
     ${planned.length > 1 && html`<dl class="reasons">${planned.map((side) => html`<div><dt>${side.letter}</dt><dd>${why(side.schedule)}</dd></div>`)}</dl>`}
