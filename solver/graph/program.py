@@ -123,7 +123,7 @@ class Program:
         lengths = np.diff(self.deps.starts)[order]
         starts = np.append(0, np.cumsum(lengths))
         read = np.arange(len(self.deps.flat)) - np.repeat(starts[:-1] - self.deps.starts[order], lengths)
-        return replace(
+        turned = replace(
             self,
             kind=self.kind[order],
             duration=self.duration[order],
@@ -136,6 +136,10 @@ class Program:
             size_bytes=self.size_bytes[order],
             kept=self.kept[order],
         )
+        # Heads and tails do not depend on the order, and take longer than all else.
+        head, tail = self.heads_and_tails
+        vars(turned)["heads_and_tails"] = head[order], tail[order]
+        return turned
 
     def transfer_s(self, bucket: Sequence[int]) -> float:
         """Return how long a bucket, or a single collective, takes its wire, in seconds."""
