@@ -174,10 +174,10 @@ def scheduler(
         from pace.wire.addresses import read_token
         from pace_fabric.documents.batch import DivergenceLimit
         from pace_fabric.documents.reading import load_network
+        from pace_fabric.runtime.scheduling.batch_planner import warm_up
         from pace_fabric.runtime.scheduling.link_rates import MeasuredState, NetworkState, OracleState
         from pace_fabric.runtime.scheduling.scheduler import FabricScheduler
         from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
-        from pace_fabric.runtime.scheduling.warm_up import warm_up
 
         if divergence is not None and divergence_updates is not None:
             raise InvalidOptions(

@@ -30,10 +30,10 @@ from pace_fabric.runtime.client import FabricClient
 from pace_fabric.runtime.commit_log import LoggedCommit, LogHead, Vector, read_log, replay, violations
 from pace_fabric.runtime.daemon import HostDaemon
 from pace_fabric.runtime.held_model import HeldModel
+from pace_fabric.runtime.scheduling.batch_planner import warm_up
 from pace_fabric.runtime.scheduling.link_rates import MeasuredState, SeenTransfer
 from pace_fabric.runtime.scheduling.scheduler import FabricScheduler
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
-from pace_fabric.runtime.scheduling.warm_up import warm_up
 from pace_fabric.runtime.update_records import worker_and_number
 from pace_fabric.simulation.draws import draw_links, rates_at
 

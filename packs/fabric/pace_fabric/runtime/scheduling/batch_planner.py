@@ -1,6 +1,11 @@
-"""Plans what waits: the order of commits, the sums on the way, and the transfers to the server."""
+"""Plans what waits: the order of commits, the sums on the way, and the transfers to the server.
+
+``warm_up`` loads the compiled loops before anybody waits for them: the first time they are compiled.
+"""
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from pace_fabric.runtime.scheduling.commit_groups import (
     NOTHING,
@@ -16,7 +21,10 @@ from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
 from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets
-from pace_fabric.solver.aggregation import Aggregation, Hop, aggregate_alike
+from pace_fabric.solver.aggregation import Aggregation, Hop, aggregate, aggregate_alike
+from pace_fabric.solver.capacity import Capacities
+from pace_fabric.solver.distribution import distribute
+from pace_fabric.solver.ordering import order_updates
 from pace_fabric.solver.updates import Updates
 
 
@@ -196,3 +204,12 @@ class BatchPlanner:
 
 def _are_again(updates: list[FabricUpdate]) -> bool:
     return all(update.again for update in updates)
+
+
+def warm_up() -> None:
+    """Plan something small."""
+    capacities = Capacities.constant([1.0] * 4, [1.0] * 4)
+    updates = Updates(size=np.ones(3), host=np.array([0, 1, 2]), server=3)
+    order = order_updates(updates, capacities)
+    aggregate(updates, order.commits, capacities, [0, 1])
+    distribute(capacities, 3, [0, 1, 2], 1.0, [0, 1])

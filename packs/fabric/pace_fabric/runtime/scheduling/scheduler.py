@@ -38,7 +38,7 @@ from pace_fabric.runtime.scheduling.model_holders import ModelHolders
 from pace_fabric.runtime.scheduling.model_requests import ModelRequests
 from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed
 from pace_fabric.runtime.scheduling.rounds.groups import Groups
-from pace_fabric.runtime.scheduling.rounds.reductions import Reductions
+from pace_fabric.runtime.scheduling.rounds.means import Reductions
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.scheduling.transfer_queue import QueuedTransfer
 from pace_fabric.runtime.scheduling.update_tickets import UpdateTickets

@@ -28,7 +28,7 @@ from pace_fabric.runtime.messages.weights import (
     RelayOrder,
 )
 from pace_fabric.runtime.weight_sync.buckets import BucketTaker, WholeBytes, WholeWanted
-from pace_fabric.runtime.weight_sync.relay import Relay
+from pace_fabric.runtime.weight_sync.chain import Relay
 
 # How long, in seconds, the next host is called: the sender has reached it, and all hosts wait meanwhile.
 _NEXT_HOST_S = 5.0

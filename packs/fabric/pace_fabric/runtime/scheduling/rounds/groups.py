@@ -22,7 +22,7 @@ from pace_fabric.runtime.messages.transfers import ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.scheduling.model_requests import spread
-from pace_fabric.runtime.scheduling.rounds.mean_transfers import MeanTransfers
+from pace_fabric.runtime.scheduling.rounds.means import MeanTransfers
 
 # A scheduler that was started again waits so long for hosts to call before it ends a round.
 _SETTLE_S = 3.0

@@ -1,10 +1,15 @@
-"""The transfers of one weighted mean: contributions to one host, added on the way, and from there to all."""
+"""Weighted means of a fixed number of members, and the transfers of one mean.
+
+Contributions go to one host, are added on the way, and go from there to all.
+"""
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from pace_fabric.runtime.formats.number_formats import encoded_bytes
 from pace_fabric.runtime.formats.update_forms import mean_form
+from pace_fabric.runtime.messages.groups import ReductionNotice
 from pace_fabric.runtime.messages.hosts import RefusalOrder
 from pace_fabric.runtime.messages.models import DeliveryOrder
 from pace_fabric.runtime.messages.transfers import AdditionOrder, ForgetOrder
@@ -175,3 +180,57 @@ class MeanTransfers:
         for host in self._holders:
             self._known.tell(host, ForgetOrder(keys=(self._key,)))
         self._on_end(reason)
+
+
+@dataclass(slots=True)
+class _Round:
+    members: int
+    updates: dict[str, FabricUpdate] = field(default_factory=dict)
+
+
+class Reductions:
+    """Rounds that are not over."""
+
+    def __init__(self, known: KnownHosts) -> None:
+        self._known = known
+        self._rounds: dict[str, _Round] = {}
+
+    def join(self, host: str, notice: ReductionNotice) -> None:
+        """Take a member in; the last one starts the round."""
+        name, update = notice.round, notice.update
+        assert update is not None
+        found = self._rounds.setdefault(name, _Round(notice.members))
+        first = next(iter(found.updates.values()), None)
+        again = update.id in found.updates
+        found.updates[update.id] = FabricUpdate(update, host, update.weight)
+        if notice.members != found.members:
+            self._end(name, f"{update.id} counts {notice.members} members, others {found.members}")
+            return
+        if first is not None and first.held.numbers != update.numbers:
+            self._end(name, f"{update.id} has {update.numbers:,} numbers, others {first.held.numbers:,}")
+            return
+        if not again and len(found.updates) == found.members:
+            self._start(name, found)
+
+    def lose(self, host: str) -> None:
+        """End the rounds that a host took part in."""
+        for name, each in list(self._rounds.items()):
+            if any(update.host == host for update in each.updates.values()):
+                self._end(name, f"host {host} is gone")
+
+    def _end(self, name: str, reason: str) -> None:
+        found = self._rounds.pop(name, None)
+        if found is not None:
+            for host in {update.host for update in found.updates.values()}:
+                self._known.tell(host, RefusalOrder(round=name, reason=reason))
+
+    def _start(self, name: str, found: _Round) -> None:
+        def ended(reason: str | None) -> None:
+            if reason is not None:
+                self._end(name, reason)
+            else:
+                self._rounds.pop(name, None)
+
+        parts = list(found.updates.values())
+        hosts = {update.host for update in parts}
+        MeanTransfers(self._known, name, 0, parts, hosts, tolerant=False, on_end=ended).start()
