@@ -65,7 +65,7 @@ def test_an_exchange_of_a_pack_says_how_to_install_it(without_packs: dict[str, s
     }
     for name, profile in (("plain", layered_profile(4)), ("pushed", pushed)):
         (tmp_path / name).write_text(json.dumps(profile))
-    said = 'pace: exchange "servers" is in a pack that is not installed: run: pip install "pace-scheduler['
+    said = 'pace: --exchange "servers" is in a pack that is not installed: run: pip install "pace-scheduler['
     for asked in (("plain", "--exchange", "servers"), ("pushed",)):
         for command in ("optimize", "simulate"):
             refused = pace(without_packs, command, str(tmp_path / asked[0]), *asked[1:])
