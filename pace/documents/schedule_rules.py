@@ -28,6 +28,11 @@ def refuse_misfits(schedule: Schedule) -> None:
         raise ValueError('a schedule must have a graph if its exchange is "graph", and only then')
     if schedule.framework is not None and schedule.exchange != "allreduce":
         raise ValueError(f'a schedule for {schedule.framework} must have exchange "allreduce"')
+    if schedule.exchange != "allreduce" and (
+        schedule.solver.slot_s is not None
+        or any(each.start_slot is not None or each.num_slots is not None for each in schedule.transfers)
+    ):
+        raise ValueError('only a schedule with exchange "allreduce" may have slots')
     ops: tuple[TransferOp, ...]
     match schedule.exchange:
         case "allreduce":
@@ -66,6 +71,8 @@ def _refuse_odd_graph(schedule: Schedule) -> None:
             raise ValueError(f"transfer {number} is on link {transfer.link} of {len(schedule.links)}")
         if transfer.offset_bytes or transfer.size_bytes != schedule.groups[transfer.group].size_bytes:
             raise ValueError(f"transfer {number} does not carry its whole group")
+        if transfer.priority != number:
+            raise ValueError(f"transfer {number}: priority {transfer.priority} is not its place in the list")
         if transfer.op in ("push", "pull"):
             raise ValueError(f"transfer {number}: a graph has no {transfer.op}")
     if schedule.proofs or schedule.bound or schedule.chain_bound or schedule.norm_bound:

@@ -16,7 +16,7 @@ Times = dict[str, float]
 
 
 def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) -> Iterator[str]:
-    """Yield why the bounds do not prove predicted.lower_bound_s."""
+    """Yield why the bounds do not prove predicted.lower_bound_s, and which heads and tails are wrong."""
     price = Prices(graph)
     own = {
         node.name: node.duration_s
@@ -25,6 +25,11 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
         for node in graph.nodes
     }
     head, tail = _heads(graph, own), _heads(graph, own, _users(graph))
+    for number, group in enumerate(schedule.groups):
+        for name, stated, times in (("ready_s", group.ready_s, head), ("tail_s", group.tail_s, tail)):
+            derived = max(times.get(member, 0.0) for member in group.tensors)
+            if abs(stated - derived) > slack_s:
+                yield f"group {number}: {name} is {stated!r}, derived {derived!r}"
     plan = schedule.graph_plan
     path = max((head[name] + seconds + tail[name] for name, seconds in own.items()), default=0.0)
     if plan.longest_path_s > path + slack_s:

@@ -1,11 +1,13 @@
 """The judge of plans of graphs finds what was made wrong in them."""
 
+import json
 from typing import Any
 
 import pytest
 
 from pace import Options
-from pace.documents.schedule import Schedule
+from pace.documents.schedule import Group, Schedule, parse_schedule
+from pace.errors import InvalidSchedule
 from pace.kinds import check
 from pace.planning.graph.optimize import optimize_graph
 from tests.sharded_graphs import backward, forward, graph_of
@@ -49,6 +51,27 @@ def test_what_the_planner_made_is_right() -> None:
     assert check(GRAPH, GOOD) == []
 
 
+def group_changed(**fields: Any) -> tuple[Group, ...]:
+    """Return the groups with other fields of the first one."""
+    return (GOOD.groups[0].model_copy(update=fields), *GOOD.groups[1:])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("start_slot", 0, "may have slots"),
+        ("num_slots", 1, "may have slots"),
+        ("priority", 7, "is not its place in the list"),
+    ],
+)
+def test_slots_and_other_priorities_are_refused(field: str, value: int, said: str) -> None:
+    """A graph's collectives are issued in the order of the list, in continuous time."""
+    document = json.loads(GOOD.to_json())
+    document["transfers"][1][field] = value
+    with pytest.raises(InvalidSchedule, match=said):
+        parse_schedule(json.dumps(document))
+
+
 @pytest.mark.parametrize(
     ("schedule", "found"),
     [
@@ -61,6 +84,8 @@ def test_what_the_planner_made_is_right() -> None:
         ),
         (changed(execution=GOOD.execution.model_copy(update={"max_in_flight": 2})), "max_in_flight is 2"),
         (changed(groups=GOOD.groups[1:]), "groups are not made of"),
+        (changed(groups=group_changed(ready_s=99.0)), "group 0: ready_s is 99.0, derived"),
+        (changed(groups=group_changed(tail_s=99.0)), "group 0: tail_s is 99.0, derived"),
         (plan_changed(order=GOOD.graph_plan.order[::-1]), "which it reads"),
         (plan_changed(order=GOOD.graph_plan.order[:-1]), "order has"),
         (plan_changed(budget_bytes=10), "the budget is 10"),
