@@ -6,6 +6,7 @@ JSON is streamed item by item, because traces are larger than memory would hold 
 import gzip
 import itertools
 import math
+import re
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 from pydantic import ValidationError
 
 from pace.documents.base import LIMIT, explain
@@ -22,6 +24,8 @@ from pace.errors import FormatError, InvalidProfile, InvalidSteps
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _CHUNK_BYTES = 1 << 20
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+MOST_LEVELS = 1000
 # What version control keeps instead of a large file, and what it is called.
 _POINTERS = {b"version https://git-lfs.": "Git LFS", b"/annex/objects/": "git-annex"}
 _MARK = b"\xef\xbb\xbf"  # spreadsheets put it before a text in UTF-8
@@ -79,17 +83,40 @@ def read_text(path: str | Path) -> str:
 
 
 class _Counted:
-    """A reader that knows how far it has come, for error messages."""
+    """A reader that knows how far it has come, for error messages, and refuses what is nested too deep.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    The parser keeps the whole path of each level, so its memory is quadratic in the depth.
+    """
+
+    def __init__(self, path: str | Path, file: IO[bytes]) -> None:
+        self._path = path
         self._file = file
+        self._escape = b""
+        self._in_string = False
+        self._depth = 0
         self.position = 0
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
         begins = not self.position
         self.position += len(data)
+        self._refuse_deep(data)
         return data.removeprefix(_MARK) if begins else data
+
+    def _refuse_deep(self, data: bytes) -> None:
+        text = self._escape + data
+        if b"\\" in text:
+            text = _ESCAPED.sub(b"", text)
+        self._escape = b"\\" if text.endswith(b"\\") else b""
+        parts = text.split(b'"')
+        outside = np.frombuffer(b"".join(parts[self._in_string :: 2]), dtype=np.uint8)
+        self._in_string ^= len(parts) % 2 == 0
+        # Bits apart from this one, both kinds of brackets are the same.
+        brackets = outside | 0x20
+        levels = np.cumsum((brackets == ord("{")).astype(np.int64) - (brackets == ord("}")))
+        if self._depth + levels.max(initial=0) > MOST_LEVELS:
+            raise FormatError(self._path, f"lists and objects are nested more than {MOST_LEVELS} levels deep")
+        self._depth += int(levels[-1]) if len(levels) else 0
 
 
 def stream_json(path: str | Path, prefix: str, *, cut_off_ok: bool = False) -> Iterator[Any]:
@@ -116,7 +143,7 @@ def _stream_items(path: str | Path, prefix: str, *, cut_off_ok: bool, exact: boo
     import ijson  # only importers of JSON need it
 
     with open_binary(path) as file:
-        counted = _Counted(file)
+        counted = _Counted(path, file)
         try:
             yield from ijson.items(counted, prefix, use_float=not exact)
         except ijson.IncompleteJSONError as error:
@@ -129,6 +156,8 @@ def _stream_items(path: str | Path, prefix: str, *, cut_off_ok: bool, exact: boo
             if not cut_off_ok:
                 raise FormatError(path, f"the gzip stream is damaged or cut off: {error}") from None
             warn(path, "the gzip stream is cut off; what is there was read")
+        except FormatError:
+            raise
         except (ijson.JSONError, UnicodeDecodeError, ValueError, OverflowError) as error:
             raise _json_fault(path, error, counted.position) from None
 
@@ -148,7 +177,7 @@ def read_json_before(path: str | Path, key: str) -> dict[str, Any]:
     import ijson
 
     with open_binary(path) as file:
-        counted = _Counted(file)
+        counted = _Counted(path, file)
         fields: dict[str, Any] = {}
         try:
             events = ijson.parse(counted)
@@ -157,6 +186,8 @@ def read_json_before(path: str | Path, key: str) -> dict[str, Any]:
                     if value == key:
                         break
                     fields[value] = _with_floats(_build_value(events, ijson))
+        except FormatError:
+            raise
         except (ijson.JSONError, UnicodeDecodeError, ValueError, OverflowError) as error:
             raise _json_fault(path, error, counted.position) from None
         return fields

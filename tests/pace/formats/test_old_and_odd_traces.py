@@ -1,5 +1,6 @@
 """Kineto traces that are whole, but written otherwise than today's profiler writes them."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from pace.errors import FormatError
 from pace.formats.any_format import read_any
 from pace.formats.kineto import read_kineto
+from pace.formats.reading import stream_json
 from pace.formats.recognize import tell_format
 from tests.pace.formats.job_kinds import STEP_US, ddp_events, document_of, serial_events
 from tests.pace.formats.kineto_features import make_event
@@ -153,3 +155,25 @@ def test_a_trace_of_the_device_alone_says_what_to_record(tmp_path: Path) -> None
     kernels = [event for event in kineto_events() if event.get("cat") in ("kernel", "cuda_runtime")]
     with pytest.raises(FormatError, match=r"only the device was recorded: add ProfilerActivity\.CPU"):
         read_kineto([write_json(tmp_path / "t.json", kineto_document(kernels))])
+
+
+@pytest.mark.parametrize(("opening", "levels"), [("[", 20_000), ('{"]}\\"":[', 5_000)])
+def test_what_is_nested_without_end_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, opening: str, levels: int
+) -> None:
+    """The parser's memory is quadratic in the depth; brackets in names count neither up nor down."""
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"traceEvents": [' + opening * levels)
+    packed = tmp_path / "deep.json.gz"
+    packed.write_bytes(gzip.compress(deep.read_bytes()))
+    for file in (deep, packed):
+        with pytest.raises(FormatError, match="nested more than 1000 levels deep"):
+            list(stream_json(file, "traceEvents.item"))
+
+
+def test_brackets_in_texts_are_no_nesting(tmp_path: Path) -> None:
+    """Also behind escapes, and where a chunk of the file ends inside a text."""
+    items = ["[{" * 50_000, '\\"[' * 50_000, "\\", {"[": "]"}]
+    path = tmp_path / "texts.json"
+    path.write_text(json.dumps({"traceEvents": items}))
+    assert list(stream_json(path, "traceEvents.item")) == items
