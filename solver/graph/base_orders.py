@@ -15,6 +15,9 @@ from pace.solver.graph.list_schedule import ListScheduler
 from pace.solver.graph.program import OP, Program
 from pace.solver.graph.reorder import fused_order
 
+NUM_WITHOUT_DEFERRED = 2
+"""The number of orders that defer no ops; they come first."""
+
 
 def base_orders(scheduler: ListScheduler) -> Iterator[IntArray]:
     """Yield the own order, a lean one that drains early, and both with deferred ops if there are any.

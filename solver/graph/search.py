@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pace.solver.arrays import IntArray
-from pace.solver.graph.base_orders import base_orders
+from pace.solver.graph.base_orders import NUM_WITHOUT_DEFERRED, base_orders
 from pace.solver.graph.enumeration import fastest_plan, leanest_plan
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler, PricedPlan, priced
 from pace.solver.graph.program import Bucket, Program
@@ -24,6 +24,8 @@ from pace.solver.graph.program import Bucket, Program
 LARGEST_STEP = 4
 MEMORY_WEIGHT = 1e-3
 """By what share of its time a plan may be slower if it needs half the memory."""
+DEFERRED_WEIGHT = 2e-3
+"""By what share of its time a plan may be slower that defers no ops, as these keep memory in use for long."""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
@@ -113,6 +115,7 @@ class PlanSearch:
     as_it_is: PricedPlan = field(init=False)
     classes: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
     best: PricedPlan | None = None
+    best_cost: tuple[int, float] = (0, 0.0)
     knobs: PlanChoice = field(default_factory=PlanChoice)
     tried: set[PlanChoice] = field(default_factory=set)
 
@@ -128,6 +131,7 @@ class PlanSearch:
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
         self.best = self.as_it_is
+        self.best_cost = self._cost(self.best, 0)
         self._try(self.knobs)
         improved = True
         while improved and self.calls > 0:
@@ -150,10 +154,11 @@ class PlanSearch:
             for bucket in cut(scheduler.program, members, most)
         ]
         outcome = scheduler.plan(buckets, knobs.rules)
-        if self.best is None or self._cost(outcome) < self._cost(self.best):
+        cost = self._cost(outcome, knobs.order)
+        if self.best is None or cost < self.best_cost:
             order = self.orders[knobs.order]
             self.best = replace(outcome, plan=outcome.plan.of(order), peak_node=int(order[outcome.peak_node]))
-            self.knobs = knobs
+            self.best_cost, self.knobs = cost, knobs
             return True
         return False
 
@@ -161,10 +166,11 @@ class PlanSearch:
         for order in range(len(self.orders)):
             yield replace(self.knobs, order=order)
 
-    def _cost(self, outcome: PricedPlan) -> tuple[int, float]:
-        """Return the bytes above the budget, and the end with a small penalty for memory."""
-        share = outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
-        return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + MEMORY_WEIGHT * share)
+    def _cost(self, outcome: PricedPlan, order: int) -> tuple[int, float]:
+        """Return the bytes above the budget, and the end with small penalties for memory."""
+        share = MEMORY_WEIGHT * outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
+        share += DEFERRED_WEIGHT * (order >= NUM_WITHOUT_DEFERRED)
+        return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + share)
 
     def _ahead(self) -> Iterator[PlanChoice]:
         total = int(self.program.output_bytes[list(self.schedulers[0].gathers)].sum())
