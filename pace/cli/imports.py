@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost, needed_cost
+from pace.counted import counted
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
@@ -212,7 +213,7 @@ def node_list(
         graph = read_node_list(nodes, times=tables, copy_bytes_per_s=rate, name=name)
         output.write_bytes(graph.to_json())
         sent = sum(node.collective is not None for node in graph.nodes)
-        typer.echo(f"{output}: {len(graph.nodes)} nodes, {sent} collectives", err=True)
+        typer.echo(f"{output}: {counted(len(graph.nodes), 'node')}, {counted(sent, 'collective')}", err=True)
 
 
 @app.command(epilog="Example: pace import layers layers.csv --workers 8 --bandwidth-gbps 10 -o profile.json")
@@ -283,7 +284,8 @@ def fit(
         typer.echo(f"pace: warning: {warning}", err=True)
     line = fitted.affine
     typer.echo(
-        f"{len(fitted.allreduce.samples)} samples at {fitted.workers} workers; a straight line "
+        f"{counted(len(fitted.allreduce.samples), 'sample')} at "
+        f"{counted(fitted.workers, 'worker')}; a straight line "
         f"({line.latency_s * 1e6:.1f} us + {line.seconds_per_byte * 1e9:.4g} ns per byte) would be wrong "
         f"by up to {fitted.affine_error * 100:.0f} %",
         err=True,

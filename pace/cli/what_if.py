@@ -9,6 +9,7 @@ import typer
 
 from pace.cli.graphs.what_if import report_graph
 from pace.cli.what_if_table import show_what_if
+from pace.counted import counted
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import For
 from pace.documents.profile import Profile
@@ -270,7 +271,7 @@ def stdin_is_a_terminal() -> bool:
 def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
     if yes or seconds <= LONG_S:
         return
-    estimate = f"{grid.num_cells:,} simulations would take about {seconds / 3600:.1f} hours"
+    estimate = f"{counted(grid.num_cells, 'simulation')} would take about {seconds / 3600:.1f} hours"
     if not stdin_is_a_terminal():
         raise InvalidOptions(f"{estimate}: give fewer values, or --yes to start anyway")
     if not typer.confirm(f"{estimate}. Go on?", err=True):

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from pace.cost_warnings import profile_warnings
+from pace.counted import counted
 from pace.documents.profile import Profile
 from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_step
 
@@ -114,7 +115,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"job          {job['kind']} ({job['sure']}: {job['why']})"
     yield (
         f"gradients    {report['gradients']}, {report['gradient_bytes']:,} bytes, the largest "
-        f"{report['largest_gradient_bytes']:,}; {report['workers']} workers"
+        f"{report['largest_gradient_bytes']:,}; {counted(report['workers'], 'worker')}"
     )
     if "tied_parameters" not in report:
         return
@@ -149,15 +150,15 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if cost["kind"] == "samples" and cost["calls"]:
         yield (
             f"cost         {cost['samples']} sizes from {cost['smallest_bytes']:,.0f} to "
-            f"{cost['largest_bytes']:,.0f} bytes, {cost['calls']} calls"
+            f"{cost['largest_bytes']:,.0f} bytes, {counted(cost['calls'], 'call')}"
         )
     why = report["recorded_allreduces_why"]
     yield f"all-reduces  {report['recorded_allreduces']} a step; " + (
         why or "their sizes match the gradients"
     )
     if report["other_collectives"]:
-        counted = ", ".join(f"{count} {name}" for name, count in report["other_collectives"].items())
-        yield f"collectives  {counted}: kept as communication that no schedule moves"
+        others = ", ".join(f"{count} {name}" for name, count in report["other_collectives"].items())
+        yield f"collectives  {others}: kept as communication that no schedule moves"
     if report["bucket_copies"]:
         yield (
             f"copies       {report['bucket_copies']} a step by the wrapper itself, "

@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 from pydantic import ValidationError
 
+from pace.counted import counted
 from pace.documents.base import LIMIT, explain
 from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
@@ -44,7 +45,8 @@ def warn_of_workers(path: object, costed: int, workers: int) -> None:
     """Warn that a cost is used for another number of workers than it is of."""
     warn(
         path,
-        f"the cost is of all-reduces among {costed} workers, and may be higher among {workers}: give it "
+        f"the cost is of all-reduces among {counted(costed, 'worker')}, and may be higher among "
+        f"{workers}: give it "
         "(--cost, or --bandwidth-gbps and --latency-s)",
     )
 

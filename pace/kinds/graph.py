@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pace.counted import counted
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Schedule
@@ -61,8 +62,8 @@ class Graphs(Kind):
         """Return the graph's name, and how many nodes, collectives and wires it has."""
         collectives = sum(len(group.tensors) for group in schedule.groups)
         return (
-            f"{graph.name}: {len(graph.nodes)} nodes, {collectives} collectives, "
-            f"{len(graph.wires)} wire{'s' if len(graph.wires) != 1 else ''}"
+            f"{graph.name}: {counted(len(graph.nodes), 'node')}, {counted(collectives, 'collective')}, "
+            f"{counted(len(graph.wires), 'wire')}"
         )
 
     def rows(self, graph: CollectiveGraph, schedule: Schedule) -> Iterator[Row]:
@@ -94,7 +95,10 @@ class Graphs(Kind):
         for transfer in schedule.transfers:
             fused[transfer.op, schedule.links[transfer.link]] += len(schedule.groups[transfer.group].tensors)
         for (op, wire), count in sorted(sent.items()):
-            yield "", f"{op} on wire {wire}: {fused[op, wire]} collectives in {count} calls"
+            yield (
+                "",
+                f"{op} on wire {wire}: {counted(fused[op, wire], 'collective')} in {counted(count, 'call')}",
+            )
 
     def draw(self, graph: CollectiveGraph, schedule: Schedule, path: Path) -> None:
         """Draw ops, wires and memory of the predicted window."""

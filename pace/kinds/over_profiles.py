@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pace.counted import counted
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
@@ -53,7 +54,8 @@ class OverProfiles(Kind):
 
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name, and how many gradients and workers it has."""
-        return f"{profile.name}: {len(profile.gradients)} gradients, {profile.workers} workers"
+        gradients = counted(len(profile.gradients), "gradient")
+        return f"{profile.name}: {gradients}, {counted(profile.workers, 'worker')}"
 
     def rows(self, profile: Profile, schedule: Schedule) -> Iterator[Row]:
         """Yield times, the bound and the plan."""
@@ -113,7 +115,7 @@ def milliseconds(seconds: float) -> str:
 
 def groups_and_segments(schedule: Schedule) -> str:
     """Return how many groups and segments a schedule has."""
-    return f"{len(schedule.groups)} groups in {schedule.num_segments} segments"
+    return f"{counted(len(schedule.groups), 'group')} in {counted(schedule.num_segments, 'segment')}"
 
 
 def _percent(gap: float) -> str:

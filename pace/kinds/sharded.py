@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from pace.counted import counted
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -42,8 +43,10 @@ class Shards(OverProfiles):
         scatters = len(schedule.groups_of("reduce-scatter"))
         yield (
             "plan",
-            f"{scatters} reduce-scatters and {len(schedule.groups) - scatters} all-gathers of "
-            f"{len(sharding.shards)} shards, in {schedule.num_segments} segments; updates {sharding.update}",
+            f"{counted(scatters, 'reduce-scatter')} and "
+            f"{counted(len(schedule.groups) - scatters, 'all-gather')} of "
+            f"{counted(len(sharding.shards), 'shard')}, in "
+            f"{counted(schedule.num_segments, 'segment')}; updates {sharding.update}",
         )
         if sharding.norm is not None:
             yield "norm", f"exchanged at {milliseconds(sharding.norm.start_s)}"

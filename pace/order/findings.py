@@ -1,5 +1,6 @@
 """Findings in words: which rank waits in which operation of which group for whom, and where it was called."""
 
+from pace.counted import counted
 from pace.documents.order.job_program import (
     EnqueuedCollective,
     EnqueuedMeeting,
@@ -41,7 +42,7 @@ def findings_of(job: JobProgram, lowered: LoweredJob, decision: OrderDecision) -
 
 def text_lines(report: OrderReport) -> list[str]:
     """Return a report as lines of text."""
-    size = f"{report.num_ranks:,} ranks, {report.num_operations:,} operations"
+    size = f"{counted(report.num_ranks, 'rank')}, {counted(report.num_operations, 'operation')}"
     if report.cannot_hang:
         lines = [f"{report.name} cannot hang: {size}."]
     else:
@@ -55,7 +56,7 @@ def model_line(report: OrderReport) -> str:
     """Return what was assumed, in one line; what was not proved comes after it."""
     rule = "side by side" if report.streams == "side-by-side" else "in the order in which they are enqueued"
     slots = report.launch_slots
-    room = "" if slots is None else f", with room for {slots} operation{'s' * (slots != 1)} on each stream"
+    room = "" if slots is None else f", with room for {counted(slots, 'operation')} on each stream"
     return f"Model: first in, first out in each group and stream; streams run {rule}{room}. Not proved:"
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pace.counted import counted
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_argument, file_option, output_option
@@ -146,4 +147,7 @@ def question_tflops(device_tflops: float) -> None:
 def write_profile(profile: Profile, output: Path, note: str = "") -> None:
     """Write a profile to a file, and say so on stderr."""
     output.write_bytes(profile.to_json())
-    typer.echo(f"{output}: {len(profile.ops)} ops, {len(profile.gradients)} gradients{note}", err=True)
+    typer.echo(
+        f"{output}: {counted(len(profile.ops), 'op')}, {counted(len(profile.gradients), 'gradient')}{note}",
+        err=True,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
+from pace.counted import counted
 from pace.documents.base import explain
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
@@ -103,11 +104,6 @@ def _as_typed(message: str, *, everywhere: bool = False) -> str:
         places += [rf"(?<![\w\"'-])({long})\b"] if long else []
     pattern = re.compile("|".join(places), re.MULTILINE)
     return pattern.sub(lambda name: options[name[name.lastindex or 0]], message) if options else message
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 violation``, ``2 violations``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def judged(path: Path, check: Callable[[], list[str]], *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pace.counted import counted
 from pace.documents.profile import Profile
 from pace.documents.schedule import Prediction, Schedule
 from pace.view.op_times import Phase
@@ -48,7 +49,7 @@ def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     predicted = schedule.predicted
     title = (
         f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
-        f"the bound; {len(schedule.groups)} groups in {schedule.num_segments} segments"
+        f"the bound; {counted(len(schedule.groups), 'group')} in {counted(schedule.num_segments, 'segment')}"
     )
     end_s = max(predicted.iteration_s, predicted.compute_s)
     figure, every = _drawn([(title, window)], end_s)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
+from pace.counted import counted
 from pace.whatif.headroom import LEAST_GAIN, Headroom, Reachable
 
 CAPS_TORCH = "2.13"
@@ -99,7 +100,7 @@ def caps_lines(made: Headroom) -> list[str]:
 def text_lines(made: Headroom) -> Iterator[str]:
     """Yield the answer for a terminal."""
     yield made.job
-    yield f"{made.profile}: {made.workers} workers"
+    yield f"{made.profile}: {counted(made.workers, 'worker')}"
     for warning in made.warnings:
         yield f"warning: {warning}"
     rows = table_rows(made)
@@ -129,7 +130,7 @@ def headroom_page(made: Headroom, timelines: str = "") -> str:
         '<meta name="viewport" content="width=device-width">',
         f"<title>Headroom of {escape(made.profile)}</title><style>{_STYLE}</style>",
         f'<h1>Headroom of {escape(made.profile)}</h1><p class="job">{escape(made.job)}</p>',
-        f"<p>{made.workers} workers</p>",
+        f"<p>{counted(made.workers, 'worker')}</p>",
     ]
     if made.warnings:
         items = "".join(f"<li>{escape(line)}</li>" for line in made.warnings)

@@ -2,6 +2,7 @@
 
 from html import escape
 
+from pace.counted import counted
 from pace.documents.order.order_report import CircleWait, OrderFinding, OrderReport
 from pace.order.findings import model_line
 
@@ -17,7 +18,7 @@ _LETTERS = 85  # as many as fit into a box
 def order_page(report: OrderReport) -> str:
     """Return the page."""
     verdict = "cannot hang" if report.cannot_hang else "can hang"
-    size = f"{report.num_ranks:,} ranks, {report.num_operations:,} operations"
+    size = f"{counted(report.num_ranks, 'rank')}, {counted(report.num_operations, 'operation')}"
     name = escape(report.name)
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',

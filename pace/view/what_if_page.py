@@ -3,6 +3,7 @@
 import base64
 from html import escape
 
+from pace.counted import counted
 from pace.version import __version__
 from pace.view.what_if_charts import LABELS, as_svg, charts
 from pace.whatif.results import Cell, WhatIf
@@ -30,7 +31,8 @@ def to_html(result: WhatIf) -> str:
     link = f'<a download="what-if.csv" href="data:text/csv;base64,{_encoded(result.to_csv())}">CSV</a>'
     parts = [
         f"<h1>What if: {escape(profile.name)}</h1>",
-        f"<p>{len(profile.gradients)} gradients, {size_mb:.1f} MB, {profile.workers} workers as profiled; "
+        f"<p>{counted(len(profile.gradients), 'gradient')}, {size_mb:.1f} MB, "
+        f"{counted(profile.workers, 'worker')} as profiled; "
         f"{len(result.cells):,} cells; speed-ups are over {result.grid.baseline_policy}. {link}</p>",
         "<h2>Best policy</h2>",
         _best(result),

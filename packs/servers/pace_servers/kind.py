@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any, ClassVar
 
+from pace.counted import counted
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
@@ -75,7 +76,7 @@ class Servers(OverProfiles):
         from pace_servers.planning.optimize import cluster_of
 
         servers = cluster_of(profile, Options(cluster=options.cluster)).exchange.servers
-        return f"{profile.name}, {profile.workers} workers, {servers} server{'' if servers == 1 else 's'}"
+        return f"{profile.name}, {counted(profile.workers, 'worker')}, {counted(servers, 'server')}"
 
     def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
         """Return TicTac's, whose steps end at a barrier, where workers do not wait for one another."""
@@ -106,7 +107,7 @@ class Servers(OverProfiles):
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name and size, and how many servers there are."""
         exchange = schedule.placement.exchange
-        servers = f"{exchange.servers} server{'' if exchange.servers == 1 else 's'}"
+        servers = counted(exchange.servers, "server")
         where = " on their hosts" if exchange.colocated else ""
         return f"{super().title(profile, schedule)}, {servers}{where}"
 

@@ -48,5 +48,5 @@ def test_a_proof_has_no_drawing() -> None:
     """Only the verdict and what was checked."""
     job = {"groups": [], "programs": [{"ranks": [0], "threads": []}]}
     page = order_page(check_order(parse_job_program(json.dumps(job))))
-    assert "job cannot hang: 1 ranks, 0 operations" in page
+    assert "job cannot hang: 1 rank, 0 operations" in page
     assert "<svg" not in page

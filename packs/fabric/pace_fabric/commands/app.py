@@ -10,12 +10,13 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from pace.counted import counted
 from pace.documents.base import explain
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, file_argument, output_option
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_whole_numbers
-from pace.terminal.reporting import WRONG, counted, judged, reported
+from pace.terminal.reporting import WRONG, judged, reported
 from pace_fabric.commands import processes, weight_sync
 from pace_fabric.commands.processes import LATE
 from pace_fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
@@ -130,7 +131,8 @@ def _options(**given: Any) -> TransferOptions:
 def _describe(made: TransferPlan, console: Console) -> None:
     predicted = made.predicted
     console.print(
-        f"{len(made.order)} updates in {len(made.commits)} commits, {len(made.dropped)} dropped; last commit "
+        f"{counted(len(made.order), 'update')} in {counted(len(made.commits), 'commit')}, "
+        f"{len(made.dropped)} dropped; last commit "
         f"at {predicted.last_commit_s:.6g} s, mean {predicted.mean_commit_s:.6g} s, within "
         f"{predicted.gap * 100:.1f} % of the bound for kept updates",
         highlight=False,
@@ -209,7 +211,8 @@ def simulate(
         )
     console = make_console()
     console.print(
-        f"{loaded.name}: {loaded.num_workers} workers; one iteration is {loaded.num_workers} commits",
+        f"{loaded.name}: {counted(loaded.num_workers, 'worker')}; one iteration is "
+        f"{counted(loaded.num_workers, 'commit')}",
         highlight=False,
     )
     console.print(table)

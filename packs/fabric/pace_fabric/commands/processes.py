@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pace.counted import counted
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_option, output_option
 from pace.terminal.console import JsonOption
@@ -369,7 +370,8 @@ def status(
         typer.echo(json.dumps(found))
         return
     typer.echo(
-        f"version {found['version']}: {found['committed']} updates in {found['commits']} commits, "
+        f"version {found['version']}: {counted(found['committed'], 'update')} in "
+        f"{counted(found['commits'], 'commit')}, "
         f"{sum(found['dropped'].values())} dropped, {found['pending']} waiting, {found['planned']} under way"
     )
     for name, host in found["hosts"].items():

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pace.counted import counted
 from pace.documents.steps import StepsDocument
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, file_argument, output_option
@@ -82,7 +83,10 @@ def profile_steps(
 
 def _write_steps(document: StepsDocument, output: Path, note: str = "") -> None:
     output.write_bytes(document.to_json())
-    typer.echo(f"{output}: {len(document.ops)} ops, {len(document.steps)} steps{note}", err=True)
+    typer.echo(
+        f"{output}: {counted(len(document.ops), 'op')}, {counted(len(document.steps), 'step')}{note}",
+        err=True,
+    )
 
 
 def _rate(gbps: float) -> float:

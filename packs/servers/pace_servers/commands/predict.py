@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from pace.counted import counted
 from pace.documents.base import explain, faults, read_file
 from pace.documents.steps import load_steps
 from pace.errors import InvalidOptions
@@ -26,7 +27,7 @@ from pace.terminal.console import (
     progress_bar,
 )
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
-from pace.terminal.reporting import counted, reported
+from pace.terminal.reporting import reported
 from pace.terminal.service_connection import connect
 from pace_servers.documents.fleet import Fleet
 from pace_servers.documents.prediction import PredictionOptions, ThroughputPrediction
@@ -266,7 +267,11 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
     console.print(table)
     for curve in result.curves:
         where = f"{counted(curve.servers, 'server')}, {curve.bandwidth_gbps:.4g} Gbit/s"
-        knee = "no knee yet" if curve.knee_workers is None else f"knee at {curve.knee_workers} workers"
+        knee = (
+            "no knee yet"
+            if curve.knee_workers is None
+            else f"knee at {counted(curve.knee_workers, 'worker')}"
+        )
         console.print(f"{where}: {knee}", highlight=False)
         if curve.dips:
             dips = ", ".join(map(str, curve.dips))
@@ -274,7 +279,7 @@ def _show(result: ThroughputPrediction, *, baselines: bool) -> None:
                 f"  slower than their neighbors, as workers run in lock step: {dips} workers", highlight=False
             )
         if curve.at_workers is not None:
-            console.print(f"  with {curve.at_workers} workers now:", highlight=False)
+            console.print(f"  with {counted(curve.at_workers, 'worker')} now:", highlight=False)
         for better in curve.improvements:
             band = f"({better.low * 100:+.1f} to {better.high * 100:+.1f})"
             console.print(f"    {better.change}: {better.gain * 100:+.1f} % {band}", highlight=False)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pace.counted import counted
 from pace.documents.cluster import Cluster
 from pace.terminal.command_line import CommandLine, file_option, output_option
 from pace.terminal.console import JsonOption
@@ -19,7 +20,7 @@ from pace.terminal.processes import (
     trusting_context,
     until_stopped,
 )
-from pace.terminal.reporting import counted, reported
+from pace.terminal.reporting import reported
 from pace_servers.commands.what_if import what_if
 
 app = CommandLine(

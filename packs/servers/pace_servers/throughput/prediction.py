@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pace.counted import counted
 from pace.documents.base import refuse_other
 from pace.documents.steps import WINDOWED, StepLink, StepsDocument
 from pace.errors import InvalidOptions, InvalidSteps
@@ -325,13 +326,14 @@ def _losses(curves: Sequence[PredictedCurve], options: PredictionOptions) -> Ite
         (curve.at_workers, each.change)
         for curve in curves
         for each in curve.improvements
-        if each.gain < 0 and options.fleet.barrier == "none"
+        if curve.at_workers is not None and each.gain < 0 and options.fleet.barrier == "none"
     }
     for workers, change in sorted(slower, key=str):
         yield (
-            f"with {workers} workers, {change} makes the simulated training slower: workers that were apart "
-            "fall in step, so they use the links at once and leave them idle in between. Real workers may "
-            "stay apart: to simulate that, give workers different join_s in the fleet"
+            f"with {counted(workers, 'worker')}, {change} makes the simulated training slower: "
+            "workers that were apart fall in step, so they use the links at once and leave them idle in "
+            "between. Real workers may stay apart: to simulate that, give workers different join_s in the "
+            "fleet"
         )
 
 

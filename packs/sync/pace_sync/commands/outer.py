@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pace.counted import counted
 from pace.terminal.command_line import CommandLine, file_argument
 from pace.terminal.console import JsonOption, PlanOutput, make_console, make_table
 from pace.terminal.number_lists import read_numbers
-from pace.terminal.reporting import counted, judged, reported
+from pace.terminal.reporting import judged, reported
 from pace_sync.documents.outer_plan import OuterPlan, load_outer_plan
 from pace_sync.documents.outer_sync import OuterSync, load_outer_sync
 
@@ -60,9 +61,11 @@ def plan(
 def _describe(problem: OuterSync, made: OuterPlan, console: Console) -> None:
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     print_line(
-        f"[bold]{problem.name}[/bold]: {len(problem.layers)} layers, {problem.size_bytes / 1e6:,.1f} MB, "
-        f"{problem.workers} workers; every {problem.period_steps} steps of {problem.step_s * 1e3:g} ms, "
-        f"delays of at most {problem.max_delay_steps} steps"
+        f"[bold]{problem.name}[/bold]: {counted(len(problem.layers), 'layer')}, "
+        f"{problem.size_bytes / 1e6:,.1f} MB, "
+        f"{counted(problem.workers, 'worker')}; every {counted(problem.period_steps, 'step')} of "
+        f"{problem.step_s * 1e3:g} ms, "
+        f"delays of at most {counted(problem.max_delay_steps, 'step')}"
     )
     predicted = made.predicted
     print_line(

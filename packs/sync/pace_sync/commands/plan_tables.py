@@ -4,6 +4,7 @@ from functools import partial
 
 from rich.console import Console
 
+from pace.counted import counted
 from pace.terminal.console import make_table
 from pace_sync.documents.delta_sync import DeltaPlan, DeltaSync
 from pace_sync.documents.reshard_plan import ReshardPlan
@@ -20,8 +21,8 @@ def describe_sync(problem: WeightSync, made: SyncPlan, console: Console) -> None
     total = sum(tensor.size_bytes for tensor in problem.tensors)
     count = len(problem.receivers)
     print_line(
-        f"[bold]{problem.name}[/bold]: {len(problem.tensors)} tensors, {total / 1e6:,.1f} MB, to "
-        f"{count} receiver{'s' if count != 1 else ''} ({problem.fan_out})"
+        f"[bold]{problem.name}[/bold]: {counted(len(problem.tensors), 'tensor')}, {total / 1e6:,.1f} MB, to "
+        f"{counted(count, 'receiver')} ({problem.fan_out})"
     )
     print_line(
         f"pause       {made.predicted.pause_s * 1e3:.3f} ms predicted; "
@@ -90,9 +91,10 @@ def describe_reshard(problem: Resharding, made: ReshardPlan, console: Console) -
     print_line = partial(console.print, highlight=False, soft_wrap=True)
     total = sum(tensor.size_bytes for tensor in problem.tensors)
     print_line(
-        f"[bold]{problem.name}[/bold]: {len(problem.tensors)} tensors, {total / 1e6:,.1f} MB, from "
-        f"{len(problem.senders)} sender{'s' if len(problem.senders) != 1 else ''} to "
-        f"{len(problem.receivers)} receiver{'s' if len(problem.receivers) != 1 else ''}"
+        f"[bold]{problem.name}[/bold]: {counted(len(problem.tensors), 'tensor')}, "
+        f"{total / 1e6:,.1f} MB, from "
+        f"{counted(len(problem.senders), 'sender')} to "
+        f"{counted(len(problem.receivers), 'receiver')}"
     )
     print_line(f"pause       {made.predicted.pause_s * 1e3:.3f} ms predicted")
     print_line(
