@@ -112,7 +112,8 @@ def verdict(
         at_capture, beside_ddp, beside_pace = (f"{each * 1e3:.0f} ms" for each in alone)
         return (
             f"Not trustworthy here: compute alone took {at_capture} at the capture, {beside_ddp} under"
-            f" {rival}, {beside_pace} under PACE. Something else uses this machine."
+            f" {rival}, {beside_pace} under PACE. The machine changes its speed, or something else"
+            " uses it."
         ), False
     weights = "equal" if largest_difference < SAME else f"up to {largest_difference:.1%} apart"
     ratio = plain["iteration_s"] / pace["iteration_s"]

@@ -166,7 +166,8 @@ def _replicas(model_wrapper: FullyShardWrapper, given: dist.ProcessGroup | None)
     if known is None and given is None:
         raise InvalidOptions(
             "fully_shard was called with a mesh of one dimension, which does not tell who holds the same"
-            " shards: call it with a mesh of replicas and shards, or give replicas="
+            " shards: call it with a mesh of replicas and shards, or give replicas=. Without "
+            "replicas, `apply` sets FSDP2 up"
         )
     if known is not None and given is not None:
         members = [dist.get_process_group_ranks(each) for each in (known, given)]

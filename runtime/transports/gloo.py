@@ -14,7 +14,13 @@ from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.transports.device import Device
-from pace.runtime.transports.gloo_groups import broadcast_over, connect_group, gather_over, release_groups
+from pace.runtime.transports.gloo_groups import (
+    broadcast_over,
+    connect_group,
+    gather_over,
+    release_groups,
+    watch_neighbor,
+)
 from pace.runtime.transports.job_store import forget_connection, given_up_on_failure, group_name, open_stores
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import Ring
@@ -100,6 +106,7 @@ class GlooTransport(SumsAlone):
         self.peers = Peers(
             stores.peers, self.rank, self.size, keeper=keeper, names=names, sockets=stores.sockets
         )
+        lost, tell = watch_neighbor(group, names)
         # Through the other connection, as the thread that connects may still wait in the first one.
         with given_up_on_failure(stores.peers):
             with self._sockets.opened_here(), self.peers.meeting(self._timeout.total_seconds()):
@@ -115,7 +122,9 @@ class GlooTransport(SumsAlone):
                         )
                     ],
                     name="pace.connect",
+                    errors=lost,
                 )
+            tell()
             self._segments, self._control, self._decisions, *others = connected
             self._other_groups = dict(zip(self.other_groups, others, strict=True))
             self._connect_sums(stores.meetings, group)

@@ -1,7 +1,9 @@
 """Gloo's process groups of a transport: connecting and releasing them."""
 
+import contextlib
 import datetime
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,10 @@ from pace.runtime.transports.transport import to_bytes, to_tensor
 
 # A gathering first sends the length of each payload, and its first bytes.
 _LENGTH_BYTES = 8
+# The tag of a message in the program's own group.
+_HERE = int.from_bytes(b"PACE")
+# A wait that ends with its time-out would break the program's group.
+_NO_LIMIT = datetime.timedelta(days=1)
 _HEAD_BYTES = 504
 
 
@@ -49,6 +55,43 @@ def connect_group(
     options._threads = threads
     options._timeout = timeout
     return ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+
+
+def watch_neighbor(group: Any, names: Sequence[str]) -> tuple[list[BaseException], Callable[[], None]]:
+    """Return a list that gets an error if the next rank's process ends before it is connected.
+
+    The second result is what this rank calls once it is connected. In the program's own group, each rank
+    expects a byte from the next one. Gloo notices at once when a process ends, whatever it ran. In a group
+    without Gloo nobody is watched.
+
+    Parameters
+    ----------
+    names
+        What to call each rank of the group.
+    """
+    lost: list[BaseException] = []
+    size, rank = group.size(), group.rank()
+    gloo: Any = None
+    with contextlib.suppress(RuntimeError):
+        gloo = group._get_backend(torch.device("cpu"))
+    is_gloo = isinstance(gloo, ProcessGroupGloo)  # its stub lacks what is called below
+    if size == 1 or not is_gloo:
+        return lost, lambda: None
+    following, received = (rank + 1) % size, torch.zeros(1, dtype=torch.uint8)
+    expected = gloo.recv([received], following, _HERE)
+
+    def wait() -> None:
+        try:
+            expected.wait(_NO_LIMIT)
+        except RuntimeError:
+            lost.append(RuntimeError(f"the process of {names[following]} has ended"))
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):
+            gloo.send([torch.zeros(1, dtype=torch.uint8)], (rank - 1) % size, _HERE).wait()
+
+    torch_thread(wait, name="pace.neighbor").start()
+    return lost, tell
 
 
 def broadcast_over(group: Any, message: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ def lost(before: Signs, after: Signs, names: Sequence[str], own: int) -> str:
         if late.get("left"):
             continue
         if late["beat"] == 0:
-            told[rank] = f"{names[rank]} has not wrapped its optimizer"
+            told[rank] = f"{names[rank]} has not wrapped its optimizer: make the same call on every rank"
         elif early["beat"] == late["beat"] and rank != own:
             told[rank] = f"{names[rank]} gives no sign of life"
     return ", ".join(told[rank] for rank in sorted(told))

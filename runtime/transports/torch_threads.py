@@ -64,6 +64,9 @@ T = TypeVar("T")
 _BROKEN_S = 10.0
 _OTHERS_S = 2.0
 
+# How often, in seconds, a wait looks for errors of other threads.
+_POLL_S = 0.2
+
 _threads: "weakref.WeakKeyDictionary[threading.Thread, Sockets | None]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -97,8 +100,15 @@ def torch_thread(
     return thread
 
 
-def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
+def call_within(
+    timeout_s: float, call: Callable[[], T], *, name: str, errors: list[BaseException] | None = None
+) -> T:
     """Call a function in a daemon thread and return its result; after the time-out the thread goes on.
+
+    Parameters
+    ----------
+    errors
+        An error that another thread adds to this list ends the wait, too.
 
     Raises
     ------
@@ -106,7 +116,7 @@ def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
         If the call did not end in time. Errors of the call itself are raised too.
     """
     results: list[T] = []
-    errors: list[BaseException] = []
+    errors = [] if errors is None else errors
 
     def run() -> None:
         try:
@@ -116,8 +126,10 @@ def call_within(timeout_s: float, call: Callable[[], T], *, name: str) -> T:
 
     thread = torch_thread(run, name=name)
     thread.start()
-    thread.join(timeout_s)
-    if errors:
+    deadline = time.monotonic() + timeout_s
+    while thread.is_alive() and not errors and (left_s := deadline - time.monotonic()) > 0:
+        thread.join(min(left_s, _POLL_S))
+    if errors and not results:
         raise errors[0]
     if not results:
         raise TimeoutError(f"no end within {timeout_s:g} s")

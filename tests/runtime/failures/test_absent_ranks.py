@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import pace.runtime.optimizer.start
+from pace.errors import CommunicationFailed
 from tests.runtime.launch import Backend, Outcome, run_ranks, try_jobs, try_ranks
 from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build, weights
@@ -131,6 +132,27 @@ def test_a_rank_that_does_not_wrap_is_named(
         assert line.startswith(
             f"rank {absent} has not wrapped its optimizer: make the same call on every rank"
         )
+
+
+def _end_unwrapped(rank: int, size: int, port: int) -> str:
+    _join(rank, size, "gloo", port)
+    meet("gloo")
+    if rank == 1:
+        return ""
+    model = build("conv")
+    with pytest.raises(CommunicationFailed) as raised:
+        wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=JOB_TIMEOUT_S)
+    return str(raised.value)
+
+
+def test_a_rank_that_ends_without_wrapping_ends_the_wait_of_others() -> None:
+    """Long before their time-out: its process is gone."""
+    store = TCPStore("127.0.0.1", 0, SIZE, True, wait_for_workers=False)
+    outcomes = try_ranks(_end_unwrapped, SIZE, store.port, backend="none", environment={"LEAVE_AT_ONCE": "1"})
+    for outcome in outcomes:
+        assert outcome.result is not None, outcome.output
+        if outcome.rank != 1:
+            assert "rank 1 has not wrapped its optimizer: make the same call on every rank" in outcome.result
 
 
 def _wrap_after_one_rank_failed(rank: int, _size: int, transport: str) -> Any:
