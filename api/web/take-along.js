@@ -101,8 +101,8 @@ function Code({ resource, profileId, ddp, name }) {
 }
 
 function Gain({ predicted, ours, ddp }) {
-  const against = predicted.iteration_s / ours.iteration_s - 1;
-  const gain = ddp === undefined ? null : predicted.iteration_s / ddp - 1;
-  return html`<p role="status">Predicted iteration without PACE: ${seconds(predicted.iteration_s)}, which is ${percent(against, true)} compared with PACE${gain === null ? "" : ` and ${percent(gain, true)} compared with PyTorch DDP's default buckets`}.${" "}
-    ${gain !== null && gain >= 0 && "DDP's default buckets are as good."}</p>`;
+  const [reference, name] = ddp === undefined ? [ours.iteration_s, "PACE"] : [ddp, "PyTorch DDP's default buckets"];
+  const change = predicted.iteration_s / reference - 1;
+  return html`<p role="status">Predicted iteration without PACE: ${seconds(predicted.iteration_s)}, which is ${percent(change, true)} compared with ${name}.${" "}
+    ${ddp !== undefined && change >= 0 && "DDP's default buckets are as good."}</p>`;
 }
