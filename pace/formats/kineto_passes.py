@@ -42,7 +42,7 @@ def made_at(ops: Sequence[HostOp], outermost: Sequence[HostOp]) -> dict[int, flo
 def pass_starts(backward: Sequence[HostOp], made: Mapping[int, float]) -> list[int]:
     """Return the place of the first op of each backward pass, 0 for the first one."""
     edges = [0]
-    for place, op in enumerate(backward):
+    for place, op in enumerate(backward[1:], start=1):
         numbers = (op.sequence, op.fallback_sequence)
         moments = [made[number] for number in numbers if number is not None and number in made]
         if moments and max(moments) > backward[edges[-1]].start_s:

@@ -3,12 +3,16 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pace.errors import FormatError
 from pace.formats.any_format import read_any
 from pace.formats.kineto import read_kineto
+from pace.formats.kineto_passes import pass_starts
+from pace.formats.kineto_records import BACKWARD
+from pace.formats.kineto_trace import HostOp
 from pace.formats.reading import stream_json
 from pace.formats.recognize import tell_format
 from tests.pace.formats.job_kinds import STEP_US, ddp_events, document_of, serial_events
@@ -177,3 +181,13 @@ def test_brackets_in_texts_are_no_nesting(tmp_path: Path) -> None:
     path = tmp_path / "texts.json"
     path.write_text(json.dumps({"traceEvents": items}))
     assert list(stream_json(path, "traceEvents.item")) == items
+
+
+def test_the_first_backward_op_begins_the_first_pass_only() -> None:
+    """Its sequence number may be of an op that ran after it, as in a damaged trace: no pass is empty."""
+    nothing: dict[str, Any] = dict.fromkeys(("external", "record", "size_bytes", "dtype"))
+    backward = [
+        HostOp(name=BACKWARD, thread=(1, 1), start_s=at, end_s=at + 0.5, sequence=number, **nothing)
+        for at, number in ((1.0, 7), (2.0, 8), (6.0, 7))
+    ]
+    assert pass_starts(backward, {7: 5.0, 8: 0.0}) == [0, 2]
