@@ -17,7 +17,7 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 from cnn import Batches, build_model
 
-COMPUTE_S = 0.3  # long enough that the two workers' processors have little else to do than to compute
+COMPUTE_S = 0.25  # long enough that the two workers' processors have little else to do than to compute
 PROBE_IMAGES, PROBE_STEPS = 16, 9
 # Sending takes processor time: about so much longer does compute take while gradients are sent.
 SLOWDOWN = 1.15
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def batch_images(seconds_an_image: float) -> int:
-    """Return how many images take about 0.3 s: a multiple of 4 from 8 to 256."""
+    """Return how many images take about 0.25 s: a multiple of 4 from 8 to 256."""
     return min(max(4 * round(COMPUTE_S / seconds_an_image / 4), 8), 256)
 
 
