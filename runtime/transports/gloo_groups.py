@@ -20,11 +20,11 @@ from pace.runtime.transports.transport import to_bytes, to_tensor
 
 # A gathering first sends the length of each payload, and its first bytes.
 _LENGTH_BYTES = 8
+_HEAD_BYTES = 504
 # The tag of a message in the program's own group.
 _HERE = int.from_bytes(b"PACE")
 # A wait that ends with its time-out would break the program's group.
 _NO_LIMIT = datetime.timedelta(days=1)
-_HEAD_BYTES = 504
 
 
 def connect_group(
