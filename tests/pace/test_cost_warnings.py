@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from pace import Profile
@@ -12,6 +11,7 @@ from pace.cli.main import app
 from pace.cost_warnings import cost_warnings, profile_warnings
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.profile import parse_profile
+from pace.errors import InvalidProfile
 from tests.strategies import affine, layered
 
 MEASURED = SampledAllReduce(
@@ -65,7 +65,7 @@ def test_gradients_outside_the_samples_are_extrapolated(size_bytes: int, said: s
 
 def test_counts_are_of_samples() -> None:
     """One for each, or none at all."""
-    with pytest.raises(ValidationError, match="2 counts for 3 samples"):
+    with pytest.raises(InvalidProfile, match="2 counts for 3 samples"):
         SampledAllReduce(samples=MEASURED.samples, counts=(1, 1))
 
 

@@ -37,7 +37,7 @@ def test_stale_workers_leave_out_what_ends_at_a_barrier() -> None:
 @pytest.mark.parametrize(
     ("policies", "options", "named"),
     [
-        ("ddp", {"cluster": CLUSTER}, 'of exchange "servers"'),
+        ("ddp", {"cluster": CLUSTER}, "needs a profile without parameter servers"),
         ("fifo", {"exchange": "servers"}, "cluster"),
     ],
 )
