@@ -140,7 +140,7 @@ def test_tasks_are_listed_and_cancelled(visitor: Visitor, service: Caller) -> No
     """What is under way appears by itself."""
     page = visitor.go("jobs")
     expect(page.get_by_text("Nothing was requested yet")).to_be_visible()
-    large = {"profile": layered_profile(3000), "grid": {"bandwidth_gbps": list(range(1, 60))}}
+    large = {"profile": layered_profile(3000), "grid": {"bandwidth_gbps": list(range(1, 600))}}
     task = service.http.post("/v1/what-if", json=large, headers={"Prefer": "respond-async"}).json()
     expect(page.get_by_role("region", name="Tasks under way").locator("tbody tr")).to_have_count(1)
     page.get_by_role("button", name="Cancel the what-if").click()

@@ -41,7 +41,7 @@ def test_resnet50_under_ddp_has_its_gradients_and_its_five_buckets(recorded: Pat
     A100. Gloo says in its own annotations how much it sent: the match is its sizes against ours.
     """
     folder = recorded / "resnet50"
-    with pytest.warns(FormatWarning, match="all-reduces among 1 workers, and may be higher among 2"):
+    with pytest.warns(FormatWarning, match="all-reduces among 1 worker, and may be higher among 2"):
         profile = read_kineto(
             [folder / "kineto.json.gz"], execution_trace=folder / "shapes.json", workers=2, name="resnet50"
         )
@@ -70,7 +70,7 @@ def test_a_shared_parameter_is_needed_by_its_first_use(recorded: Path, joined: b
     """
     folder = recorded / "tied"
     shapes = folder / "shapes.json" if joined else None
-    with pytest.warns(FormatWarning, match="all-reduces among 1 workers, and may be higher among 2"):
+    with pytest.warns(FormatWarning, match="all-reduces among 1 worker, and may be higher among 2"):
         profile = read_kineto([folder / "kineto.json.gz"], execution_trace=shapes, workers=2)
     waits = {name: op.name for op in profile.ops for name in op.waits_for}
     assert [gradient.size_bytes for gradient in profile.gradients] == [64, 1024, WORDS]
