@@ -202,8 +202,10 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 COLLECTIVE_REPEATS = 5
-MOST_SIZES = 4
+MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
+# How many of a graph's largest collectives the largest one measured is as long as, at most.
+LARGEST_BUCKET = 8
 
 Starter = Callable[[], torch.Tensor]
 
@@ -211,7 +213,8 @@ Starter = Callable[[], torch.Tensor]
 def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
     """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
 
-    Sizes are from the smallest collective of the graph to the sum of all, at most 256 MiB.
+    Sizes are from the smallest collective of the graph to eight times the largest one, at most 256 MiB and
+    the sum of all.
     """
     sizes: dict[GroupCall, list[int]] = {}
     for node in program.untimed.nodes:
@@ -222,7 +225,8 @@ def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupC
     found = {}
     for call, each in sizes.items():
         group = process_group(program.groups[call.group].name)
-        least, most = min(each), min(sum(each), max(max(each), LARGEST_BYTES))
+        least, largest = min(each), max(each)
+        most = min(sum(each), max(largest, min(LARGEST_BUCKET * largest, LARGEST_BYTES)))
         ratio = (most / least) ** (1 / max(1, MOST_SIZES - 1))
         tried = sorted({math.ceil(least * ratio**power) for power in range(MOST_SIZES)})
         found[call] = SampledAllReduce(
@@ -252,7 +256,10 @@ def _starter(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch
     ops = torch.ops._c10d_functional
     match call.op:
         case "all-gather":
-            return lambda: ops.all_gather_into_tensor(source, ranks, name)
+            # As of buckets, and of lone all-gathers on CPUs.
+            return lambda: ops.all_gather_into_tensor_out(
+                source, ranks, name, out=source.new_empty(ranks * len(source))
+            )
         case "reduce-scatter":
             return lambda: ops.reduce_scatter_tensor(source, "sum", ranks, name)
         case "all-reduce":
