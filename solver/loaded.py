@@ -12,6 +12,7 @@ a window.
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from pace.solver.arrays import FloatArray, IntArray
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+Knots = tuple[FloatArray, FloatArray, float]
+
+
+class Compute(NamedTuple):
     """The compute of a mean window, in seconds.
 
     Attributes
@@ -38,6 +41,22 @@ class Compute:
     backward_s: float
     backward_spread_s: float
     forward_s: float
+
+
+class CallCosts(NamedTuple):
+    """What calls take, as knots of a curve (``pace.solver.cost_curve.CostCurve.knots``).
+
+    Attributes
+    ----------
+    cost, extra
+        Seconds of a call, and how many seconds longer it takes if it starts while compute runs.
+    slowdown
+        How many seconds of wall time a second of compute takes while the network is busy.
+    """
+
+    cost: Knots
+    extra: Knots
+    slowdown: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +91,7 @@ class LoadedRun:
     ends: FloatArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedWindows:
+class LoadedWindows(NamedTuple):
     """Random windows, the same for all plans that are compared.
 
     Attributes

@@ -1,11 +1,13 @@
 """Windows under load, compiled (``pace.solver.loaded``)."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.compiled import compiled
+from pace.solver.compiled import compiled, compiled_in_place
 from pace.solver.kernels.partition import price
-from pace.solver.loaded import ROUNDING
+from pace.solver.loaded import ROUNDING, CallCosts, Compute, LoadedWindows
 
 
 @compiled
@@ -30,18 +32,18 @@ def replay(
 ) -> None:
     """Send the calls in their order in every window; write their times in the last one.
 
-    See ``pace.solver.loaded.LoadedWindows`` and ``Calls`` for the arrays. `by_tail` has the groups that are
-    sent, in order of tail, the longest first; `segments` the number of calls of each group.
+    See ``pace.solver.loaded.LoadedWindows``, ``Compute`` and ``Calls`` for the arguments. `by_tail` has the
+    groups that are sent, in order of tail, the longest first; `segments` the number of calls of each group.
     """
     arrival = np.empty(len(ready))
     left = np.empty(len(ready), dtype=np.int64)
     for window in range(len(slower)):
-        factor = slower[window]
-        backward = backward_s * factor + backward_spread_s * lateness[window]
+        factor, late = slower[window], lateness[window]
+        backward = backward_s * factor + backward_spread_s * late
         latest = backward + forward_s * factor
         for group in range(len(ready)):
             left[group] = segments[group]
-            arrival[group] = ready[group] * factor + spread[group] * lateness[window]
+            arrival[group] = ready[group] * factor + spread[group] * late
             if left[group] == 0:
                 latest = max(latest, arrival[group] + tail[group] * factor)
         # Compute is one stream: after the backward pass come the consumers of groups, longest tail first.
@@ -52,7 +54,7 @@ def replay(
         carried = 0.0
         for call in range(len(groups)):
             group = groups[call]
-            now = max(now, ready[group] * factor + spread[group] * lateness[window])
+            now = max(now, ready[group] * factor + spread[group] * late)
             while place < len(by_tail) and left[by_tail[place]] == 0:
                 first = by_tail[place]
                 reached = max(until, arrival[first])
@@ -76,6 +78,81 @@ def replay(
         busy[window] = carried
 
 
+class Room(NamedTuple):
+    """Arrays in which the times of calls, and of windows, are computed."""
+
+    durations: FloatArray
+    extra: FloatArray
+    starts: FloatArray
+    ends: FloatArray
+    segments: IntArray
+    windows: FloatArray
+    busy: FloatArray
+
+
+@compiled
+def room_for(calls: int, groups: int, windows: int) -> Room:
+    """Return arrays for at most so many calls and groups."""
+    return Room(
+        np.empty(calls),
+        np.empty(calls),
+        np.empty(calls),
+        np.empty(calls),
+        np.empty(groups, dtype=np.int64),
+        np.empty(windows),
+        np.empty(windows),
+    )
+
+
+@compiled_in_place
+def mean_window(
+    ready: FloatArray,
+    spread: FloatArray,
+    tail: FloatArray,
+    by_tail: IntArray,
+    groups: IntArray,
+    sizes: FloatArray,
+    costs: CallCosts,
+    compute: Compute,
+    random: LoadedWindows,
+    room: Room,
+) -> float:
+    """Return the mean window, in wall time, of calls of these groups and `sizes`, in their order.
+
+    Other arguments are those of ``replay``. The times of calls in the last window are in `room`.
+    """
+    for group in range(len(ready)):
+        room.segments[group] = 0
+    for call in range(len(groups)):
+        room.durations[call] = price(sizes[call], *costs.cost)
+        room.extra[call] = price(sizes[call], *costs.extra)
+        room.segments[groups[call]] += 1
+    replay(
+        ready,
+        spread,
+        tail,
+        by_tail,
+        room.segments,
+        groups,
+        room.durations,
+        room.extra,
+        compute.backward_s,
+        compute.backward_spread_s,
+        compute.forward_s,
+        random.slower,
+        random.lateness,
+        room.starts,
+        room.ends,
+        room.windows,
+        room.busy,
+    )
+    mean = 0.0  # NumPy's mean adds in another order when it is not compiled
+    count = len(random.slower)
+    for window in range(count):
+        mean += (room.windows[window] + (costs.slowdown - 1) * room.busy[window]) / count
+    return mean
+
+
 @compiled
 def merge_greedily(
     ready: FloatArray,
@@ -84,18 +161,9 @@ def merge_greedily(
     sizes: FloatArray,
     kinds: IntArray,
     limits: FloatArray,
-    cost_sizes: FloatArray,
-    cost_durations: FloatArray,
-    cost_slope: float,
-    extra_sizes: FloatArray,
-    extra_durations: FloatArray,
-    extra_slope: float,
-    backward_s: float,
-    backward_spread_s: float,
-    forward_s: float,
-    slowdown: float,
-    slower: FloatArray,
-    lateness: FloatArray,
+    costs: CallCosts,
+    compute: Compute,
+    random: LoadedWindows,
     merges: IntArray,
     means: FloatArray,
 ) -> int:
@@ -109,14 +177,9 @@ def merge_greedily(
     n = len(ready)
     ready, spread, tail, sizes = ready.copy(), spread.copy(), tail.copy(), sizes.copy()
     kinds, limits = kinds.copy(), limits.copy()
-    durations, extra = np.empty(n), np.empty(n)
-    for call in range(n):
-        durations[call] = price(sizes[call], cost_sizes, cost_durations, cost_slope)
-        extra[call] = price(sizes[call], extra_sizes, extra_durations, extra_slope)
-    tried = np.empty((5, n))
-    segments, numbers = np.ones(n, dtype=np.int64), np.arange(n)
-    starts, ends = np.empty(n), np.empty(n)
-    windows, busy = np.empty(len(slower)), np.empty(len(slower))
+    tried = np.empty((4, n))
+    numbers = np.arange(n)
+    room = room_for(n, n, len(random.slower))
     count = 0 * n
     while n > 1:
         best, best_next, least = -1, -1, np.inf
@@ -126,40 +189,27 @@ def merge_greedily(
                 second += 1
             if second == n or sizes[first] + sizes[second] > limits[first]:
                 continue
-            size = sizes[first] + sizes[second]
             for call in range(n - 1):
                 of = call if call < first else call + 1
-                tried[0, call], tried[1, call], tried[2, call] = ready[of], spread[of], tail[of]
-                tried[3, call], tried[4, call] = durations[of], extra[of]
+                tried[0, call], tried[1, call] = ready[of], spread[of]
+                tried[2, call], tried[3, call] = tail[of], sizes[of]
             at = second - 1
             if ready[first] > ready[second]:
                 tried[0, at], tried[1, at] = ready[first], spread[first]
             tried[2, at] = max(tail[first], tail[second])
-            tried[3, at] = price(size, cost_sizes, cost_durations, cost_slope)
-            tried[4, at] = price(size, extra_sizes, extra_durations, extra_slope)
-            by_tail = np.argsort(-tried[2, : n - 1], kind="mergesort")
-            replay(
+            tried[3, at] = sizes[first] + sizes[second]
+            mean = mean_window(
                 tried[0, : n - 1],
                 tried[1, : n - 1],
                 tried[2, : n - 1],
-                by_tail,
-                segments[: n - 1],
+                np.argsort(-tried[2, : n - 1], kind="mergesort"),
                 numbers[: n - 1],
                 tried[3, : n - 1],
-                tried[4, : n - 1],
-                backward_s,
-                backward_spread_s,
-                forward_s,
-                slower,
-                lateness,
-                starts,
-                ends,
-                windows,
-                busy,
+                costs,
+                compute,
+                random,
+                room,
             )
-            mean = 0.0  # NumPy's mean adds in another order when it is not compiled
-            for window in range(len(slower)):
-                mean += (windows[window] + (slowdown - 1) * busy[window]) / len(slower)
             if mean < least:
                 best, best_next, least = first, second, mean
         if best < 0:
@@ -170,11 +220,8 @@ def merge_greedily(
             ready[best_next], spread[best_next] = ready[best], spread[best]
         tail[best_next] = max(tail[best], tail[best_next])
         sizes[best_next] += sizes[best]
-        durations[best_next] = price(sizes[best_next], cost_sizes, cost_durations, cost_slope)
-        extra[best_next] = price(sizes[best_next], extra_sizes, extra_durations, extra_slope)
         n -= 1
         for call in range(best, n):
             ready[call], spread[call], tail[call] = ready[call + 1], spread[call + 1], tail[call + 1]
             sizes[call], kinds[call], limits[call] = sizes[call + 1], kinds[call + 1], limits[call + 1]
-            durations[call], extra[call] = durations[call + 1], extra[call + 1]
     return count

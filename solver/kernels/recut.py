@@ -4,9 +4,10 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.kernels.loaded import replay
-from pace.solver.kernels.partition import aligned, most_within, price
+from pace.solver.kernels.loaded import mean_window, room_for
+from pace.solver.kernels.partition import aligned, most_within
 from pace.solver.kernels.search import RandomState, draw
+from pace.solver.loaded import CallCosts, Compute, Knots, LoadedWindows
 
 # With so many changes, a search may first accept plans that are longer by up to a share `WANDERING`.
 ENOUGH_TO_WANDER = 1000
@@ -48,9 +49,7 @@ def moved(
     element_bytes: float,
     start: float,
     arrival: FloatArray,
-    cost_sizes: FloatArray,
-    cost_durations: FloatArray,
-    cost_slope: float,
+    cost: Knots,
     state: RandomState,
 ) -> int:
     """Return how many of a call's `count` elements are sent elsewhere: drawn at random.
@@ -64,11 +63,11 @@ def moved(
         return count // 2
     if kind == 2:
         return 1 + draw(state, count)
-    if kind <= 4 or len(cost_sizes) == 1:
+    if kind <= 4 or len(cost[0]) == 1:
         spare = arrival[draw(state, len(arrival))] - start
-        fitting = most_within(max(spare, 0.0), cost_sizes, cost_durations, cost_slope) / element_bytes
+        fitting = most_within(max(spare, 0.0), *cost) / element_bytes
         return count - int(min(fitting, float(count))) if kind == 3 else int(min(fitting, float(count)))
-    knot = int(min(cost_sizes[draw(state, len(cost_sizes))] / element_bytes, float(count)))
+    knot = int(min(cost[0][draw(state, len(cost[0]))] / element_bytes, float(count)))
     return count - knot if draw(state, 2) == 0 else knot
 
 
@@ -79,18 +78,9 @@ def recut(
     tail: FloatArray,
     by_tail: IntArray,
     element_bytes: FloatArray,
-    cost_sizes: FloatArray,
-    cost_durations: FloatArray,
-    cost_slope: float,
-    extra_sizes: FloatArray,
-    extra_durations: FloatArray,
-    extra_slope: float,
-    backward_s: float,
-    backward_spread_s: float,
-    forward_s: float,
-    slowdown: float,
-    slower: FloatArray,
-    lateness: FloatArray,
+    costs: CallCosts,
+    compute: Compute,
+    random: LoadedWindows,
     most_bytes: float,
     budget: int,
     seed: int,
@@ -111,18 +101,17 @@ def recut(
     state = np.array([seed], dtype=np.uint64)
     own_groups, own_counts = groups.copy(), counts.copy()
     own = calls
-    segments = np.zeros(len(ready), dtype=np.int64)
-    durations, extra = np.empty(room), np.empty(room)
-    starts, trial_starts, ends = np.empty(room), np.empty(room), np.empty(room)
-    windows, busy = np.empty(len(slower)), np.empty(len(slower))
-    arrival = ready * slower[-1] + spread * lateness[-1]
+    sizes = np.empty(room)
+    starts = np.empty(room)
+    times = room_for(room, len(ready), len(random.slower))
+    arrival = ready * random.slower[-1] + spread * random.lateness[-1]
     best_groups, best_counts = groups.copy(), counts.copy()
     best_calls = calls
     best, current, slack = np.inf, np.inf, 0.0
     enough = 0.0
-    for window in range(len(slower)):
-        compute = (backward_s + forward_s) * slower[window] + backward_spread_s * lateness[window]
-        enough += compute / len(slower)
+    for window in range(len(random.slower)):
+        computing = (compute.backward_s + compute.forward_s) * random.slower[window]
+        enough += (computing + compute.backward_spread_s * random.lateness[window]) / len(random.slower)
     tries = 0 * calls
     priced = 0 * calls
     while priced <= budget and tries <= 8 * budget and best > enough * (1 + 1e-9):
@@ -137,9 +126,7 @@ def recut(
                 element_bytes[group],
                 starts[source],
                 arrival,
-                cost_sizes,
-                cost_durations,
-                cost_slope,
+                costs.cost,
                 state,
             )
             count = min(count, own_counts[source])
@@ -160,35 +147,21 @@ def recut(
             own = settle(own_groups, own_counts, own, element_bytes, most_bytes)
             if own < 0:
                 continue
-        segments[:] = 0
         for call in range(own):
-            size = own_counts[call] * element_bytes[own_groups[call]]
-            durations[call] = price(size, cost_sizes, cost_durations, cost_slope)
-            extra[call] = price(size, extra_sizes, extra_durations, extra_slope)
-            segments[own_groups[call]] += 1
-        replay(
+            sizes[call] = own_counts[call] * element_bytes[own_groups[call]]
+        mean = mean_window(
             ready,
             spread,
             tail,
             by_tail,
-            segments,
             own_groups[:own],
-            durations,
-            extra,
-            backward_s,
-            backward_spread_s,
-            forward_s,
-            slower,
-            lateness,
-            trial_starts,
-            ends,
-            windows,
-            busy,
+            sizes[:own],
+            costs,
+            compute,
+            random,
+            times,
         )
         priced += 1
-        mean = 0.0  # NumPy's mean adds in another order when it is not compiled
-        for window in range(len(slower)):
-            mean += (windows[window] + (slowdown - 1) * busy[window]) / len(slower)
         if budget >= ENOUGH_TO_WANDER:
             slack = max(0.0, WANDERING * (1 - 2 * priced / budget))
         if slack == 0.0 and current > best:
@@ -197,7 +170,7 @@ def recut(
         if mean < current * (1 + slack) or (mean == current and own <= calls):
             current, calls = mean, own
             groups[:own], counts[:own] = own_groups[:own], own_counts[:own]
-            starts[:own] = trial_starts[:own]
+            starts[:own] = times.starts[:own]
         if mean < best or (mean == best and own <= best_calls):
             best, best_calls = mean, own
             best_groups[:own], best_counts[:own] = own_groups[:own], own_counts[:own]

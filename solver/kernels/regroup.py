@@ -5,9 +5,9 @@ import numpy as np
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.compiled import compiled
 from pace.solver.kernels.jackson import cut_while_sending
-from pace.solver.kernels.loaded import replay
-from pace.solver.kernels.partition import price
+from pace.solver.kernels.loaded import mean_window, room_for
 from pace.solver.kernels.search import change, draw
+from pace.solver.loaded import CallCosts, Compute, LoadedWindows
 
 # Groups are cut into at most so many calls each on average, and so many more.
 MOST_CALLS_PER_GROUP = 4
@@ -15,32 +15,23 @@ MORE_CALLS = 16
 
 
 @compiled
-def mean_window(
+def window_of_groups(
     group_of: IntArray,
     ready: FloatArray,
     spread: FloatArray,
     tail: FloatArray,
     elements: IntArray,
     element_bytes: FloatArray,
-    cost_sizes: FloatArray,
-    cost_durations: FloatArray,
-    cost_slope: float,
-    extra_sizes: FloatArray,
-    extra_durations: FloatArray,
-    extra_slope: float,
-    backward_s: float,
-    backward_spread_s: float,
-    forward_s: float,
-    slowdown: float,
-    slower: FloatArray,
-    lateness: FloatArray,
+    costs: CallCosts,
+    compute: Compute,
+    random: LoadedWindows,
     patience: float,
     most_bytes: float,
     max_group_bytes: float,
 ) -> float:
     """Return a partition's mean window, in wall time; inf if a group of several is too large.
 
-    Calls are cut as by ``cut_while_sending``, as if each took longer by the largest of `extra_durations`.
+    Calls are cut as by ``cut_while_sending``, as if each took the largest extra time.
     """
     n = len(group_of)
     place = np.full(n, -1, dtype=np.int64)
@@ -76,9 +67,9 @@ def mean_window(
         sizes[:groups],
         by_ready,
         by_rank,
-        cost_sizes,
-        cost_durations + extra_durations.max(),
-        cost_slope,
+        costs.cost[0],
+        costs.cost[1] + costs.extra[1].max(),
+        costs.cost[2],
         patience,
         most_bytes,
         jobs,
@@ -88,37 +79,20 @@ def mean_window(
     )
     if calls < 0:
         return np.inf
-    durations, extra = np.empty(calls), np.empty(calls)
-    segments = np.zeros(groups, dtype=np.int64)
-    for call in range(calls):
-        size = served[call] * sizes[jobs[call]]
-        durations[call] = price(size, cost_sizes, cost_durations, cost_slope)
-        extra[call] = price(size, extra_sizes, extra_durations, extra_slope)
-        segments[jobs[call]] += 1
-    windows, busy = np.empty(len(slower)), np.empty(len(slower))
-    replay(
+    times = room_for(calls, groups, len(random.slower))
+    of_calls = served[:calls] * sizes[jobs[:calls]]
+    return mean_window(
         of_ready,
         of_spread,
         of_tail,
         by_rank,
-        segments,
         jobs[:calls],
-        durations,
-        extra,
-        backward_s,
-        backward_spread_s,
-        forward_s,
-        slower,
-        lateness,
-        starts,
-        ends,
-        windows,
-        busy,
+        of_calls,
+        costs,
+        compute,
+        random,
+        times,
     )
-    mean = 0.0  # NumPy's mean adds in another order when it is not compiled
-    for window in range(len(slower)):
-        mean += (windows[window] + (slowdown - 1) * busy[window]) / len(slower)
-    return mean
 
 
 @compiled
@@ -132,18 +106,9 @@ def regroup(
     tail: FloatArray,
     elements: IntArray,
     element_bytes: FloatArray,
-    cost_sizes: FloatArray,
-    cost_durations: FloatArray,
-    cost_slope: float,
-    extra_sizes: FloatArray,
-    extra_durations: FloatArray,
-    extra_slope: float,
-    backward_s: float,
-    backward_spread_s: float,
-    forward_s: float,
-    slowdown: float,
-    slower: FloatArray,
-    lateness: FloatArray,
+    costs: CallCosts,
+    compute: Compute,
+    random: LoadedWindows,
     patience: float,
     most_bytes: float,
     max_group_bytes: float,
@@ -152,7 +117,7 @@ def regroup(
 ) -> float:
     """Improve `group_of` in place by at most `budget` changes at random; return the mean window.
 
-    A change is kept if the mean window is not longer. Arrays are those of ``mean_window`` and of
+    A change is kept if the mean window is not longer. Arrays are those of ``window_of_groups`` and of
     ``pace.solver.kernels.search.change``.
     """
     state = np.array([seed], dtype=np.uint64)
@@ -161,25 +126,16 @@ def regroup(
     for made in range(budget + 1):
         if made > 0 and not change(trial, dtypes, orders, places, draw(state, len(trial)), state):
             continue
-        value = mean_window(
+        value = window_of_groups(
             trial,
             ready,
             spread,
             tail,
             elements,
             element_bytes,
-            cost_sizes,
-            cost_durations,
-            cost_slope,
-            extra_sizes,
-            extra_durations,
-            extra_slope,
-            backward_s,
-            backward_spread_s,
-            forward_s,
-            slowdown,
-            slower,
-            lateness,
+            costs,
+            compute,
+            random,
             patience,
             most_bytes,
             max_group_bytes,

@@ -19,7 +19,7 @@ from pace.planning.frameworks.grouping_rules import ddp_buckets
 from pace.planning.fusion.problem import FusionProblem, Grouping, Partition
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
-from pace.solver.loaded import Calls, Compute, LoadedRun, LoadedWindows
+from pace.solver.loaded import CallCosts, Calls, Compute, LoadedRun, LoadedWindows
 from pace.solver.sending import Buffers, Sending, send_in_order
 from pace.solver.whole_groups import MOST_GRADIENTS
 
@@ -40,22 +40,6 @@ MOST_ADDED = 16
 # Standard deviation of an op's duration, relative to its mean; and of a rank's speed.
 OP_DEVIATION = 0.05
 RANK_DEVIATION = 0.02
-
-# The knots of two cost curves, compute's three times and its slow-down, and the random windows.
-_Windows = tuple[
-    FloatArray,
-    FloatArray,
-    float,
-    FloatArray,
-    FloatArray,
-    float,
-    float,
-    float,
-    float,
-    float,
-    FloatArray,
-    FloatArray,
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,19 +202,11 @@ class UnderLoad:
         places = zip(merges[:count].tolist(), means[:count].tolist(), strict=True)
         return [(first, second, seconds) for (first, second), seconds in places]
 
-    def _windows(self) -> _Windows:
+    def _windows(self) -> tuple[CallCosts, Compute, LoadedWindows]:
         """Return what kernels need of costs, of compute and of the common random windows."""
-        compute, random = self._compute, self._random
-        return (
-            *self.problem.cost.knots(),
-            *self.extra.knots(),
-            compute.backward_s,
-            compute.backward_spread_s,
-            compute.forward_s,
-            self.problem.slowdown,
-            random.slower,
-            random.lateness,
-        )
+        problem = self.problem
+        costs = CallCosts(cost=problem.cost.knots(), extra=self.extra.knots(), slowdown=problem.slowdown)
+        return costs, self._compute, self._random
 
     def regrouped(self, partition: Partition, patience_s: float, options: Options) -> Partition:
         """Search for better groups, at random; calls are cut with this patience (``cut_while_sending``)."""
