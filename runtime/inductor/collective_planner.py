@@ -34,7 +34,7 @@ from pace.runtime.event_log import log
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
 from pace.runtime.inductor.node_times import NodeTimes, measure_collectives
 from pace.runtime.inductor.rank_agreement import CompilingRanks
-from pace.runtime.inductor.rewrite import apply_plan, issued, prove_order, tie
+from pace.runtime.inductor.rewrite import apply_plan, issued, prove_order, take_sizes_after_waits, tie
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
 from pace.version import __version__
 
@@ -202,6 +202,7 @@ class CollectivePlanner(CustomGraphPass):
 
     def _read(self, graph: fx.Graph, name: str) -> FxProgram:
         _refuse_other_passes()
+        take_sizes_after_waits(graph)
         return read_fx(graph, name)
 
     def _plan_of(self, program: FxProgram, device: torch.device, fused: bool) -> PlannedGraph:

@@ -49,11 +49,31 @@ def apply_plan(graph: fx.Graph, program: FxProgram, schedule: Schedule) -> None:
     nodes = {node.name: node for node in order}
     for transfer in schedule.transfers:
         members = [nodes[name] for name in schedule.groups[transfer.group].tensors]
-        if len(members) > 1:
-            _fuse(graph, transfer.op, members)
-        elif _gloo_may_crash(transfer.op, members[0]):
+        if len(members) == 1 and not _gloo_may_crash(transfer.op, members[0]):
+            continue
+        # Torch traces each bucket, about 20 ms apiece. A lone all-gather of a known size needs no bucket.
+        if len(members) == 1 and all(isinstance(size, int) for size in members[0].meta["val"].shape):
             _gather_into_given(graph, members[0])
+        else:
+            _fuse(graph, transfer.op, members)
     graph.lint()
+
+
+def take_sizes_after_waits(graph: fx.Graph) -> None:
+    """Let nodes that read the size of a collective's output read that of its wait, which is the same.
+
+    A plan moves collectives and waits; only waits have outputs that others may read.
+    """
+    ops = torch.ops.aten
+    for target in (ops.sym_size.int, ops.sym_stride.int, ops.sym_numel.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            (sent,) = node.all_input_nodes
+            if is_collective(sent):
+                wait = next(each for each in sent.users if is_wait(each))
+                places = {each: place for place, each in enumerate(graph.nodes)}
+                if places[wait] > places[node]:
+                    node.prepend(wait)
+                node.replace_input_with(sent, wait)
 
 
 def _gloo_may_crash(op: str, node: fx.Node) -> bool:

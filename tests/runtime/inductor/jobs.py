@@ -185,6 +185,32 @@ def train_in_turn(rank: int) -> tuple[bool, list[int]]:
     ]
 
 
+class GatheredBatches(ShardedLayers):
+    """A model that gathers its batch, whose size is only known while the graph runs."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        whole = functional.all_gather_tensor(batch, 0, self.group)
+        return super().forward(torch.relu(whole))
+
+
+def train_on_batches_of_any_size(rank: int) -> tuple[bool, int]:
+    """Compile for batches of all sizes; return whether bits are equal, and the number of planned graphs."""
+    from pace.runtime.inductor import CollectivePlanner
+
+    found = []
+    planner = CollectivePlanner(costs=WIDE, rates=RATES, memory_bytes=PLENTY)
+    for passes in (None, planner):
+        with inductor(passes):
+            model = GatheredBatches(dist.group.WORLD)
+            compiled = torch.compile(model, fullgraph=True, dynamic=True)
+            generator = torch.Generator().manual_seed(rank)
+            for rows in (4, 6, 3):
+                compiled(torch.randn(rows, WIDTH, generator=generator)).backward()
+            found.append([each.grad for each in model.parameters() if each.grad is not None])
+    return same_bits(*found), len(planner.planned)
+
+
 def error_of(rank: int, case: str) -> str:
     """Return the error of a job that cannot be planned."""
     from pace.runtime.inductor import CollectivePlanner

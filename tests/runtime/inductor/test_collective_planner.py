@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.inductor.jobs import compare, error_of, train_in_turn, train_on_mesh
+from tests.runtime.inductor.jobs import (
+    compare,
+    error_of,
+    train_in_turn,
+    train_on_batches_of_any_size,
+    train_on_mesh,
+)
 from tests.runtime.launch import load_for_all, run_ranks
 from tests.runtime.rank_pool import RankPool
 
@@ -90,6 +96,13 @@ def test_two_models_are_compiled_twice(pair: RankPool) -> None:
         assert is_equal
         assert len(input_bytes) == 8
         assert max(input_bytes[:4]) < max(input_bytes[4:])
+
+
+def test_collectives_of_any_size_are_planned(pair: RankPool) -> None:
+    """A gathered batch has a size that is known while the graph runs; graphs are compiled once."""
+    for is_equal, num_planned in pair.results(train_on_batches_of_any_size):
+        assert is_equal
+        assert num_planned == 2
 
 
 def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
