@@ -194,14 +194,14 @@ class GatheredBatches(ShardedLayers):
         return super().forward(torch.relu(whole))
 
 
-def train_on_batches_of_any_size(rank: int) -> tuple[bool, int]:
+def train_on_batches_of_any_size(rank: int, *, generate: bool = False) -> tuple[bool, int]:
     """Compile for batches of all sizes; return whether bits are equal, and the number of planned graphs."""
     from pace.runtime.inductor import CollectivePlanner
 
     found = []
     planner = CollectivePlanner(costs=WIDE, rates=RATES, memory_bytes=PLENTY)
     for passes in (None, planner):
-        with inductor(passes):
+        with inductor(passes, generate=generate):
             model = GatheredBatches(dist.group.WORLD)
             compiled = torch.compile(model, fullgraph=True, dynamic=True)
             generator = torch.Generator().manual_seed(rank)

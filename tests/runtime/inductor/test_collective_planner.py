@@ -1,6 +1,6 @@
 """Models that Inductor compiles with planned collectives train to the bits of those without."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def pair() -> Iterator[RankPool]:
         yield ranks
 
 
-def check(found: list[Any], ranks: int) -> None:
+def check(found: Sequence[Any], ranks: int) -> None:
     """Check what ``compare`` found on all ranks."""
     assert len(found) == ranks
     for of_rank in found:
@@ -115,13 +115,15 @@ def test_four_ranks_train_to_the_same_bits(tmp_path: Path) -> None:
         assert of_rank["schedules"] == on_mesh[0]["schedules"]
 
 
-def _generate(rank: int, _size: int, folder: str) -> dict[str, Any]:
-    return compare(rank, folder, ("late",), generate=True)
+def _generate(rank: int, _size: int, folder: str) -> tuple[dict[str, Any], bool]:
+    found = compare(rank, folder, ("late",), generate=True)
+    return found, train_on_batches_of_any_size(rank, generate=True)[0]
 
 
 def test_generated_code_trains_to_the_same_bits(tmp_path: Path) -> None:
-    """With the C++ code that Inductor writes and compiles."""
+    """With the C++ code that Inductor writes and compiles, also for batches of any size."""
     # In new processes: what Inductor once left to torch, it leaves to torch for as long as a process lives.
-    found = run_ranks(_generate, 2, str(tmp_path), timeout_s=800.0)
+    found, of_any_size = zip(*run_ranks(_generate, 2, str(tmp_path), timeout_s=800.0), strict=True)
     check(found, 2)
+    assert all(of_any_size)
     assert all(of_rank["late"]["is generated"] for of_rank in found)
