@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from pace import InvalidProfile, Op, Profile, check, make_policy, optimize, parse_profile
 from pace.cli import app
+from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.options import Options
+from pace.documents.profile import DType, Gradient
 from pace.documents.profile_json import compact_profile
 from pace.models import build
 from pace.planning.frameworks.thresholds import megatron_bucket_size
@@ -252,6 +254,37 @@ def test_the_checker_refuses_a_wrong_stretch(proof: str, field: str) -> None:
     changed[field] = changed.get(field, 0.0) + 0.001
     schedule = type(optimize(profile)).model_validate_json(json.dumps(document))
     assert any(proof.removesuffix("s") in violation for violation in check(profile, schedule))
+
+
+def test_a_proof_of_all_transfers_has_no_stretch_below_zero() -> None:
+    """Sums in another order differ in the last bit: the rest of the transfers was less than nothing."""
+    sizes: list[tuple[int, DType, str, float]] = [
+        (7_080_680, "float64", "a", 0.0),
+        (0, "bfloat16", "b", 0.0),
+        (0, "float64", "b", 0.9),
+        (0, "float64", "b", 0.0),
+        (2_463_680, "float32", "a", 0.0),
+        (25_768, "bfloat16", "a", 0.0),
+        (8, "float64", "a", 0.0),
+        (0, "float32", "a", 0.0),
+    ]
+    profile = Profile(
+        name="rounded",
+        workers=64,
+        ops=tuple(
+            Op(name=f"b{number}", duration_s=seconds, stream=stream, deps=("b3",) if number == 4 else ())
+            for number, (_, _, stream, seconds) in enumerate(sizes)
+        ),
+        gradients=tuple(
+            Gradient(name=f"g{number}", size_bytes=size, dtype=dtype, producer=f"b{number}")
+            for number, (size, dtype, _, _) in enumerate(sizes)
+        ),
+        allreduce=AffineAllReduce(latency_s=0.1, seconds_per_byte=1e-6),
+        compute_slowdown=1.3,
+    )
+    schedule = optimize(profile)
+    assert check(profile, schedule) == []
+    assert all(proof.stretch_s >= 0 for proof in schedule.proofs)
 
 
 def test_what_if_keeps_the_slow_down_on_another_network() -> None:

@@ -142,7 +142,8 @@ def _document(profile: Profile, options: Options, found: _Found) -> Schedule:
     # The oracle's plan slows compute by all that it sends, in any order.
     carried = float(np.sum(instance.processing)) * unit
     ideal = max(problem.compute_s, solution.objective * unit) + problem.stretch_s(carried)
-    outside = carried - proof.total_processing * unit if slowdown != 1 else 0.0
+    # The two are sums of the same numbers in another order if all is in the proof.
+    outside = max(0.0, carried - proof.total_processing * unit) if slowdown != 1 else 0.0
     lower = max(problem.compute_s + found.bounds.stretch_s, found.bounds.best_s)
     iteration = max(problem.compute_s, plan.sending.objective) + stretch_s(problem, plan.sending)
     segments = _segments(plan, slowdown)
