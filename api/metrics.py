@@ -85,7 +85,7 @@ class Metrics:
         self._answers = {
             kind.name: Histogram(
                 f"pace_{kind.label}_seconds",
-                f"Seconds to make a {kind.noun} in a worker process"
+                f"Seconds of one {kind.noun} in a worker process"
                 + ("" if kind.long else ", by the number of gradients of the profile (upper bound)"),
                 [] if kind.long else ["gradients"],
                 buckets=_LATENCIES_S,

@@ -116,8 +116,8 @@ class Replanning(NamedOptions):
     profile_iterations
         Number of iterations to record, after 4 for warm-up; 0: the job never profiles itself.
     drift_ratio
-        Factor, at least 1, by which iterations or their compute must become longer or shorter to count as
-        drift.
+        Factor, at least 1, by which iterations must become longer or shorter to count as drift, or would if
+        only their compute had changed.
     stale_ratio
         As `drift_ratio`, but compared with the prediction of a schedule from another job's profile.
         Predictions leave out the compute that sending takes on shared cores.

@@ -154,6 +154,8 @@ def _another_kind(kind: type[Document], parsed: object) -> str | None:
         return "this is a trace: make a profile of it with `pace import`, or use `pace headroom`"
     if {"nodes", "wires"} <= set(unknown):
         return "this is a graph of collectives: give it to `pace optimize`, `simulate` or `what-if`"
+    if {"ops", "gradients", "allreduce"} <= set(unknown):
+        return "this is a profile of a training job"
     if len(parsed) != 1 and len(needed) > 1 and missing == needed:
         return f"this is another kind of document: it has none of {', '.join(needed)}"
     if len(unknown) < ANOTHER_KIND:

@@ -133,7 +133,7 @@ class Options(ExchangeOptions):
         For(("allreduce",), "continuous time"),
     ] = None
     """Length of a time slot in seconds. The order is computed in whole slots; each transfer starts as soon as
-    the one before it ends. Late ranks and slower calls under load do not count in this choice."""
+    the one before it ends. With slots, late ranks and slower calls are ignored."""
 
     max_group_bytes: Annotated[Annotated[int, Field(gt=0, lt=2**63)] | None, For(OF_PROFILES, "no limit")] = (
         None

@@ -291,6 +291,8 @@ def _recognize(path: str | Path) -> str:
     if "," in first and not first.lstrip().startswith(("{", "[")):
         return "csv"
     refuse_foreign(head_of(path), path)
+    if not first:
+        raise FormatError(path, "the file is empty")
     raise FormatError(
         path, f"not a log of a known tool ({', '.join(FORMATS)}); its first line is {first[:40]!a}"
     )

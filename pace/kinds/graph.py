@@ -79,7 +79,7 @@ class Graphs(Kind):
             memory = "within the budget" if priced else "with any amount of memory"
             yield (
                 "optimality",
-                f"within {predicted.gap * 100:.1f} % of what any plan can do, {memory} "
+                f"at most {predicted.gap * 100:.1f} % above the bound for any plan {memory} "
                 f"({milliseconds(predicted.lower_bound_s)})",
             )
         else:

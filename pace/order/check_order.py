@@ -228,4 +228,6 @@ def kind_of_input(path: str | Path) -> InputKind:
             path,
             "expected a job program, schedule, graph, FX graph, Kineto trace or dump of the flight recorder",
         )
+    if b'"gradients"' in head and b'"programs"' not in head:
+        raise FormatError(path, "this is a profile: give the schedules that `pace optimize` made of it")
     return "job program"

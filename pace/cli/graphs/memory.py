@@ -8,7 +8,7 @@ from pace.errors import InvalidOptions
 
 MemoryOption = Annotated[
     float | None,
-    typer.Option(help="Largest peak memory, in GB (10^9 bytes).", show_default="no limit"),
+    typer.Option(help="Largest peak memory of a graph, in GB (10^9 bytes).", show_default="no limit"),
 ]
 
 
