@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pace.device_rates import DeviceRates
 from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.graph.nodes import CollectiveOp
 from pace.runtime.inductor.fx_program import (
     FxProgram,
     GroupCall,
@@ -201,7 +202,11 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-COLLECTIVE_REPEATS = 5
+LEAST_REPEATS, MOST_REPEATS = 3, 15
+REPEATED_BYTES = 8 << 20
+"""A collective is timed as often as these bytes hold its input, within the limits above."""
+IN_FLIGHT = 3
+"""Number of collectives that are timed together, as plans keep more than one on the way."""
 MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
 # How many of a graph's largest collectives the largest one measured is as long as, at most.
@@ -210,51 +215,71 @@ LARGEST_BUCKET = 8
 Starter = Callable[[], torch.Tensor]
 
 
-def measure_collectives(program: FxProgram, device: torch.device) -> dict[GroupCall, SampledAllReduce]:
-    """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
+class CollectiveTimes:
+    """What collectives cost on one device; what was measured once is not measured again."""
 
-    Sizes are from the smallest collective of the graph to eight times the largest one, at most 256 MiB and
-    the sum of all.
-    """
-    sizes: dict[GroupCall, list[int]] = {}
-    for node in program.untimed.nodes:
-        if node.collective is not None:
-            sizes.setdefault(program.calls[node.collective.communicator], []).append(
-                node.collective.input_bytes
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._measured: dict[tuple[str, CollectiveOp], SampledAllReduce] = {}
+
+    def measure(self, program: FxProgram) -> dict[GroupCall, SampledAllReduce]:
+        """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
+
+        Sizes are from the smallest collective of the graph to eight times the largest one, at most 256 MiB
+        of input or output and the sum of all. Over Gloo, one large all-gather fills two thirds of its link,
+        and two fill all of it.
+        """
+        sizes: dict[GroupCall, list[int]] = {}
+        for node in program.untimed.nodes:
+            if node.collective is not None:
+                sizes.setdefault(program.calls[node.collective.communicator], []).append(
+                    node.collective.input_bytes
+                )
+        return {
+            call: self._cost(call.op, process_group(program.groups[call.group].name), each)
+            for call, each in sizes.items()
+        }
+
+    def _cost(self, op: CollectiveOp, group: dist.ProcessGroup, sizes: list[int]) -> SampledAllReduce:
+        least, largest = min(sizes), max(sizes)
+        fits = LARGEST_BYTES // (group.size() if op == "all-gather" else 1)
+        most = min(sum(sizes), max(largest, min(LARGEST_BUCKET * largest, fits)))
+        key = group.group_name, op
+        known = self._measured.get(key)
+        if known is None or not _covers(known, least, most):
+            ratio = (most / least) ** (1 / max(1, MOST_SIZES - 1))
+            tried = sorted({math.ceil(least * ratio**power) for power in range(MOST_SIZES)})
+            known = self._measured[key] = SampledAllReduce(
+                samples=tuple((float(size), self._seconds(op, size, group)) for size in tried)
             )
-    found = {}
-    for call, each in sizes.items():
-        group = process_group(program.groups[call.group].name)
-        least, largest = min(each), max(each)
-        most = min(sum(each), max(largest, min(LARGEST_BUCKET * largest, LARGEST_BYTES)))
-        ratio = (most / least) ** (1 / max(1, MOST_SIZES - 1))
-        tried = sorted({math.ceil(least * ratio**power) for power in range(MOST_SIZES)})
-        found[call] = SampledAllReduce(
-            samples=tuple((float(size), _collective_seconds(call, size, group, device)) for size in tried)
-        )
-    return found
+        return known
+
+    def _seconds(self, op: CollectiveOp, size: int, group: dist.ProcessGroup) -> float:
+        start = _starter(op, size, group, self._device)
+        times = []
+        for _ in range(1 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
+            dist.barrier(group)
+            synchronize(self._device)
+            begin = time.perf_counter()
+            for each in [start() for _ in range(IN_FLIGHT)]:
+                torch.ops._c10d_functional.wait_tensor(each)
+            synchronize(self._device)
+            times.append((time.perf_counter() - begin) / IN_FLIGHT)
+        return median(times[1:])
 
 
-def _collective_seconds(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> float:
-    start = _starter(call, size, group, device)
-    times = []
-    for _ in range(1 + COLLECTIVE_REPEATS):
-        dist.barrier(group)
-        synchronize(device)
-        begin = time.perf_counter()
-        torch.ops._c10d_functional.wait_tensor(start())
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return median(times[1:])
+def _covers(cost: SampledAllReduce, least: int, most: int) -> bool:
+    sizes = [size for size, _ in cost.samples]
+    return min(sizes) <= least and most <= max(sizes)
 
 
-def _starter(call: GroupCall, size: int, group: dist.ProcessGroup, device: torch.device) -> Starter:
+def _starter(op: CollectiveOp, size: int, group: dist.ProcessGroup, device: torch.device) -> Starter:
     """Return what starts a collective as compiled code does, memory for its output included."""
     ranks, name = group.size(), group.group_name
     share = max(1, math.ceil(size / 4 / ranks))
     source = torch.ones(ranks * share, device=device)
     ops = torch.ops._c10d_functional
-    match call.op:
+    match op:
         case "all-gather":
             # As of buckets, and of lone all-gathers on CPUs.
             return lambda: ops.all_gather_into_tensor_out(

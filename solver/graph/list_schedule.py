@@ -1,9 +1,9 @@
 """List scheduling: a plan for given buckets, node by node, on the compute stream and the wires at once.
 
 A heuristic. Whenever the compute stream is free, it takes the ready op of highest rank. Each wire that would
-idle while this op runs first gets the ready collective of highest rank. Memory is counted at each step.
-Gathers of parameters may be issued at any time, so each waits until memory has room for it up to its first
-use.
+idle while this op runs, or has no collective in its queue, first gets the ready one of highest rank. Memory
+is counted at each step. Gathers of parameters may be issued at any time, so each waits until memory has room
+for it up to its first use.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,15 @@ class ListRules:
         Whether the op with the longest tail goes first. Otherwise the one that is first in the program.
     most_ahead_bytes
         Most bytes of gathers issued before their places in the program.
+    queued
+        Whether a collective is issued as soon as the one before it is on the wire, so that the wire does not
+        idle if compute is slower than predicted. Otherwise it is issued when the wire would idle.
     """
 
     window: int = 0
     by_tail: bool = False
     most_ahead_bytes: int = UNLIMITED
+    queued: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +282,7 @@ class ListScheduler:
             self.budget_bytes,
             rules.most_ahead_bytes,
             rules.window,
+            rules.queued,
             order,
         )
         assert count == size, (count, size)

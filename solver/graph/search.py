@@ -26,6 +26,8 @@ MEMORY_WEIGHT = 1e-3
 """By what share of its time a plan may be slower if it needs half the memory."""
 DEFERRED_WEIGHT = 2e-3
 """By what share of its time a plan may be slower that defers no ops, as these keep memory in use for long."""
+NOT_QUEUED_WEIGHT = 5e-3
+"""By what share of its time a plan may be slower whose wires need not idle if compute is late."""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
@@ -131,12 +133,20 @@ class PlanSearch:
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
         self.best = self.as_it_is
-        self.best_cost = self._cost(self.best, 0)
+        self.best_cost = self._cost(self.best, 0, queued=False)
         self._try(self.knobs)
         improved = True
         while improved and self.calls > 0:
             improved = False
-            for moves in (self._orders, self._ahead, self._sizes, self._orders, self._windows, self._finer):
+            for moves in (
+                self._orders,
+                self._ahead,
+                self._queues,
+                self._sizes,
+                self._orders,
+                self._windows,
+                self._finer,
+            ):
                 for knobs in moves():
                     improved |= self._try(knobs)
         assert self.best is not None
@@ -154,7 +164,7 @@ class PlanSearch:
             for bucket in cut(scheduler.program, members, most)
         ]
         outcome = scheduler.plan(buckets, knobs.rules)
-        cost = self._cost(outcome, knobs.order)
+        cost = self._cost(outcome, knobs.order, knobs.rules.queued)
         if self.best is None or cost < self.best_cost:
             order = self.orders[knobs.order]
             self.best = replace(outcome, plan=outcome.plan.of(order), peak_node=int(order[outcome.peak_node]))
@@ -166,9 +176,10 @@ class PlanSearch:
         for order in range(len(self.orders)):
             yield replace(self.knobs, order=order)
 
-    def _cost(self, outcome: PricedPlan, order: int) -> tuple[int, float]:
-        """Return the bytes above the budget, and the end with small penalties for memory."""
+    def _cost(self, outcome: PricedPlan, order: int, queued: bool) -> tuple[int, float]:
+        """Return the bytes above the budget, and the end with small penalties for memory and empty queues."""
         share = MEMORY_WEIGHT * outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
+        share += NOT_QUEUED_WEIGHT * (not queued)
         share += DEFERRED_WEIGHT * (order >= NUM_WITHOUT_DEFERRED)
         return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + share)
 
@@ -177,6 +188,9 @@ class PlanSearch:
         for share in (0.0, *AHEAD_SHARES):
             most = int(total * share) if share else UNLIMITED
             yield replace(self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=most))
+
+    def _queues(self) -> Iterator[PlanChoice]:
+        yield replace(self.knobs, rules=replace(self.knobs.rules, queued=not self.knobs.rules.queued))
 
     def _finer(self) -> Iterator[PlanChoice]:
         for factor in (0.7, 1.4):

@@ -39,6 +39,7 @@ def list_schedule(
     budget: int,
     most_ahead: int,
     window: int,
+    queued: bool,
     order: IntArray,
 ) -> tuple[float, int, int, int]:
     """Write the order of all nodes to `order`.
@@ -59,6 +60,8 @@ def list_schedule(
         For each wire, the collectives that may be issued at any time, in the order of their issue, and what
         each allocates (-1 for other nodes). One is issued if memory has room for it until its position and at
         most `most_ahead` bytes are ahead of their positions.
+    queued
+        Whether a collective is issued when the one before it is on the wire, or only when the wire is free.
     base_memory
         For each position, the bytes in use there in the original program.
 
@@ -103,6 +106,7 @@ def list_schedule(
                 pending[num_pending] = node
                 num_pending += 1
     free_at = np.zeros(num_wires)
+    started = np.zeros(num_wires)  # when the last collective that was issued starts
     places = len(base_memory)
     extra = np.zeros(places + 1, dtype=np.int64)
     now = 0.0
@@ -166,11 +170,15 @@ def list_schedule(
                     or (rank[node] == rank[ready[chosen]] and position[node] < position[ready[chosen]])
                 ):
                     chosen = at
-            until = now + (seconds[ready[chosen]] if chosen >= 0 else 0.0)
-            # A wire must not idle while the op runs.
+            until = now
+            if chosen >= 0:
+                until += seconds[ready[chosen]]
+            elif num_flying > 0:
+                until = max(now, flying_end[:num_flying].min())
+            # A wire must not idle, or have an empty queue, while the op runs or compute waits.
             issued = -1
             for each in range(num_wires):
-                start = free_at[each]
+                start = started[each] if queued else free_at[each]
                 if start >= until and not (start <= now and chosen < 0):
                     continue
                 best = -1
@@ -245,10 +253,7 @@ def list_schedule(
                 num_ready -= 1
                 ready[chosen] = ready[num_ready]
             else:
-                soonest = flying_end[0]
-                for at in range(1, num_flying):
-                    soonest = min(soonest, flying_end[at])
-                now = max(now, soonest)
+                now = until
                 continue
         for item in range(size):
             node = batch[item]
@@ -268,8 +273,8 @@ def list_schedule(
                 if left[uses[at]] == 0 and not kept[uses[at]]:
                     memory -= storage_bytes[uses[at]]
             if kind[node] == COLLECTIVE:
-                start = max(now, free_at[wire[node]])
-                free_at[wire[node]] = start + transfer[node]
+                started[wire[node]] = max(now, free_at[wire[node]])
+                free_at[wire[node]] = started[wire[node]] + transfer[node]
             for at in range(next_starts[node], next_starts[node + 1]):
                 below = nexts[at]
                 if kind[node] == COLLECTIVE and kind[below] == WAIT:

@@ -46,6 +46,19 @@ def test_memory_for_one_unit_keeps_gathers_in_their_places() -> None:
     assert planned(graph, peak_bytes + FULL).predicted.iteration_s == 0.625 + 3 * 2
 
 
+def test_a_collective_is_queued_behind_the_one_that_compute_waits_for() -> None:
+    """The wire takes longer than compute, so it must not wait until compute issues the next gather."""
+    layers = forward(20, compute_s=0.125)
+    graph = graph_of(layers, latency_s=0.0, seconds_per_byte=1 / 64, copy_bytes_per_s=1e4)
+    issued = waited = 0
+    for number in planned(graph).graph_plan.order:
+        node = graph.nodes[number]
+        issued += node.collective is not None
+        if node.waits_for is not None:
+            waited += 1
+            assert issued > waited or issued == 20
+
+
 def test_a_budget_below_what_one_unit_needs_is_refused_with_the_node() -> None:
     """The error says how much the least plan needs and where."""
     graph = graph_of(forward(2))
