@@ -53,6 +53,8 @@ class PricedPlan:
 
     Attributes
     ----------
+    unqueued_s
+        How long wires carry a collective while no other is queued, before the last one; 0 if not known.
     num_states
         Number of states that were compared to prove that no plan within the budget is faster; None without
         such a proof.
@@ -64,6 +66,7 @@ class PricedPlan:
     peak_node: int
     method: str
     num_states: int | None = None
+    unqueued_s: float = 0.0
 
 
 def priced(program: Program, plan: ProgramPlan, method: str) -> PricedPlan:
@@ -252,7 +255,7 @@ class ListScheduler:
         queue = queue[np.lexsort((queue, position[queue]))]
         queues = _listed(fused.wire[queue], queue, program.num_wires)
         order = np.empty(size, dtype=np.int64)
-        end_s, peak, peak_at, count = list_schedule(
+        end_s, unqueued_s, peak, peak_at, count = list_schedule(
             fused.kind,
             fused.seconds,
             fused.transfer,
@@ -289,6 +292,7 @@ class ListScheduler:
         return PricedPlan(
             plan=ProgramPlan(order=fused.spread(order), buckets=tuple(buckets)),
             end_s=end_s,
+            unqueued_s=unqueued_s,
             peak_bytes=peak,
             peak_node=int(fused.members[int(order[peak_at])][0]) if size else 0,
             method=f"heuristic: {'longest tail' if rules.by_tail else 'program order'} first",

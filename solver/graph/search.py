@@ -26,8 +26,10 @@ MEMORY_WEIGHT = 1e-3
 """By what share of its time a plan may be slower if it needs half the memory."""
 DEFERRED_WEIGHT = 2e-3
 """By what share of its time a plan may be slower that defers no ops, as these keep memory in use for long."""
-NOT_QUEUED_WEIGHT = 5e-3
-"""By what share of its time a plan may be slower whose wires need not idle if compute is late."""
+UNQUEUED_WEIGHT = 2e-2
+"""By what share of its time a plan may be slower whose wires always have a queue: they idle if compute is
+late.
+"""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
@@ -117,7 +119,7 @@ class PlanSearch:
     as_it_is: PricedPlan = field(init=False)
     classes: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
     best: PricedPlan | None = None
-    best_cost: tuple[int, float] = (0, 0.0)
+    best_cost: tuple[int, bool, float] = (0, False, 0.0)
     knobs: PlanChoice = field(default_factory=PlanChoice)
     tried: set[PlanChoice] = field(default_factory=set)
 
@@ -133,7 +135,9 @@ class PlanSearch:
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
         self.best = self.as_it_is
-        self.best_cost = self._cost(self.best, 0, queued=False)
+        # Its queues are not known: any plan that is faster counts as better.
+        never = replace(self.best, unqueued_s=self.best.end_s * self.program.num_wires)
+        self.best_cost = self._cost(never, 0)
         self._try(self.knobs)
         improved = True
         while improved and self.calls > 0:
@@ -164,7 +168,7 @@ class PlanSearch:
             for bucket in cut(scheduler.program, members, most)
         ]
         outcome = scheduler.plan(buckets, knobs.rules)
-        cost = self._cost(outcome, knobs.order, knobs.rules.queued)
+        cost = self._cost(outcome, knobs.order)
         if self.best is None or cost < self.best_cost:
             order = self.orders[knobs.order]
             self.best = replace(outcome, plan=outcome.plan.of(order), peak_node=int(order[outcome.peak_node]))
@@ -176,12 +180,16 @@ class PlanSearch:
         for order in range(len(self.orders)):
             yield replace(self.knobs, order=order)
 
-    def _cost(self, outcome: PricedPlan, order: int, queued: bool) -> tuple[int, float]:
-        """Return the bytes above the budget, and the end with small penalties for memory and empty queues."""
+    def _cost(self, outcome: PricedPlan, order: int) -> tuple[int, bool, float]:
+        """Return what is compared: first the bytes above the budget, then the end, with small penalties.
+
+        A plan that is slower than the program as it is counts as worse, whatever else speaks for it.
+        """
         share = MEMORY_WEIGHT * outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
-        share += NOT_QUEUED_WEIGHT * (not queued)
+        share += UNQUEUED_WEIGHT * outcome.unqueued_s / max(1e-300, outcome.end_s * self.program.num_wires)
         share += DEFERRED_WEIGHT * (order >= NUM_WITHOUT_DEFERRED)
-        return max(0, outcome.peak_bytes - self.budget_bytes), outcome.end_s * (1 + share)
+        is_slower = outcome.end_s > self.as_it_is.end_s * (1 + SAME_TIME)
+        return max(0, outcome.peak_bytes - self.budget_bytes), is_slower, outcome.end_s * (1 + share)
 
     def _ahead(self) -> Iterator[PlanChoice]:
         total = int(self.program.output_bytes[list(self.schedulers[0].gathers)].sum())

@@ -41,7 +41,7 @@ def list_schedule(
     window: int,
     queued: bool,
     order: IntArray,
-) -> tuple[float, int, int, int]:
+) -> tuple[float, float, int, int, int]:
     """Write the order of all nodes to `order`.
 
     Parameters
@@ -67,9 +67,9 @@ def list_schedule(
 
     Returns
     -------
-    float, int, int, int
-        The end of the last node (seconds), the peak memory (bytes), the place of the peak in `order`, and the
-        number of nodes written to `order`.
+    float, float, int, int, int
+        The end of the last node and the time of wires without a queue (seconds), the peak memory (bytes), the
+        place of the peak in `order`, and the number of nodes written to `order`.
     """
     n = len(kind)
     missing = np.zeros(n, dtype=np.int64)
@@ -107,6 +107,7 @@ def list_schedule(
                 num_pending += 1
     free_at = np.zeros(num_wires)
     started = np.zeros(num_wires)  # when the last collective that was issued starts
+    unqueued = 0.0
     places = len(base_memory)
     extra = np.zeros(places + 1, dtype=np.int64)
     now = 0.0
@@ -233,7 +234,7 @@ def list_schedule(
                         if chosen < 0 or position[ready[at]] < position[ready[chosen]]:
                             chosen = at
                     if chosen < 0:
-                        return now, peak, peak_at, count
+                        return now, unqueued, peak, peak_at, count
             if issued >= 0:
                 node = issued
                 for at in range(feeder_starts[node], feeder_starts[node + 1]):
@@ -273,6 +274,7 @@ def list_schedule(
                 if left[uses[at]] == 0 and not kept[uses[at]]:
                     memory -= storage_bytes[uses[at]]
             if kind[node] == COLLECTIVE:
+                unqueued += max(0.0, min(now, free_at[wire[node]]) - started[wire[node]])
                 started[wire[node]] = max(now, free_at[wire[node]])
                 free_at[wire[node]] = started[wire[node]] + transfer[node]
             for at in range(next_starts[node], next_starts[node + 1]):
@@ -294,4 +296,4 @@ def list_schedule(
                         num_ready += 1
     for each in range(num_wires):
         now = max(now, free_at[each])
-    return now, peak, peak_at, count
+    return now, unqueued, peak, peak_at, count
