@@ -26,7 +26,7 @@ MEMORY_WEIGHT = 1e-3
 """By what share of its time a plan may be slower if it needs half the memory."""
 DEFERRED_WEIGHT = 2e-3
 """By what share of its time a plan may be slower that defers no ops, as these keep memory in use for long."""
-UNQUEUED_WEIGHT = 2e-2
+UNQUEUED_WEIGHT = 3e-2
 """By what share of its time a plan may be slower whose wires always have a queue: they idle if compute is
 late.
 """
