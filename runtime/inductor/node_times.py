@@ -202,17 +202,17 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-LEAST_REPEATS, MOST_REPEATS = 3, 15
+LEAST_REPEATS, MOST_REPEATS = 2, 15
 REPEATED_BYTES = 8 << 20
 """A collective is timed as often as these bytes hold its input, within the limits above."""
 IN_FLIGHT = 3
-"""Number of collectives that are timed together, as plans keep more than one on the way."""
+"""Number of collectives that are timed together."""
 BESIDE_SHARE = 0.5
 """For which share of their time the device computes beside them."""
 MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
 # How many of a graph's largest collectives the largest one measured is as long as, at most.
-LARGEST_BUCKET = 8
+LARGEST_BUCKET = 4
 
 Starter = Callable[[], torch.Tensor]
 
@@ -223,16 +223,13 @@ class CollectiveTimes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._measured: dict[tuple[str, CollectiveOp], SampledAllReduce] = {}
-        side = 256 if device.type == "cpu" else 4096
-        self._matrix = torch.ones(side, side, device=device, dtype=torch.bfloat16 if side > 256 else None)
-        self._product_s = _call_seconds(lambda: torch.mm(self._matrix, self._matrix), device)
 
     def measure(self, program: FxProgram) -> dict[GroupCall, SampledAllReduce]:
         """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
 
-        Sizes are from the smallest collective of the graph to eight times the largest one, at most 256 MiB
-        of input or output and the sum of all. Over Gloo, one large all-gather fills two thirds of its link,
-        and two fill all of it.
+        Sizes are from the smallest collective of the graph to four times the largest one, at most 256 MiB of
+        input or output and the sum of all. Some are in flight together, as plans keep queues: over Gloo, one
+        large all-gather fills two thirds of its link, and two fill it. The device computes beside them.
         """
         sizes: dict[GroupCall, list[int]] = {}
         for node in program.untimed.nodes:
@@ -261,23 +258,22 @@ class CollectiveTimes:
 
     def _seconds(self, op: CollectiveOp, size: int, group: dist.ProcessGroup) -> float:
         start = _starter(op, size, group, self._device)
+        side = 256 if self._device.type == "cpu" else 4096
+        matrix = torch.ones(side, side, device=self._device, dtype=torch.bfloat16 if side > 256 else None)
+        product_s = _call_seconds(lambda: matrix @ matrix, self._device)
         times: list[float] = []
         for _ in range(1 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
             dist.barrier(group)
             synchronize(self._device)
             begin = time.perf_counter()
             in_flight = [start() for _ in range(IN_FLIGHT)]
-            self._compute(BESIDE_SHARE * (times[0] if times else 0.0))
+            for _ in range(int(BESIDE_SHARE * times[0] / product_s) if times else 0):
+                torch.mm(matrix, matrix)
             for each in in_flight:
                 torch.ops._c10d_functional.wait_tensor(each)
             synchronize(self._device)
             times.append(time.perf_counter() - begin)
         return median(times[1:]) / IN_FLIGHT
-
-    def _compute(self, seconds: float) -> None:
-        """Keep the device busy for about so long."""
-        for _ in range(int(seconds / self._product_s)):
-            torch.mm(self._matrix, self._matrix)
 
 
 def _covers(cost: SampledAllReduce, least: int, most: int) -> bool:
