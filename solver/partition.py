@@ -156,6 +156,43 @@ def best_layered(
     return cuts, _layered_objective(chain, cuts, cost)
 
 
+def fewest_runs(
+    chain: Chain, cost: CostCurve, limit: float, *, most: int, max_group_bytes: int | None = None
+) -> list[int] | None:
+    """Cut a layered chain into as few runs as keep max(completion + tail) at a limit in seconds.
+
+    O(n) for an affine cost, else O(n^2) for each run.
+
+    Returns
+    -------
+    list of int or None
+        The index of each run's first element; None if it takes more than `most` runs.
+    """
+    from pace.solver.kernels import partition as kernel
+
+    n = len(chain)
+    ends = np.concatenate(([0.0], np.cumsum(chain.sizes, dtype=np.float64)))
+    last = _last_elements(chain.sizes, max_group_bytes)
+    release_plus_tail = chain.ready + chain.tail
+    if (line := cost.line) is not None:
+        until = np.empty(n, dtype=np.int64)
+        reached = kernel.fewest_groups_under(
+            limit, release_plus_tail, ends, last, line.latency_s, line.seconds_per_byte, until
+        )
+        rows = [until] * most if reached <= limit else []
+    else:
+        longest = np.empty((most, n), dtype=np.int32)
+        count = kernel.fewest_runs_under(limit, release_plus_tail, ends, last, *cost.knots(), longest)
+        rows = list(longest[:count][::-1])
+    cuts = [0]
+    for row in rows:
+        following = int(row[cuts[-1]]) + 1
+        if following == n:
+            return cuts
+        cuts.append(following)
+    return None
+
+
 def _bisect(probe: Callable[[float], float], low: float, enough: float, tolerance: float) -> float:
     """Call `probe` by bisection so that its last call was at the optimum; return the optimum.
 

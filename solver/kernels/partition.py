@@ -189,6 +189,45 @@ def least_total_under(
 
 
 @compiled
+def fewest_runs_under(
+    limit: float,
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    sizes: FloatArray,
+    durations: FloatArray,
+    slope: float,
+    until: npt.NDArray[np.int32],
+) -> int:
+    """Return the least number of runs that keep the limit for any monotone g; 0 if it is above `len(until)`.
+
+    Row m of `until` gets the last element of each run that more than m, and at most as many others, follow.
+    Of equally many runs, a smaller total duration from a run on leaves every earlier run more time.
+    """
+    n = len(last)
+    before = np.full(n + 1, np.inf)
+    before[n] = 0.0
+    total = np.full(n + 1, np.inf)
+    total[n] = 0.0
+    for row in range(len(until)):
+        for i in range(n - 1, -1, -1):
+            total[i] = np.inf
+            until[row, i] = i - 1
+            for j in range(i, last[i] + 1):
+                duration = price(ends[j + 1] - ends[i], sizes, durations, slope)
+                if duration >= total[i] or release_plus_tail[j] + duration > limit:
+                    break
+                candidate = duration + before[j + 1]
+                if candidate < total[i] and release_plus_tail[j] + candidate <= limit:
+                    total[i] = candidate
+                    until[row, i] = j
+        if total[0] < np.inf:
+            return row + 1
+        before[:] = total
+    return 0
+
+
+@compiled
 def earliest_ends(
     ready: FloatArray,
     ends: FloatArray,

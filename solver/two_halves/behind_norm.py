@@ -25,7 +25,7 @@ import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
-from pace.solver.partition import EXACT, Chain, best_fifo, best_layered
+from pace.solver.partition import EXACT, Chain, best_fifo, best_layered, fewest_runs
 
 # With more gradients, the quadratic program for a cost with several slopes merges neighbors first.
 CONTRACT_BEYOND = 2000
@@ -33,25 +33,29 @@ CONTRACTED = 1000
 COARSE = 1e-5
 
 
-def best_reduce_scatters(
-    ready: FloatArray,
-    sizes: IntArray,
-    cost: CostCurve,
-    *,
-    max_group_bytes: int | None = None,
-) -> tuple[list[int], float]:
-    """Return the first elements of the runs whose last reduce-scatter ends earliest, and that end in seconds.
+def chain_of_half(
+    sizes: IntArray, *, ready: FloatArray | None = None, tail: FloatArray | None = None
+) -> Chain:
+    """Return gradients of one half as a chain; reduce-scatters have no tail, and all-gathers are ready at 0.
 
     Parameters
     ----------
-    ready : array of shape (n,)
-        Seconds, not decreasing.
     sizes : array of shape (n,)
         Bytes, greater than zero.
-    max_group_bytes
-        Largest size of a run of more than one element.
+    ready, tail : arrays of shape (n,)
+        Seconds, not decreasing. In order of tails, the gradient that is needed first comes last.
     """
-    chain = Chain(ready=ready, tail=np.zeros(len(ready)), sizes=sizes)
+    zeros = np.zeros(len(sizes))
+    return Chain(ready=zeros if ready is None else ready, tail=zeros if tail is None else tail, sizes=sizes)
+
+
+def best_reduce_scatters(
+    chain: Chain, cost: CostCurve, *, max_group_bytes: int | None = None
+) -> tuple[list[int], float]:
+    """Return the first elements of the runs whose last reduce-scatter ends earliest, and that end in seconds.
+
+    Only a run of one element may be larger than `max_group_bytes`.
+    """
     if not len(chain):
         return [], 0.0
     if cost.line is None:
@@ -60,30 +64,13 @@ def best_reduce_scatters(
 
 
 def best_all_gathers(
-    tail: FloatArray,
-    sizes: IntArray,
-    cost: CostCurve,
-    *,
-    enough: float = 0.0,
-    max_group_bytes: int | None = None,
+    chain: Chain, cost: CostCurve, *, enough: float = 0.0, max_group_bytes: int | None = None
 ) -> tuple[list[int], float]:
     """Return the first elements of the runs that minimize max(end + tail), and that minimum in seconds.
 
-    All runs are released at time 0. Exact for an affine cost, and for other monotone costs with up to
-    `CONTRACT_BEYOND` gradients.
-
-    Parameters
-    ----------
-    tail : array of shape (n,)
-        Seconds, not decreasing: the gradient that is needed first comes last.
-    sizes : array of shape (n,)
-        Bytes, greater than zero.
-    enough
-        Stop at this value, in seconds.
-    max_group_bytes
-        Largest size of a run of more than one element.
+    Exact for an affine cost, and for other monotone costs with up to `CONTRACT_BEYOND` gradients. It stops at
+    `enough` seconds. Only a run of one element may be larger than `max_group_bytes`.
     """
-    chain = Chain(ready=np.zeros(len(tail)), tail=tail, sizes=sizes)
     if not len(chain):
         return [], 0.0
     if cost.line is None and len(chain) > CONTRACT_BEYOND:
@@ -93,3 +80,20 @@ def best_all_gathers(
         )
         return [int(starts[cut]) for cut in cuts], value
     return best_layered(chain, cost, enough=enough, max_group_bytes=max_group_bytes, tolerance=EXACT)
+
+
+def fewest_calls_under(
+    chain: Chain, cost: CostCurve, limit: float, *, most: int, max_group_bytes: int | None = None
+) -> list[int] | None:
+    """Return the first elements of the fewest runs that keep max(end + tail) at a limit in seconds.
+
+    None if `most` runs are not enough. With many gradients and a cost that is not affine, neighbors are
+    merged first.
+    """
+    if not len(chain):
+        return []
+    if cost.line is None and len(chain) > CONTRACT_BEYOND:
+        coarse, starts = chain.contracted(CONTRACTED)
+        cuts = fewest_runs(coarse, cost, limit, most=most, max_group_bytes=max_group_bytes)
+        return None if cuts is None else [int(starts[cut]) for cut in cuts]
+    return fewest_runs(chain, cost, limit, most=most, max_group_bytes=max_group_bytes)

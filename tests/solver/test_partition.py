@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pace.solver import one_machine
 from pace.solver.cost_curve import CostCurve
-from pace.solver.partition import Chain, best_fifo, best_layered, max_min_partitions, runs
+from pace.solver.partition import Chain, best_fifo, best_layered, fewest_runs, max_min_partitions, runs
 from tests.strategies import eighths, exactly, properties, set_partitions, window
 
 AFFINE = st.builds(CostCurve.affine, eighths(2), st.sampled_from([0.0, 0.125, 1.0]))
@@ -218,6 +218,37 @@ def test_before_a_barrier_no_runs_end_earlier(
     assert cuts in allowed
     assert end == pytest.approx(first_in_first_out(chain, cuts, cost), rel=1e-12)
     assert end == pytest.approx(min(first_in_first_out(chain, trial, cost) for trial in allowed), rel=1e-12)
+
+
+@given(
+    layered_chains(max_elements=9),
+    st.one_of(AFFINE, curves()),
+    st.sampled_from([None, None, 8]),
+    st.sampled_from([1.0, 1.1, 2.0]),
+)
+@properties(60)
+def test_no_fewer_runs_keep_a_limit(
+    chain: Chain, cost: CostCurve, max_group_bytes: int | None, slack: float
+) -> None:
+    """Against every contiguous partition, at the least objective and above it; below it there is none."""
+    sizes = chain.sizes.tolist()
+    reached = {
+        tuple(trial): price(chain, [list(run) for run in runs(trial, len(chain))], cost)
+        for trial in all_cuts(len(chain))
+        if all(fits(sizes[run.start : run.stop], max_group_bytes) for run in runs(trial, len(chain)))
+    }
+    least = min(reached.values())
+    limit = least * slack * (1 + 1e-9)
+    cuts = fewest_runs(chain, cost, limit, most=len(chain), max_group_bytes=max_group_bytes)
+    assert cuts is not None
+    assert reached[tuple(cuts)] <= limit * (1 + 1e-9)
+    fewest = min(len(trial) for trial, value in reached.items() if value <= limit)
+    assert len(cuts) == fewest
+    assert fewest_runs(chain, cost, limit, most=fewest - 1, max_group_bytes=max_group_bytes) is None
+    if least > 0:
+        assert (
+            fewest_runs(chain, cost, least * 0.99, most=len(chain), max_group_bytes=max_group_bytes) is None
+        )
 
 
 @given(layered_chains(max_elements=9), st.integers(1, 12))

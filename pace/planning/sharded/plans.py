@@ -1,20 +1,28 @@
 """From the groups of both halves to plans (shards, padded buffers, segments), and the fastest of these."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
-from pace.planning.fusion.choice import fewest_calls
+from pace.planning.fusion.choice import TIE, fewest_calls
 from pace.planning.fusion.problem import Partition
 from pace.planning.fusion.search import fuse
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.partition import runs
+from pace.solver.cost_curve import CostCurve
+from pace.solver.partition import Chain, runs
 from pace.solver.sending import necessary_segments
-from pace.solver.two_halves.behind_norm import best_all_gathers, best_reduce_scatters
+from pace.solver.two_halves.behind_norm import (
+    best_all_gathers,
+    best_reduce_scatters,
+    chain_of_half,
+    fewest_calls_under,
+)
 from pace.solver.two_halves.calls import Half
 from pace.solver.two_halves.layout import columns_of, common_shards
 from pace.solver.two_halves.sending import HalvesSending, send_behind_norm, send_chained
@@ -24,6 +32,10 @@ PATIENCE_FACTORS = (np.inf, 0.0, 2.0, 8.0)
 MAX_SEGMENTS = 1_000_000
 # How many of the groupings of one half are combined with those of the other half.
 MOST_PAIRED = 5
+# Behind a norm: the reduce-scatters' share of what a plan with fewer calls may take longer; and the most
+# calls of a half that are tried if its cost is not affine.
+TIE_SHARES = (1.0, 0.5)
+MOST_CALLS = 32
 # With more gradients fewer pairs are tried, so that the search takes only seconds.
 MANY_GRADIENTS = 2000
 
@@ -83,36 +95,73 @@ def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, 
 def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
     assert problem.norm_s is not None
     gradients, cap = problem.gradients, options.max_group_bytes
-    scattered: list[Partition] = []
-    gathered: list[Partition] = []
+    scattered: list[_Runs] = []
+    gathered: list[_Runs] = []
     chains = problem.chains()
     exact = len(chains) <= 1
-    end = 0.0
     for by_ready, _ in chains:
-        cuts, of_class = best_reduce_scatters(
-            gradients.ready[by_ready], gradients.sizes[by_ready], problem.reduce_scatter, max_group_bytes=cap
-        )
-        scattered.append(_cut(by_ready, cuts))
-        end = max(end, of_class)
+        of_half = chain_of_half(gradients.sizes[by_ready], ready=gradients.ready[by_ready])
+        cuts, end = best_reduce_scatters(of_half, problem.reduce_scatter, max_group_bytes=cap)
+        scattered.append(_Runs(by_ready, of_half, cuts, end))
+    end = max((runs_.end_s for runs_ in scattered), default=0.0)
     enough = max(problem.floor_s - end - problem.norm_s, 0.0) if exact else 0.0
     for _, by_tail in chains:
-        cuts, _ = best_all_gathers(
-            gradients.tail[by_tail],
-            gradients.sizes[by_tail],
-            problem.all_gather,
-            enough=enough,
-            max_group_bytes=cap,
-        )
-        gathered.append(_cut(by_tail, cuts))
-    plan = _plan(problem, tuple(chain(*scattered)), tuple(chain(*gathered)), options, np.inf)
+        of_half = chain_of_half(gradients.sizes[by_tail], tail=gradients.tail[by_tail])
+        cuts, end = best_all_gathers(of_half, problem.all_gather, enough=enough, max_group_bytes=cap)
+        gathered.append(_Runs(by_tail, of_half, cuts, end))
+    plan = _plan(problem, _groups_of(scattered), _groups_of(gathered), options, np.inf)
     assert plan is not None
+    fewer = _best(problem, [plan, *_with_fewer_calls(problem, options, plan, scattered, gathered)])
     among = "" if problem.reduce_scatter.line and problem.all_gather.line and cap is None else " among runs"
     how = f"exact{among}" if exact else "each dtype by itself, heuristic"
     if options.max_segment_bytes is not None:
         how += ", before calls are cut"
     if gradients.slowdown != 1:
         how += "; on the compute clock"
-    return plan, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
+    if fewer is not plan:
+        how += f"; then fewer calls, at most {TIE:.1%} slower"
+    return fewer, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
+
+
+class _Runs(NamedTuple):
+    """Gradients of one dtype in runs, each one call of a half, and when the half ends if no other is sent."""
+
+    members: IntArray
+    chain: Chain
+    cuts: list[int]
+    end_s: float
+
+    def fewer(self, cost: CostCurve, slack_s: float, max_group_bytes: int | None) -> "_Runs":
+        """Return the fewest runs that end at most so much later."""
+        most = len(self.cuts) if cost.line is not None else min(len(self.cuts), MOST_CALLS)
+        limit = self.end_s + slack_s
+        cuts = fewest_calls_under(self.chain, cost, limit, most=most, max_group_bytes=max_group_bytes)
+        return self if cuts is None else self._replace(cuts=cuts)
+
+
+def _groups_of(runs_of_dtypes: list[_Runs]) -> Partition:
+    return tuple(chain(*(_cut(each.members, each.cuts) for each in runs_of_dtypes)))
+
+
+def _with_fewer_calls(
+    problem: ShardingProblem,
+    options: Options,
+    plan: ShardedPlan,
+    scattered: list[_Runs],
+    gathered: list[_Runs],
+) -> Iterator[ShardedPlan]:
+    """Yield plans of fewer calls that are as fast up to a share ``TIE``; halves divide it in several ways."""
+    cap = options.max_group_bytes
+    slack_s = max(plan.sending.objective, problem.floor_s) * (1 + TIE) - plan.sending.objective
+    for share in TIE_SHARES:
+        first = _groups_of([each.fewer(problem.reduce_scatter, share * slack_s, cap) for each in scattered])
+        between = _plan(problem, first, plan.gathered.members, options, np.inf)
+        assert between is not None
+        left_s = slack_s - max(0.0, between.sending.objective - plan.sending.objective)
+        second = _groups_of([each.fewer(problem.all_gather, left_s, cap) for each in gathered])
+        fewer = _plan(problem, first, second, options, np.inf)
+        assert fewer is not None
+        yield fewer
 
 
 def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
@@ -124,13 +173,11 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
     early: list[Partition] = []
     late: list[Partition] = []
     for by_ready, by_tail in problem.chains():
-        cuts, _ = best_reduce_scatters(
-            gradients.ready[by_ready], gradients.sizes[by_ready], problem.reduce_scatter, max_group_bytes=cap
-        )
+        of_half = chain_of_half(gradients.sizes[by_ready], ready=gradients.ready[by_ready])
+        cuts, _ = best_reduce_scatters(of_half, problem.reduce_scatter, max_group_bytes=cap)
         early.append(_cut(by_ready, cuts))
-        cuts, _ = best_all_gathers(
-            gradients.tail[by_tail], gradients.sizes[by_tail], problem.all_gather, max_group_bytes=cap
-        )
+        of_half = chain_of_half(gradients.sizes[by_tail], tail=gradients.tail[by_tail])
+        cuts, _ = best_all_gathers(of_half, problem.all_gather, max_group_bytes=cap)
         late.append(_cut(by_tail, cuts))
     scattered = list(dict.fromkeys([tuple(chain(*early)), *both]))[:MOST_PAIRED]
     gathered = list(dict.fromkeys([tuple(chain(*late)), *both]))[:MOST_PAIRED]

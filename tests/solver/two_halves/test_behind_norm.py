@@ -12,6 +12,8 @@ from pace.solver.two_halves.behind_norm import (
     CONTRACT_BEYOND,
     best_all_gathers,
     best_reduce_scatters,
+    chain_of_half,
+    fewest_calls_under,
 )
 from pace.solver.two_halves.calls import Half
 from tests.solver.two_halves.given_calls import end_of_reduce_scatters, longest_after_norm
@@ -26,7 +28,9 @@ def test_reduce_scatters_by_hand() -> None:
     The first two are sent by the time the third is there, together or not; it ends at 6 + 1.5. Together from
     2 to 4.5 it is one call less.
     """
-    cuts, end = best_reduce_scatters(np.array([1.0, 2.0, 6.0]), np.array([1, 1, 1]), UNIT)
+    cuts, end = best_reduce_scatters(
+        chain_of_half(np.array([1, 1, 1]), ready=np.array([1.0, 2.0, 6.0])), UNIT
+    )
     assert end == 7.5
     assert cuts == [0, 2]
 
@@ -36,15 +40,16 @@ def test_gathers_by_hand() -> None:
 
     Apart: max(1.5 + 4, 1.5 + 4.5 + 1) = 7. Together 5.5 + 4 = 9.5.
     """
-    cuts, value = best_all_gathers(np.array([1.0, 4.0]), np.array([4, 1]), UNIT)
+    cuts, value = best_all_gathers(chain_of_half(np.array([4, 1]), tail=np.array([1.0, 4.0])), UNIT)
     assert (cuts, value) == ([0, 1], 7.0)
 
 
 def test_nothing_to_send() -> None:
     """No gradients: no calls."""
-    none = np.zeros(0, dtype=np.int64)
-    assert best_reduce_scatters(np.zeros(0), none, UNIT) == ([], 0.0)
-    assert best_all_gathers(np.zeros(0), none, UNIT) == ([], 0.0)
+    none = chain_of_half(np.zeros(0, dtype=np.int64))
+    assert best_reduce_scatters(none, UNIT) == ([], 0.0)
+    assert best_all_gathers(none, UNIT) == ([], 0.0)
+    assert fewest_calls_under(none, UNIT, 1.0, most=1) == []
 
 
 def test_many_gradients_and_a_cost_with_steps_give_a_plan() -> None:
@@ -52,7 +57,7 @@ def test_many_gradients_and_a_cost_with_steps_give_a_plan() -> None:
     count = CONTRACT_BEYOND + 500
     tail, sizes = np.linspace(0, 10, count), np.full(count, 8)
     steps = CostCurve(sizes_bytes=(8.0, 1000.0, 2000.0), durations_s=(0.1, 0.2, 0.9), slope_beyond=0.001)
-    cuts, value = best_all_gathers(tail, sizes, steps)
+    cuts, value = best_all_gathers(chain_of_half(sizes, tail=tail), steps)
     assert cuts[0] == 0
     assert all(first < second < count for first, second in pairwise(cuts))
     groups = [list(range(first, second)) for first, second in pairwise([*cuts, count])]
@@ -83,7 +88,7 @@ def test_no_partition_and_no_order_of_reduce_scatters_ends_earlier(
     """All ways to put up to six gradients together; up to five calls in every order."""
     ready = np.array(sorted(r for r, _, _ in drawn))
     sizes = np.array([size for _, _, size in drawn], dtype=np.int64)
-    _, end = best_reduce_scatters(ready, sizes, cost)
+    _, end = best_reduce_scatters(chain_of_half(sizes, ready=ready), cost)
     least = np.inf
     for groups in set_partitions(range(len(ready))):
         calls = Half.of(groups, ready, sizes)
@@ -106,7 +111,7 @@ def test_no_partition_and_no_order_of_gathers_is_faster(
     """All ways to put up to six gradients together; up to four calls in every order."""
     tail = np.array(sorted(q for _, q, _ in drawn))
     sizes = np.array([size for _, _, size in drawn], dtype=np.int64)
-    _, value = best_all_gathers(tail, sizes, cost)
+    _, value = best_all_gathers(chain_of_half(sizes, tail=tail), cost)
     least = np.inf
     for groups in set_partitions(range(len(tail))):
         calls = Half.of(groups, tail, sizes)
@@ -127,7 +132,10 @@ def test_a_cap_is_kept(drawn: list[tuple[float, float, int]], cost: CostCurve, c
     """No run of more than one gradient is larger than the cap."""
     times = np.array(sorted(r for r, _, _ in drawn))
     sizes = np.array([size for _, _, size in drawn], dtype=np.int64)
-    for search in (best_reduce_scatters, best_all_gathers):
-        cuts, _ = search(times, sizes, cost, max_group_bytes=cap)
+    scattered, gathered = chain_of_half(sizes, ready=times), chain_of_half(sizes, tail=times)
+    for cuts, _ in (
+        best_reduce_scatters(scattered, cost, max_group_bytes=cap),
+        best_all_gathers(gathered, cost, max_group_bytes=cap),
+    ):
         for first, second in pairwise([*cuts, len(sizes)]):
             assert second - first == 1 or sizes[first:second].sum() <= cap
