@@ -30,6 +30,7 @@ UNQUEUED_WEIGHT = 3e-2
 """By what share of its time a plan may be slower whose wires always have a queue: they idle if compute is
 late.
 """
+TIGHT = 5e-3
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
@@ -130,7 +131,9 @@ class PlanSearch:
         others = (self.program.in_order(order) for order in self.orders[1:])
         self.schedulers = (own, *(ListScheduler(each, self.budget_bytes) for each in others))
         self.classes = tuple(tuple(fusible(each)) for each in self.schedulers)
-        self.knobs = PlanChoice(most_bytes=(0,) * len(self.classes[0]))
+        # Queues take memory: without any to spare, the search adds them last.
+        spare = self.budget_bytes > (1 + TIGHT) * self.as_it_is.peak_bytes
+        self.knobs = PlanChoice(rules=ListRules(queued=spare), most_bytes=(0,) * len(self.classes[0]))
 
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
@@ -145,10 +148,10 @@ class PlanSearch:
             for moves in (
                 self._orders,
                 self._ahead,
-                self._queues,
                 self._sizes,
                 self._orders,
                 self._windows,
+                self._queues,
                 self._finer,
             ):
                 for knobs in moves():
