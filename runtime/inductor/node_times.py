@@ -262,18 +262,19 @@ class CollectiveTimes:
         matrix = torch.ones(side, side, device=self._device, dtype=torch.bfloat16 if side > 256 else None)
         product_s = _call_seconds(lambda: matrix @ matrix, self._device)
         times: list[float] = []
-        for _ in range(1 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
+        for number in range(2 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
             dist.barrier(group)
             synchronize(self._device)
             begin = time.perf_counter()
             in_flight = [start() for _ in range(IN_FLIGHT)]
-            for _ in range(int(BESIDE_SHARE * times[0] / product_s) if times else 0):
+            # The first ones tell how long to compute beside the others; the very first may connect.
+            for _ in range(int(BESIDE_SHARE * times[1] / product_s) if number > 1 else 0):
                 torch.mm(matrix, matrix)
             for each in in_flight:
                 torch.ops._c10d_functional.wait_tensor(each)
             synchronize(self._device)
             times.append(time.perf_counter() - begin)
-        return median(times[1:]) / IN_FLIGHT
+        return median(times[2:]) / IN_FLIGHT
 
 
 def _covers(cost: SampledAllReduce, least: int, most: int) -> bool:
