@@ -1,7 +1,7 @@
 """Trains with Accelerate, with its own DDP or, by one more line, with PACE.
 
-accelerate launch --cpu --num_processes 2 examples/accelerate_training.py
-accelerate launch --cpu --num_processes 2 examples/accelerate_training.py --pace
+torchrun --nproc-per-node 2 examples/accelerate_training.py
+torchrun --nproc-per-node 2 examples/accelerate_training.py --pace
 """
 
 import argparse

@@ -35,9 +35,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 use_cpu=True,
                 per_device_train_batch_size=4,
                 gradient_accumulation_steps=2,
-                num_train_epochs=2,
+                num_train_epochs=10,
                 max_grad_norm=1.0,
-                logging_steps=2,
+                logging_steps=10,
                 save_strategy="no",
                 report_to=[],
                 disable_tqdm=True,
@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             train_dataset=examples,
         )
         trainer.train()
-        print(trainer.state.log_history[-2])
         trained: Any = trainer.model
         weights: dict[str, Any] = trained.state_dict()
         return weights

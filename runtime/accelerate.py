@@ -20,6 +20,7 @@ from pace.errors import InvalidOptions
 from pace.runtime.ddp import AttachedOptimizer
 from pace.runtime.ddp import attach as attach_to_ddp
 from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments
+from pace.runtime.event_log import log
 from pace.runtime.options import AllReduce, Plan, Replanning, Tune
 
 __all__ = ["AllReduce", "Plan", "Replanning", "Tune", "attach"]
@@ -51,6 +52,7 @@ def attach(
     """
     refuse_unknown_arguments(attach, training)
     if accelerator.num_processes == 1:
+        log.info("pace.not_attached", reason="the job has one process, so there is nothing to sum")
         return None
     if not isinstance(optimizer, AcceleratedOptimizer):
         raise InvalidOptions(

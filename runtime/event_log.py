@@ -21,6 +21,7 @@ TRAINING_EVENTS = {
     "pace.wrapped": LogEvent(
         "info", "gradients megabytes ranks mode", "Ranks agreed on the model, the arguments and the plan"
     ),
+    "pace.not_attached": LogEvent("info", "reason", "The job has one process, so PACE does nothing"),
     "pace.no_service": LogEvent(
         "warning",
         "missing service job consequence",

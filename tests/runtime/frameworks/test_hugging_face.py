@@ -6,6 +6,8 @@ import pytest
 
 from tests.runtime.frameworks.hugging_face_jobs import both, resumed
 from tests.runtime.frameworks.programs import check_example, without
+from tests.runtime.launch import run_ranks
+from tests.runtime.logs import captured_events
 from tests.runtime.rank_pool import Failed, RankPool
 
 pytestmark = without("accelerate", "transformers")
@@ -18,6 +20,25 @@ def test_accelerate_saves_and_loads_under_pace(pool: RankPool, tmp_path: Path) -
         assert not isinstance(found, Failed), found.reason
         without, with_pace = found
         assert with_pace == without
+
+
+def _alone(_rank: int, _size: int) -> list[str]:
+    import torch
+    from accelerate import Accelerator
+
+    import pace.runtime.accelerate
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 2)
+    prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with captured_events() as events:
+        assert pace.runtime.accelerate.attach(accelerator, *prepared) is None
+    return [each["event"] for each in events]
+
+
+def test_a_job_of_one_process_is_told_that_pace_does_nothing() -> None:
+    """Else a launcher that starts one process instead of two would look like training with PACE."""
+    assert run_ranks(_alone, 1) == [["pace.not_attached"]]
 
 
 @pytest.mark.slow
