@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.studies.gpu.__main__ import page, unpack_missing
+from benchmarks.studies.gpu.__main__ import page
 from benchmarks.studies.gpu.cuda_tests import Outcomes
 from benchmarks.studies.gpu.models import WORKLOADS
 from benchmarks.studies.gpu.part import Findings
@@ -113,16 +112,3 @@ def test_a_test_that_fails_fails_its_part(tmp_path: Path) -> None:
     assert [row["outcome"] for row in document["rows"]] == ["failed"]
     assert "assert 1 == 2" in document["failures"][0]
     assert outcomes.passed == 0
-
-
-def test_only_missing_packages_are_unpacked(tmp_path: Path) -> None:
-    """What is installed stays as it is; programs in a wheel can be run."""
-    for name in ("not_installed_here-1.0-py3-none-any", "numpy-9.0-cp312-cp312-manylinux_2_28_x86_64"):
-        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
-            program = zipfile.ZipInfo(f"{name.split('-')[0]}/program")
-            program.external_attr = 0o755 << 16
-            wheel.writestr(program, "#!/bin/sh\n")
-    into = tmp_path / "packages"
-    assert unpack_missing(tmp_path, into) == ["not_installed_here-1.0-py3-none-any.whl"]
-    assert [path.name for path in into.iterdir()] == ["not_installed_here"]
-    assert os.access(into / "not_installed_here" / "program", os.X_OK)

@@ -27,7 +27,7 @@ def machine(findings: Findings, setting: Setting) -> None:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             version = "missing"
-            findings.check(name == "pytest-xdist", f"{name} is not installed: pack wheels, see --pack")
+            findings.check(name == "pytest-xdist", f"{name} is not installed: install it with pip")
         findings.fact(name, version)
     if setting.dry:
         return
