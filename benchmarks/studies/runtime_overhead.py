@@ -102,14 +102,13 @@ def wrap_alone(
     model: nn.Module,
     make_plan: Callable[[list[GradientSize]], SendPlan],
     order: Any,
-    transport: NoTransport | None = None,
 ) -> WrappedOptimizer:
     """Wrap SGD over a transport that does nothing."""
     options = WrapperOptions(plan=Plan(order=order), mode="overlap", timeout_s=60.0)
     return WrappedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-6),
         model,
-        transport=transport or NoTransport(),
+        transport=NoTransport(),
         prepare=lambda: (options, FixedPlan(make_plan)),
     )
 

@@ -4,25 +4,84 @@ python -m benchmarks gpu [--out FOLDER] [--dry-run] [--only PART ...]
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.prerequisites import Unavailable
-from benchmarks.studies.gpu.parts import PARTS, TOTAL_S, run_part
 
 ROOT = Path(__file__).resolve().parents[3]
 DRY_PATIENCE = 2.0  # a dry run shares its machine with other tests
-
-
 # Of the driver, on Linux and in WSL.
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part; `module`, in this folder, has a function of its name with arguments ``findings, setting``.
+
+    Attributes
+    ----------
+    limit_s
+        The process is ended after so long; what it had found by then is kept.
+    """
+
+    name: str
+    module: str
+    shows: str
+    limit_s: float
+
+
+PARTS = (
+    Part(
+        name="machine",
+        module="machine",
+        shows="GPU, driver, versions of torch and of what PACE needs",
+        limit_s=40,
+    ),
+    Part(
+        name="cuda_tests",
+        module="one_rank",
+        shows="the tests marked cuda: two ranks on one GPU over Gloo, one over NCCL, no operation that waits",
+        limit_s=130,
+    ),
+    Part(
+        name="captures",
+        module="one_rank",
+        shows="real models captured, and traced and imported: predicted against plain iteration",
+        limit_s=140,
+    ),
+    Part(
+        name="training",
+        module="two_ranks",
+        shows="two ranks on one GPU over Gloo through a limited link: DDP against PACE",
+        limit_s=140,
+    ),
+    Part(
+        name="nccl",
+        module="two_ranks",
+        shows="two ranks on one GPU over NCCL, as two hosts, through a limited link: DDP against PACE",
+        limit_s=80,
+    ),
+    Part(
+        name="overhead",
+        module="one_rank",
+        shows="time and peak memory of plain training, DDP and PACE where nothing is sent",
+        limit_s=50,
+    ),
+)
+TOTAL_S = 590.0
+"""All parts together; what is left after their limits is for starting and ending processes."""
 
 
 def main() -> int:
@@ -90,6 +149,72 @@ def parse_arguments() -> argparse.Namespace:
         help=f"run only these parts: {', '.join(names)} (default: all)",
     )
     return parser.parse_args()
+
+
+GRACE_S = 4.0
+"""Between SIGTERM, at which network namespaces are taken away again, and SIGKILL."""
+TAIL_CHARACTERS = 3000
+
+
+def run_part(
+    part: Part, *, work: Path, dry: bool, limit_s: float, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Run one part for at most `limit_s` and return its findings, status and seconds.
+
+    Status is "passed", "failed" or "timed out"; of a part that did not pass, the end of its output is kept.
+    """
+    result, log = work / f"{part.name}.json", work / f"{part.name}.log"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.studies.gpu.part",
+        part.module,
+        part.name,
+        str(result),
+        str(work),
+    ]
+    if dry:
+        command.append("--dry-run")
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    found: dict[str, Any] = {"facts": {}, "rows": [], "failures": []}
+    if result.exists():
+        found = json.loads(result.read_text())
+    if code is None:
+        found["failures"].append(f"ended after {limit_s:.0f} s, its limit; what it had found is kept")
+    elif code != 0:
+        found["failures"].append(f"the process ended with {code}")
+    status = "timed out" if code is None else "failed" if found["failures"] else "passed"
+    found |= {"status": status, "seconds": time.monotonic() - started, "shows": part.shows}
+    if status != "passed":
+        found["output"] = log.read_text(errors="replace")[-TAIL_CHARACTERS:]
+    return found
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End what is left of the process's group."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def page(document: dict[str, Any]) -> str:

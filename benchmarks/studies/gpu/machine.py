@@ -45,4 +45,5 @@ def machine(findings: Findings, setting: Setting) -> None:
 
 def _dependencies() -> list[str]:
     project = tomllib.loads(PROJECT.read_text())["project"]
-    return [requirement.split(">")[0].split("=")[0] for requirement in project["dependencies"]]
+    needed = project["dependencies"] + project["optional-dependencies"]["solver"]
+    return [requirement.split(">")[0].split("=")[0] for requirement in needed]

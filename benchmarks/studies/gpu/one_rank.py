@@ -1,29 +1,194 @@
-"""The parts ``overhead`` and ``memory``: a job of one rank, which sends nothing.
+"""The parts of one process: tests, captures and traces, and what the runtime costs.
 
-It runs over NCCL on a GPU, and over Gloo on the simulated device.
+``overhead`` is a job of one rank, which sends nothing: over NCCL on a GPU, over Gloo on the simulated device.
 """
 
 import contextlib
 import gc
-import time
+import importlib.util
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from benchmarks.studies.gpu.models import Workload, settled, training_step, workloads
+from benchmarks.studies.gpu.models import PRECISIONS, Workload, device_seconds, training_step, workloads
 from benchmarks.studies.gpu.part import Findings, Setting
-from benchmarks.studies.runtime_overhead import NoTransport, wrap_alone
-from pace.runtime.engine.plan import plan_locally
-from pace.runtime.transports.device import Device, clock_for, device_of
-from pace.runtime.transports.transport import After, Done
+from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.profile import Profile
+from pace.formats.kineto import read_kineto
+from pace.runtime.profiler import Capture
+from pace.runtime.torch import DistributedOptimizer
+
+ROOT = Path(__file__).resolve().parents[3]
+# The project's own options ask for plugins that may be missing, and make every warning an error.
+OPTIONS = """[pytest]
+pythonpath = {root}
+markers =
+    cuda: needs a CUDA device
+    slow: takes more than a few seconds
+    netns: makes network namespaces
+    horovod: needs Horovod
+    races_with_machine: depends on when the machine runs which process
+"""
+PROCESSES = 4
+
+
+class Outcomes:
+    """A pytest plugin that keeps every test's outcome as soon as it is known."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self.passed = 0
+        self.skipped = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the outcome of a test, or of a set-up or clean-up that did not pass."""
+        if report.when != "call" and report.passed:
+            return
+        with self._findings.row(test=report.nodeid) as row:
+            row["outcome"] = report.outcome
+            row["seconds"] = report.duration
+            if report.skipped and isinstance(report.longrepr, tuple | list):
+                row["reason"] = report.longrepr[2]
+        self.passed += report.when == "call" and report.passed
+        self.skipped += report.skipped
+        self._findings.check(
+            not report.failed, f"{report.nodeid} ({report.when}):\n{report.longreprtext[-2500:]}"
+        )
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be loaded fails the part."""
+        self._findings.check(not report.failed, f"{report.nodeid}:\n{report.longreprtext[-2500:]}")
+
+
+def cuda_tests(findings: Findings, setting: Setting) -> None:
+    """Run the tests marked ``cuda``, and fail for each that fails; without a GPU all are skipped."""
+    options = setting.work / "pytest.ini"
+    options.write_text(OPTIONS.format(root=ROOT))
+    files = sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "mark.cuda" in path.read_text(encoding="utf-8")
+        and not path.is_relative_to(ROOT / "tests" / "scripts")
+    )
+    findings.fact("files", files)
+    command = ["-c", str(options), "--rootdir", str(ROOT), "--import-mode=importlib", "-q"]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
+    if not setting.dry and importlib.util.find_spec("xdist") is not None:
+        command += ["--numprocesses", str(PROCESSES)]
+    outcomes = Outcomes(findings)
+    code = pytest.main([*command, "-m", "cuda", *files], [outcomes])
+    findings.fact("passed", outcomes.passed)
+    findings.fact("skipped", outcomes.skipped)
+    findings.check(code == 0, f"pytest ended with {code}")
+    findings.check(setting.dry or outcomes.passed > 0, "no test passed")
+    findings.check(setting.dry or outcomes.skipped == 0, f"{outcomes.skipped} tests were skipped on a GPU")
+
+
+LARGEST_ERROR = 0.10
+"""Above it capture itself warns; how exact a busy machine's numbers are is no reason to fail a dry run."""
+ALLREDUCE = AffineAllReduce(latency_s=1e-4, seconds_per_byte=1e-9)
+TRACED_STEPS = 3
+
+
+def captures(findings: Findings, setting: Setting) -> None:
+    """Capture real models and import traces of the same training; compare both with plain steps."""
+    findings.fact("TF32 in convolutions", torch.backends.cudnn.allow_tf32)
+    findings.fact("TF32 in matrix products", torch.backends.cuda.matmul.allow_tf32)
+    findings.fact("bf16", "autocast; weights and gradients stay float32")
+    for name, workload in workloads(dry=setting.dry).items():
+        for precision in PRECISIONS:
+            with findings.row(model=name, precision=precision) as row:
+                capture_model(row, findings, setting, name, workload, precision)
+            gc.collect()
+            if not setting.dry:
+                torch.cuda.empty_cache()
+
+
+def capture_model(
+    row: dict[str, Any],
+    findings: Findings,
+    setting: Setting,
+    name: str,
+    workload: Workload,
+    precision: str,
+) -> None:
+    """Capture one model in one precision, then record and import its trace."""
+    iterations = 2 if setting.dry else 10
+    model = workload.model(setting.device)
+    row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    row["batch"] = workload.batch_size
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    step = training_step(model, optimizer, workload.batch(setting.device), precision)
+    with Capture(model, optimizer, iterations=iterations) as capture:
+        while not capture.finished:
+            step()
+            capture.step()
+    report = capture.report
+    captured = capture.profile(name, workers=2, allreduce=ALLREDUCE)
+    plain_s = device_seconds(model, step, iterations)
+    row |= {
+        "ops": len(captured.ops),
+        "gradients": len(captured.gradients),
+        "plain iteration ms": report.plain_iteration_s * 1e3,
+        "predicted ms": report.profile_s * 1e3,
+        "error": report.error,
+        "capture costs": report.overhead,
+        "plain iteration without capture ms": plain_s * 1e3,
+        "left out": report.num_dropped,
+    }
+    what = f"{name} {precision}"
+    sent = 4 * row["parameters"]
+    findings.check(_sent(captured) == sent, f"{what}: the profile's gradients have {_sent(captured)} bytes")
+    findings.check(setting.dry or abs(report.error) <= LARGEST_ERROR, f"{what}: error {report.error:+.1%}")
+
+    trace = setting.work / f"{what}.trace.json".replace(" ", "-")
+    cuda = [] if setting.dry else [ProfilerActivity.CUDA]
+    with profile(
+        activities=[ProfilerActivity.CPU, *cuda],
+        record_shapes=True,
+        schedule=schedule(wait=0, warmup=1, active=TRACED_STEPS, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+    ) as recorded:
+        for _ in range(1 + TRACED_STEPS):
+            step()
+            recorded.step()
+    imported = read_kineto([trace], workers=2, allreduce=ALLREDUCE, name=name)
+    about = imported.metadata
+    error = about["compute_s"] / about["step_wall_s"] - 1
+    row |= {
+        "trace MB": trace.stat().st_size / 1e6,
+        "clock": about["clock"],
+        "imported ops": len(imported.ops),
+        "imported compute ms": about["compute_s"] * 1e3,
+        "recorded step ms": about["step_wall_s"] * 1e3,
+        "import error": error,
+        "recording costs": about["step_wall_s"] / plain_s - 1,
+        "busy share": about["busy_share"],
+    }
+    findings.check(
+        len(imported.gradients) == row["gradients"] and _sent(imported) == sent,
+        f"{what}: the trace has {len(imported.gradients)} gradients of {_sent(imported)} bytes,"
+        f" the model {row['gradients']} of {sent}",
+    )
+    findings.check(
+        setting.dry or abs(error) <= LARGEST_ERROR,
+        f"{what}: imported compute is {error:+.1%} off the step",
+    )
+    findings.check(setting.dry or about["clock"] in ("device", "hybrid"), f"{what}: the trace has no kernels")
+
+
+def _sent(profile: Profile) -> int:
+    return sum(gradient.size_bytes for gradient in profile.gradients)
+
 
 WAYS = ("plain", "DDP", "PACE, barrier", "PACE, overlap")
 
@@ -44,23 +209,20 @@ def one_rank(setting: Setting) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trained(
-    way: str, model: nn.Module, workload: Workload, device: str
-) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Wrap a model in one of ``WAYS``; yields what trains a step, and what waits for the last one."""
-    import pace.runtime.torch
-
+def trained(way: str, model: nn.Module, workload: Workload, device: str) -> Iterator[Callable[[], None]]:
+    """Wrap a model in one of ``WAYS``; yields what trains a step."""
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-4)
     wrapped = model
     if way == "DDP":
         wrapped = DistributedDataParallel(model)
     elif way != "plain":
-        optimizer = pace.runtime.torch.DistributedOptimizer(
+        optimizer = DistributedOptimizer(
             optimizer, model, mode="barrier" if "barrier" in way else "overlap", timeout_s=30.0
         )
     step = training_step(wrapped, optimizer, workload.batch(device))
     try:
-        yield step, getattr(optimizer, "synchronize", lambda: None)
+        yield step
+        getattr(optimizer, "synchronize", lambda: None)()
     finally:
         getattr(optimizer, "close", lambda: None)()
         del wrapped, step, optimizer
@@ -72,158 +234,33 @@ OVERHEAD_MODEL = "GPT-2 small"
 
 
 def overhead(findings: Findings, setting: Setting) -> None:
-    """What the runtime costs an iteration in which nothing has to be sent, on the host and on the device."""
+    """What the runtime costs an iteration in which nothing has to be sent: time and peak memory."""
     workload = workloads(dry=setting.dry)[OVERHEAD_MODEL]
     findings.fact("model", f"{OVERHEAD_MODEL}, fp32, AdamW, {workload.batch_size} samples a batch, one rank")
-    iterations = 3 if setting.dry else 10
-    host_ms: dict[str, list[float]] = {way: [] for way in WAYS}
-    device_ms: dict[str, list[float]] = {way: [] for way in WAYS}
-    failed: set[str] = set()
-    with findings.row(training="the engine alone, one segment") as row:
-        row["host until it could go on ms"] = engine_ms(setting, rounds=3 if setting.dry else 50)
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     with one_rank(setting):
-        for _ in range(1 if setting.dry else ROUNDS):
+        for number in range(1 if setting.dry else ROUNDS):
             for way in WAYS:
-                if way in failed:
-                    continue
-                found = time_way(findings, setting, way, iterations)
-                if found is None:
-                    failed.add(way)
-                    continue
-                host_ms[way].append(found[0])
-                device_ms[way].append(found[1])
-    plain_ms = median(device_ms["plain"]) if device_ms["plain"] else None
-    for way in WAYS:
-        if not device_ms[way]:
-            continue
-        with findings.row(training=way) as row:
-            row["iteration ms"] = median(device_ms[way])
-            row["host until it could go on ms"] = median(host_ms[way])
-            row["over plain"] = None if plain_ms is None else row["iteration ms"] / plain_ms
-            row["rounds ms"] = device_ms[way]
+                with findings.row(training=way, round=number) as row:
+                    row |= measure(way, workload, setting)
+                    found[way].append(row["iteration ms"])
+                gc.collect()
+                if not setting.dry:
+                    torch.cuda.empty_cache()
+    if found["plain"]:
+        plain_ms = median(found["plain"])
+        over = {way: median(times) / plain_ms for way, times in found.items() if times}
+        findings.fact("iteration time over plain", over)
 
 
-class NothingOnDevice(NoTransport):
-    """Ends every all-reduce at once on the device's stream for communication."""
-
-    def __init__(self, device: Device | None) -> None:
-        self.device = device
-
-    def allreduce(
-        self,
-        segment: torch.Tensor,  # noqa: ARG002
-        name: str,  # noqa: ARG002
-        done: Done,
-        after: After | None = None,  # noqa: ARG002
-    ) -> Any:
-        """Queue nothing, and return the moment after it."""
-        if self.device is None:
-            done(None)
-            return None
-        with self.device.apart():
-            moment = self.device.now()
-        done(None)
-        return moment
-
-
-def engine_ms(setting: Setting, *, rounds: int) -> float:
-    """Return the host's median milliseconds for handing over a group of one segment and waiting for it."""
-    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(100))).to(setting.device)
-    if setting.dry:
-        from tests.runtime.engine.queued_device import LaggingDevice
-
-        device: Any = LaggingDevice(0)
-    else:
-        device = device_of(model)
-    optimizer = wrap_alone(
-        model, lambda sizes: plan_locally(sizes, max_group_bytes=1), "static", NothingOnDevice(device)
-    )
-    torch.autograd.backward(model(torch.randn(4, 32, device=setting.device)).sum())
-    optimizer.step()
-    optimizer.synchronize()
-    engine = optimizer._rounds.engine
-    num_groups = 200
-    found = []
-    for _ in range(rounds):
-        started = settled(setting.device)
-        for group in range(num_groups):
-            engine.submit(group)
-        for group in range(num_groups):
-            engine.wait(group)
-        found.append((time.perf_counter() - started) / num_groups)
-    optimizer.close()
-    if setting.dry:
-        device.close()
-    return median(found) * 1e3
-
-
-def time_way(findings: Findings, setting: Setting, way: str, iterations: int) -> tuple[float, float] | None:
-    """Return milliseconds an iteration for the host and the device; None after a failure, which is kept."""
-    workload = workloads(dry=setting.dry)[OVERHEAD_MODEL]
-    try:
-        model = workload.model(setting.device)
-        with trained(way, model, workload, setting.device) as (step, finish):
-            for _ in range(4):
-                step()
-            finish()
-            started = settled(setting.device)
-            clock = clock_for(model)
-            stamps = [clock.now()]
-            for _ in range(iterations):
-                step()
-                stamps.append(clock.now())
-            queued = time.perf_counter()
-            finish()
-            settled(setting.device)
-            at_s = clock.seconds(stamps)
-    except Exception as error:
-        findings.check(False, f"{way}: {type(error).__name__}: {error}")
-        return None
-    return (queued - started) / iterations * 1e3, median(b - a for a, b in pairwise(at_s)) * 1e3
-
-
-MEMORY_MODEL = "BERT-base"
-
-
-def memory(findings: Findings, setting: Setting) -> None:
-    """Peak memory of a training iteration: plain, under DDP and under PACE."""
-    workload = workloads(dry=setting.dry)[MEMORY_MODEL]
-    findings.fact("model", f"{MEMORY_MODEL}, fp32, AdamW, {workload.batch_size} samples a batch, one rank")
-    findings.fact("what is counted", "the process" if setting.dry else "torch's allocator, at its peak")
-    plain_mb = None
-    with one_rank(setting):
-        for way in WAYS:
-            with findings.row(training=way) as row:
-                row |= measure(way, setting)
-                plain_mb = row["peak MB"] if way == "plain" else plain_mb
-                row["over plain MB"] = None if plain_mb is None else row["peak MB"] - plain_mb
-            gc.collect()
-            if not setting.dry:
-                torch.cuda.empty_cache()
-                findings.fact(f"left allocated after {way}, MB", torch.cuda.memory_allocated() / 1e6)
-
-
-def measure(way: str, setting: Setting) -> dict[str, float]:
-    """Return what gradients take, and the peak of two steps after the first three."""
-    workload = workloads(dry=setting.dry)[MEMORY_MODEL]
+def measure(way: str, workload: Workload, setting: Setting) -> dict[str, float]:
+    """Return an iteration's milliseconds on the device's clock and, on a GPU, what it adds to memory."""
     before_mb = 0.0 if setting.dry else torch.cuda.memory_allocated() / 1e6  # DDP leaves its buckets behind
     model = workload.model(setting.device)
-    with trained(way, model, workload, setting.device) as (step, finish):
-        for number in range(5):
-            if number == 3 and not setting.dry:
-                torch.cuda.reset_peak_memory_stats()
-            step()
-        finish()
-        peak_mb = used_mb(dry=setting.dry) - before_mb
-    return {
-        "gradients MB": sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6,
-        "peak MB": peak_mb,
-    }
-
-
-def used_mb(*, dry: bool) -> float:
-    """Return what is used: at the peak on a GPU, by this process now in a dry run."""
-    if dry:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * 4096 / 1e6
-    return torch.cuda.max_memory_allocated() / 1e6
+    with trained(way, model, workload, setting.device) as step:
+        if not setting.dry:
+            torch.cuda.reset_peak_memory_stats()
+        found = {"iteration ms": device_seconds(model, step, 3 if setting.dry else 10) * 1e3}
+    if not setting.dry:
+        found["peak MB"] = torch.cuda.max_memory_allocated() / 1e6 - before_mb
+    return found
