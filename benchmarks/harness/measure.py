@@ -19,8 +19,6 @@ from benchmarks.harness.workload.replay import TOLERANCE, FloatArray
 from benchmarks.harness.workload.scaling import slower
 from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
-from pace.documents.profile import Profile
-from pace.documents.schedule import Schedule
 from pace.kinds import optimize
 from pace.planning.lower_bound import lower_bound_s
 from pace.runtime.profiler import Contention
@@ -70,7 +68,6 @@ class Entry:
     """
 
     job: trainer.Job
-    profile: Profile
     predict: Callable[[float | None], float]
     bound_s: float
     servers: Ranks | None = None
@@ -168,15 +165,12 @@ def measure(
     effort: Effort,
     tell: Tell,
     *,
-    traces: dict[str, Any] | None = None,
     unmodified: Callable[[], Sequence[MeasuredWindows]] | None = None,
 ) -> SettingResult:
     """Measure all contenders on one workload.
 
     Parameters
     ----------
-    traces
-        Filled with a (profile, schedule, trace) for each contender that follows a schedule of all-reduces.
     unmodified
         Runs other systems on these hosts, once all contenders are stopped.
     """
@@ -201,8 +195,6 @@ def measure(
                 entry.attempt(lambda e=entry: e.take_turn(effort))  # type: ignore[misc]
         for entry in entries:
             entry.attempt(lambda e=entry: e.check(expected))  # type: ignore[misc]
-            if traces is not None and isinstance(entry.job.schedule, Schedule):
-                _trace(entry, traces)
     for entry in entries:
         if entry.failed:
             tell(f"{entry.contender.name}: {entry.failed}")
@@ -248,7 +240,6 @@ def _over_allreduce(
             schedule=schedule,
             port=port,
         ),
-        profile=profile,
         predict=lambda mib: predict(contender, predicted, fitted.size_factor, schedule, mib),
         bound_s=bound_s,
     )
@@ -272,7 +263,6 @@ def _over_servers(contest: Contest, contender: Contender, port: int, effort: Eff
             rules=traffic.rules,
             pacing_bytes_per_s=pacing,
         ),
-        profile=profile,
         predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
         bound_s=optimize(profile, Options(cluster=cluster)).predicted.lower_bound_s,
     )
@@ -302,9 +292,3 @@ def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:
     if not largest <= TOLERANCE:
         raise RankFailed(f"weights are off by {largest:.2g}")
     return largest
-
-
-def _trace(entry: Entry, traces: dict[str, Any]) -> None:
-    found: list[Any] = []
-    entry.attempt(lambda: found.extend(entry.ask("trace", 4)[:1]))
-    traces[entry.contender.name] = (entry.profile, entry.job.schedule, found[0] if found else None)

@@ -48,8 +48,6 @@ _PACKET_BETWEEN_REPLICAS = 4096
 
 EVERY_CONTENDER_AT = (Layout(4), 1.0)
 
-Traces = dict[tuple[str, str, float], Any]
-
 
 def _layouts(*texts: str) -> tuple[Layout, ...]:
     return tuple(map(parse_layout, texts))
@@ -129,7 +127,6 @@ def run(
     grid: Grid,
     tell: Tell,
     *,
-    traces: Traces | None = None,
     keep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure a grid and return the record, JSON-ready.
@@ -159,7 +156,7 @@ def run(
             costs = _costs(on, layout, clip=grid.clip)
             record["networks"].append(_network(on, layout, rates, costs) | {"inner_mbit_s": inner_rates})
             for contest in _contests(on, layout, grid, costs, tell):
-                result = _measured(contest, grid, tell, traces)
+                result = _measured(contest, grid, tell)
                 record["settings"].append(as_document(result))
                 record["conditions"]["took_s"] = time.monotonic() - started
                 tell(_line(result))
@@ -254,7 +251,7 @@ def competing(grid: Grid, layout: Layout, ratio: float) -> list[Contender]:
     return [BY_NAME[name] for name in (grid.contenders or known) if name in possible]
 
 
-def _measured(contest: Contest, grid: Grid, tell: Tell, traces: Traces | None) -> SettingResult:
+def _measured(contest: Contest, grid: Grid, tell: Tell) -> SettingResult:
     layout, ratio, fitted = contest.layout, contest.ratio, contest.fitted
     everyone = (layout, ratio) == EVERY_CONTENDER_AT
     thorough = everyone or fitted.real is not None or layout.servers > 0 or layout.shards > 1
@@ -263,7 +260,6 @@ def _measured(contest: Contest, grid: Grid, tell: Tell, traces: Traces | None) -
         windows=grid.windows if thorough else grid.windows_elsewhere,
         bucket_sizes_mib=DDP_SWEEP_MIB if everyone else DDP_SWEEP_MIB[1::2],
     )
-    kept = None if traces is None else traces.setdefault((contest.model, str(layout), ratio), {})
     unmodified = None
     if grid.tensorflow is not None and layout.servers and contest.paced == grid.pacing[0]:
         from benchmarks.harness.training.tensorflow_peer import run_unmodified
@@ -276,7 +272,6 @@ def _measured(contest: Contest, grid: Grid, tell: Tell, traces: Traces | None) -
         competing(grid, layout, ratio),
         effort,
         lambda text: tell(f"  {contest.model}, {layout}, ratio {ratio:g}: {text}"),
-        traces=kept,
         unmodified=unmodified,
     )
 

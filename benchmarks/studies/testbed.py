@@ -55,19 +55,14 @@ def main() -> int:
     if grid.tensorflow is not None:
         require_tensorflow(grid.tensorflow)
     load(grid)
-    from benchmarks.harness.record import Traces, run
-    from benchmarks.harness.traces import write_traces
-
-    traces: Traces | None = {} if arguments.traces else None
+    from benchmarks.harness.record import run
 
     def keep(record: dict[str, Any]) -> None:
         record["command"] = command()
         if arguments.json:
             write_whole(arguments.json, json.dumps(record, indent=1) + "\n")
 
-    record = run(grid, _tell, traces=traces, keep=keep)
-    for path in write_traces(traces, arguments.traces) if traces is not None else ():
-        _tell(f"wrote {path}")
+    record = run(grid, _tell, keep=keep)
     publish(record, arguments)
     return 0
 
@@ -162,12 +157,6 @@ def parse(given: list[str]) -> tuple[argparse.Namespace, "Grid"]:
     add("--markdown", type=Path, metavar="OUT", help="File for the page (Markdown; default: standard output)")
     add("--chart", type=Path, metavar="OUT", help="File for the chart (PNG, SVG or PDF; default: none)")
     add("--read", type=Path, metavar="JSON", help="Record to write as page and chart, without measuring")
-    add(
-        "--traces",
-        type=Path,
-        metavar="FOLDER",
-        help="Folder for predicted and measured traces (default: none)",
-    )
     arguments = parser.parse_args(given)
     if arguments.pacing is not None:
         arguments.pacing = {"on": (True,), "off": (False,), "both": (True, False)}[arguments.pacing]

@@ -290,15 +290,6 @@ class Trainer:
         error = (weights.double() - torch.from_numpy(expected)).abs().max()
         return WeightCheck(sha256=sha256(weights), largest_error=float(error))
 
-    def trace(self, iterations: int) -> Any:
-        """Train on and return when each op of the last window ran, and for PACE its report of that round."""
-        record: list[tuple[str, float, float]] = []
-        self._replay.stream.record = record
-        starts = self.train(iterations)
-        self._replay.stream.record = None
-        report = self._optimizer.report() if self._contender.kind in _OURS else None
-        return starts, record, report
-
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
     whole: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

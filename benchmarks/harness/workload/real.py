@@ -20,7 +20,6 @@ from benchmarks.harness.network.joining import join, serve
 from benchmarks.harness.network.processes import Answer, answering, ranks
 from benchmarks.harness.workload.replay import LEARNING_RATE, FloatArray, scale_of
 from benchmarks.harness.workload.scaling import Fitted
-from benchmarks.harness.workload.stream import Stream
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import Profile
 from pace.runtime.capture.contention import ContentionMeasurement, costs_up_to, slowest_of
@@ -80,7 +79,6 @@ class RealModel(nn.Module):
         self.inputs = draw(BATCH_SIZES[name], generator)
         self.labels = torch.randint(0, CLASSES, (len(self.inputs),), generator=generator)
         self.names = {parameter: parameter for parameter, _ in self.named_parameters()}
-        self.stream = Stream()  # nothing is emulated, so nothing is ever recorded on it
 
     def forward(self, scale: torch.Tensor) -> torch.Tensor:
         """Run the forward pass; `scale` is a tensor of one element."""
