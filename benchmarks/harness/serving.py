@@ -1,4 +1,4 @@
-"""HTTP servers to measure: the service on a new SQLite database, and bare Starlette beside it."""
+"""HTTP servers to measure, the service on a new SQLite database and bare Starlette, and a large request."""
 
 import contextlib
 import json
@@ -79,3 +79,34 @@ def _running(command: Sequence[str], log: Path, environment: dict[str, str]) -> 
 def _lines(log: Path) -> list[dict[str, Any]]:
     complete = log.read_text().rpartition("\n")[0]
     return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
+
+
+def large_profile(num_gradients: int = 10_000, *, per_layer: int = 5) -> dict[str, Any]:
+    """Return a profile of a backward and a forward chain with so many ops a layer."""
+    ops: list[dict[str, Any]] = []
+    gradients: list[dict[str, Any]] = []
+    for kind, layers in (("bwd", range(num_gradients - 1, -1, -1)), ("fwd", range(num_gradients))):
+        for layer in layers:
+            for part in range(per_layer):
+                first_forward = kind == "fwd" and part == 0
+                ops.append(
+                    {
+                        "name": f"{kind}/layer{layer}/part{part}",
+                        "duration_s": 1e-5,
+                        "stream": "compute",
+                        "deps": [ops[-1]["name"]] if ops else [],
+                        "waits_for": [f"layer{layer}.weight"] if first_forward else [],
+                    }
+                )
+            if kind == "bwd":
+                gradients.append(
+                    {"name": f"layer{layer}.weight", "size_bytes": 40_000, "producer": ops[-1]["name"]}
+                )
+    return {
+        "schema_version": 1,
+        "name": "large",
+        "workers": 8,
+        "ops": ops,
+        "gradients": gradients,
+        "allreduce": {"kind": "affine", "latency_s": 1e-4, "seconds_per_byte": 1e-9},
+    }

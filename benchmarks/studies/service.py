@@ -33,8 +33,7 @@ from rich.table import Table
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.prerequisites import require_program
-from benchmarks.harness.serving import events, service, starlette
-from benchmarks.studies.large_profile import large_profile
+from benchmarks.harness.serving import events, large_profile, service, starlette
 from pace import Profile
 from pace.models import build
 

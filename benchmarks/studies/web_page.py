@@ -21,8 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.prerequisites import require_program
-from benchmarks.harness.serving import TIMEOUT_S, service
-from benchmarks.studies.large_profile import large_profile
+from benchmarks.harness.serving import TIMEOUT_S, large_profile, service
 
 FRAMES = 120
 # Keeps what the browser's performance timeline says of tasks over 50 ms.

@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from benchmarks.harness.conditions import write_json
-from benchmarks.studies.large_profile import large_profile
+from benchmarks.harness.serving import large_profile
 from pace.api.settings import Settings
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
