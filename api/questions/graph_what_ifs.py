@@ -6,19 +6,13 @@ from pace.api.errors import ContentTooLarge
 from pace.api.questions.graph_schedules import EXAMPLE_GRAPH, refuse_large_graph
 from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document, canonical_json
-from pace.client.graph_documents import (
-    GraphGridDocument,
-    GraphWhatIfRequest,
-    GraphWhatIfResource,
-    GraphWhatIfResult,
-    GraphWhatIfSummary,
-)
+from pace.client.graph_documents import GraphWhatIfRequest, GraphWhatIfResource, GraphWhatIfSummary
 from pace.documents.graph.collective_graph import parse_graph
-from pace.whatif.graphs import what_if_graph
+from pace.whatif.graphs import GraphGrid, what_if_graph
 
 
 def _read(request: GraphWhatIfRequest, limits: ReadLimits) -> Question:
-    graph, grid = request.graph, request.grid.grid()
+    graph, grid = request.graph, request.grid
     refuse_large_graph(graph, limits)
     if grid.num_cells > limits.max_cells:
         raise ContentTooLarge(
@@ -26,7 +20,7 @@ def _read(request: GraphWhatIfRequest, limits: ReadLimits) -> Question:
         )
     return Question(
         kind=KIND.name,
-        options=canonical_json(request.grid),
+        options=canonical_json(grid),
         num_steps=grid.num_cells,
         **about_document(graph.sha256, graph.name, graph.to_json().decode()),
     )
@@ -34,9 +28,8 @@ def _read(request: GraphWhatIfRequest, limits: ReadLimits) -> Question:
 
 def _answer(graph_document: bytes, options: str, tell: Tell) -> bytes:
     graph = parse_graph(zlib.decompress(graph_document))
-    grid = GraphGridDocument.model_validate_json(options).grid()
-    result = what_if_graph(graph, grid, progress=DoneCount(tell))
-    return GraphWhatIfResult.of(result).model_dump_json().encode()
+    result = what_if_graph(graph, GraphGrid.model_validate_json(options), progress=DoneCount(tell))
+    return result.model_dump_json().encode()
 
 
 KIND = QuestionKind(
@@ -58,5 +51,5 @@ KIND = QuestionKind(
     parts={"graph": parse_graph},
     read=_read,
     answer=_answer,
-    samples=((EXAMPLE_GRAPH, GraphGridDocument(policies=("pace",)).model_dump_json()),),
+    samples=((EXAMPLE_GRAPH, GraphGrid(policies=("pace",)).model_dump_json()),),
 )

@@ -1,41 +1,32 @@
 """What-ifs: what a job would gain on other networks and scales."""
 
-import csv
-import io
 import json
 import zlib
-from dataclasses import replace
 
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, canonical_json
 from pace.client.documents import example_profile
-from pace.client.what_if_documents import (
-    GridDocument,
-    WhatIfQuestion,
-    WhatIfRequest,
-    WhatIfResource,
-    WhatIfSummary,
-)
+from pace.client.what_if_documents import WhatIfRequest, WhatIfResource, WhatIfSummary
 from pace.documents.profile import parse_profile
-from pace.whatif import what_if
-from pace.whatif.target import BRACKETS, answer_all
+from pace.whatif import Grid, what_if
+from pace.whatif.results import to_csv
+from pace.whatif.target import BRACKETS
 
 
 def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
-    grid = request.grid.grid()
+    grid = request.grid
     searched = 0
-    if request.target_efficiency is not None:
+    if grid.target_efficiency is not None:
         searched = grid.num_cells // max(len(grid.bandwidth_gbps), 1) * BRACKETS
     if grid.num_cells + searched > limits.max_cells:
         counted = f"{grid.num_cells + searched} simulations"
         raise ContentTooLarge(f"the grid asks for {counted}; this service takes at most {limits.max_cells}")
     if request.profile is not None:
         grid.refuse_misfits(request.profile)
-    question = WhatIfQuestion(grid=request.grid, target_efficiency=request.target_efficiency)
     return Question(
         kind=KIND.name,
-        options=canonical_json(question),
+        options=canonical_json(grid),
         num_steps=grid.num_cells,
         **about_profile(request.profile, request.profile_id, limits),
     )
@@ -43,25 +34,13 @@ def _read(request: WhatIfRequest, limits: ReadLimits) -> Question:
 
 def _answer(profile_document: bytes, options: str, tell: Tell) -> bytes:
     profile = parse_profile(zlib.decompress(profile_document))
-    question = WhatIfQuestion.model_validate_json(options)
-    grid = question.grid.grid()
-    count = DoneCount(tell)
     # One process: the grid shares a machine with solves, and what is cancelled ends with its process.
-    result = what_if(profile, grid, processes=1, progress=count)
-    if question.target_efficiency is not None:
-        tell(count.num_done)
-        result = replace(result, answers=answer_all(profile, grid, question.target_efficiency))
+    result = what_if(profile, Grid.model_validate_json(options), processes=1, progress=DoneCount(tell))
     return json.dumps(result.to_document(), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _csv(document: bytes) -> bytes:
-    # The cells, as ``WhatIf.to_csv`` writes them.
-    text = io.StringIO()
-    cells = json.loads(document)["cells"]
-    writer = csv.DictWriter(text, fieldnames=list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    return text.getvalue().encode()
+    return to_csv(json.loads(document)["cells"]).encode()
 
 
 KIND = QuestionKind(
@@ -82,12 +61,7 @@ KIND = QuestionKind(
     parts={"profile": parse_profile},
     read=_read,
     answer=_answer,
-    samples=(
-        (
-            example_profile(),
-            canonical_json(WhatIfQuestion(grid=GridDocument(bandwidth_gbps=(1.0,), workers=(2,)))),
-        ),
-    ),
+    samples=((example_profile(), canonical_json(Grid(bandwidth_gbps=(1.0,), workers=(2,)))),),
     csv=_csv,
     about_profile=True,
 )

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +35,7 @@ from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading,
 from pace.terminal.service_connection import connect
 from pace.whatif import Grid, WhatIf, estimate_s
 from pace.whatif.graphs import GraphGrid
-from pace.whatif.scenario import TwoLevel
+from pace.whatif.grid import PolicyGrid
 
 LONG_S = 3600.0
 
@@ -46,7 +45,7 @@ def _profiled(what: str, panel: str) -> Any:
 
 
 _ON_NETWORKS: tuple[Exchange, ...] = ("allreduce", "sharded")
-_GRIDS: dict[tuple[Exchange, ...], type] = {
+_GRIDS: dict[tuple[Exchange, ...], type[PolicyGrid]] = {
     _ON_NETWORKS: Grid,
     ("graph",): GraphGrid,
 }
@@ -54,13 +53,13 @@ _GRIDS: dict[tuple[Exchange, ...], type] = {
 
 def _axes() -> dict[str, For]:
     """Return which exchanges have an option that is a field of a grid: those of all grids with this field."""
-    names = dict.fromkeys(field.name for grid in _GRIDS.values() for field in fields(grid))
+    names = dict.fromkeys(name for grid in _GRIDS.values() for name in grid.model_fields)
     return {
         name: For(
             tuple(
                 exchange
                 for exchanges, grid in _GRIDS.items()
-                if name in {field.name for field in fields(grid)}
+                if name in grid.model_fields
                 for exchange in exchanges
             )
         )
@@ -208,22 +207,19 @@ def what_if(
                 plot=plot,
             )
             return
-        two_level = None
-        if workers_per_node is not None or intra_gbps is not None:
-            if workers_per_node is None or intra_gbps is None:
-                raise InvalidOptions("--algorithm two-level needs both --workers-per-node and --intra-gbps")
-            two_level = TwoLevel(workers_per_node=workers_per_node, intra_gbps=intra_gbps)
         given: dict[str, Any] = {"policies": tuple(policy)} if policy else {}
         grid = Grid(
             bandwidth_gbps=read_numbers("--bandwidth-gbps", bandwidth_gbps),
             workers=read_whole_numbers("--workers", workers),
-            algorithm=tuple((algorithm or "").replace(" ", "").split(",")) if algorithm else (),  # type: ignore[arg-type]  # the grid refuses others
+            algorithm=tuple((algorithm or "").replace(" ", "").split(",")) if algorithm else (),
             latency_s=read_numbers("--latency-s", latency_s),
             compute_speedup=read_numbers("--compute-speedup", compute_speedup),
             batch=read_numbers("--batch", batch),
             compression=read_numbers("--compression", compression),
             baseline=baseline,
-            two_level=two_level,
+            target_efficiency=target_efficiency,
+            workers_per_node=workers_per_node,
+            intra_gbps=intra_gbps,
             **given,
         )
         warn_if_misleading(loaded)
@@ -232,9 +228,9 @@ def what_if(
         _say_what_is_assumed(loaded, grid)
         if service is None:
             _agree(estimate_s(loaded, grid, processes=processes), grid, yes=yes)
-            result = _run(loaded, grid, processes, target_efficiency)
+            result = _run(loaded, grid, processes)
         else:
-            result = _ask(loaded, grid, target_efficiency, service, api_key, timeout_s)
+            result = _ask(loaded, grid, service, api_key, timeout_s)
         if plot is not None:
             from pace.view.what_if_charts import plot as draw
 
@@ -278,27 +274,15 @@ def _agree(seconds: float, grid: Grid, *, yes: bool) -> None:
         raise typer.Exit(2)
 
 
-def _ask(
-    profile: Profile,
-    grid: Grid,
-    target_efficiency: float | None,
-    url: str,
-    api_key: str | None,
-    timeout_s: float,
-) -> WhatIf:
+def _ask(profile: Profile, grid: Grid, url: str, api_key: str | None, timeout_s: float) -> WhatIf:
     with connect(url, api_key, timeout_s) as client, progress_bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
-        return client.what_if(profile, grid, target_efficiency, progress=lambda done: bar.advance(task, done))
+        return client.what_if(profile, grid, progress=lambda done: bar.advance(task, done))
 
 
-def _run(profile: Profile, grid: Grid, processes: int | None, target_efficiency: float | None) -> WhatIf:
+def _run(profile: Profile, grid: Grid, processes: int | None) -> WhatIf:
     from pace.whatif import what_if as run
-    from pace.whatif.target import answer_all
 
     with progress_bar() as bar:
         task = bar.add_task("cells", total=grid.num_cells)
-        result = run(profile, grid, processes=processes, progress=lambda done: bar.advance(task, done))
-        if target_efficiency is not None:
-            bar.add_task("bandwidths for the target", total=None)
-            result = replace(result, answers=answer_all(profile, grid, target_efficiency))
-    return result
+        return run(profile, grid, processes=processes, progress=lambda done: bar.advance(task, done))

@@ -29,7 +29,7 @@ def show_what_if(result: WhatIf) -> None:
             f"[bold]{text}[/bold]" if cell.iteration_s == fastest else text
             for cell, text in zip(cells, shown, strict=True)
         ]
-        values = (getattr(cells[0].scenario, axis) for axis in axes)
+        values = (getattr(cells[0], axis) for axis in axes)
         table.add_row(*(f"{v:g}" if isinstance(v, float) else str(v) for v in values), *marked)
     console.print(table)
     if len(points) > SHOWN_POINTS:
@@ -38,7 +38,7 @@ def show_what_if(result: WhatIf) -> None:
         )
     for answer in result.answers:
         place = ", ".join(
-            f"{LABELS[axis]} {getattr(answer.scenario, axis)}" for axis in axes if axis != "bandwidth_gbps"
+            f"{LABELS[axis]} {getattr(answer, axis)}" for axis in axes if axis != "bandwidth_gbps"
         )
         reached = "no bandwidth" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g} Gbit/s"
         wanted = f"{answer.policy} reaches {answer.target_efficiency * 100:g} % at {reached}"

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import httpx
 
@@ -141,41 +141,26 @@ class Client(ServiceRequests):
             self._nonsense(f"a schedule for another {asked.noun}")
         return schedule
 
+    @overload
+    def what_if(
+        self, profile: Profile, grid: "Grid", *, progress: Callable[[int], None] | None = None
+    ) -> "WhatIf": ...
+
+    @overload
+    def what_if(
+        self, profile: CollectiveGraph, grid: "GraphGrid", *, progress: Callable[[int], None] | None = None
+    ) -> "GraphWhatIf": ...
+
     def what_if(
         self,
-        profile: Profile,
-        grid: "Grid",
-        target_efficiency: float | None = None,
+        profile: Profile | CollectiveGraph,
+        grid: Any,
+        *,
         progress: Callable[[int], None] | None = None,
-    ) -> "WhatIf":
-        """Let the service simulate a grid, and return the same as ``pace.whatif.what_if``.
+    ) -> "WhatIf | GraphWhatIf":
+        """Let the service simulate a profile's or a graph's grid.
 
-        Parameters
-        ----------
-        target_efficiency
-            Also find the bandwidth at which every policy reaches this scaling efficiency.
-        progress
-            Called with the number of cells done since the last call.
-
-        Raises
-        ------
-        InvalidProfile, InvalidOptions
-            If the service refuses them.
-        """
-        # Imported here because a training process must not load the simulator to fetch a schedule.
-        from pace.client.what_if_documents import GridDocument, WhatIfQuestion, WhatIfResource
-
-        question = WhatIfQuestion(grid=GridDocument.of(grid), target_efficiency=target_efficiency)
-        request = {"profile": profile.model_dump(mode="json"), **question.model_dump(mode="json")}
-        document = self._ask("/v1/what-if", request, WhatIfResource, progress).what_if
-        if document.profile_sha256 != profile.sha256 or len(document.cells) != grid.num_cells:
-            self._nonsense("the answer to another question")
-        return document.what_if(profile, grid)
-
-    def what_if_graph(
-        self, graph: CollectiveGraph, grid: "GraphGrid", *, progress: Callable[[int], None] | None = None
-    ) -> "GraphWhatIf":
-        """Let the service simulate a grid, and return the same as ``pace.whatif.graphs.what_if_graph``.
+        Returns the same as ``pace.whatif.what_if`` or ``pace.whatif.graphs.what_if_graph``.
 
         Parameters
         ----------
@@ -184,20 +169,31 @@ class Client(ServiceRequests):
 
         Raises
         ------
-        InvalidGraph, InvalidOptions
+        InvalidProfile, InvalidGraph, InvalidOptions
             If the service refuses them, or the graph cannot have another number of ranks.
         """
-        from pace.client.graph_documents import GraphGridDocument, GraphWhatIfRequest, GraphWhatIfResource
+        # Imported here because a training process must not load the simulator to fetch a schedule.
+        from pace.client.graph_documents import GraphWhatIfResource
+        from pace.client.what_if_documents import WhatIfResource
+        from pace.whatif import Grid, WhatIf
+        from pace.whatif.graphs import GraphGrid
 
-        request = GraphWhatIfRequest(graph=graph, grid=GraphGridDocument.of(grid))
-        asked = request.model_dump(mode="json")
-        resource = self._ask("/v1/graph-what-if", asked, GraphWhatIfResource, progress=progress)
-        answer = resource.what_if
-        if resource.graph_sha256 != graph.sha256 or answer.grid != request.grid:
+        found: WhatIf | GraphWhatIf
+        if isinstance(profile, CollectiveGraph):
+            refuse_other(grid, GraphGrid, InvalidOptions)
+            asked = {"graph": profile.model_dump(mode="json"), "grid": grid.model_dump(mode="json")}
+            resource = self._ask("/v1/graph-what-if", asked, GraphWhatIfResource, progress)
+            found, sha256 = resource.what_if, resource.graph_sha256
+        else:
+            refuse_other(profile, Profile, InvalidProfile)
+            refuse_other(grid, Grid, InvalidOptions)
+            asked = {"profile": profile.model_dump(mode="json"), "grid": grid.model_dump(mode="json")}
+            answer = self._ask("/v1/what-if", asked, WhatIfResource, progress).what_if
+            found = WhatIf(profile=profile, grid=grid, cells=answer.cells, answers=answer.targets)
+            sha256 = answer.profile_sha256
+        if sha256 != profile.sha256 or found.grid != grid or len(found.cells) != grid.num_cells:
             self._nonsense("the answer to another question")
-        if len(answer.cells) != grid.num_cells:
-            self._nonsense(f"{len(answer.cells)} cells instead of {grid.num_cells}")
-        return answer.what_if()
+        return found
 
     def check_order(
         self,

@@ -25,6 +25,7 @@ LIMIT = 10**18
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
 Kind = TypeVar("Kind", bound="Document")
+Value = TypeVar("Value")
 
 
 def _limit_numbers(schema: Any, document: type) -> None:
@@ -100,9 +101,9 @@ class JsonDocument(Document):
         return hashlib.sha256(self.to_json()).hexdigest()
 
 
-def repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that is there for the second time; None where all differ."""
-    seen: set[str] = set()
+def repeated(names: Iterable[Value]) -> Value | None:
+    """Return the first name or number that is there for the second time; None where all differ."""
+    seen: set[Value] = set()
     for name in names:
         if name in seen:
             return name
@@ -236,6 +237,8 @@ def _explain_one(document: Any, fault: Any) -> str:
             place.append(str(part))
     value = fault.get("input")
     shown = f" (got {_short(value)})" if place and isinstance(value, int | float | str) else ""
+    if shown and len(place) > 1 and isinstance(fault["loc"][-1], int):
+        place.pop()  # the value shows which item it is
     return f"{': '.join(place)}: {message}{shown}" if place else message
 
 

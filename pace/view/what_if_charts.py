@@ -46,7 +46,7 @@ def charts(result: WhatIf) -> "Iterator[tuple[str, Figure]]":
     outer = rest[1:]
     figures: dict[tuple[object, ...], list[Cell]] = {}
     for cell in result.cells:
-        figures.setdefault(tuple(getattr(cell.scenario, axis) for axis in outer), []).append(cell)
+        figures.setdefault(tuple(getattr(cell, axis) for axis in outer), []).append(cell)
     for values, cells in figures.items():
         title = ", ".join(f"{LABELS[axis]} {_show(value)}" for axis, value in zip(outer, values, strict=True))
         yield title, _figure(result, cells, horizontal, panels, title)
@@ -80,7 +80,7 @@ def _figure(
 
     in_panel: dict[object, list[Cell]] = {}
     for cell in cells:
-        in_panel.setdefault(getattr(cell.scenario, panels) if panels else None, []).append(cell)
+        in_panel.setdefault(getattr(cell, panels) if panels else None, []).append(cell)
     shown = list(in_panel)[:MOST_PANELS]
     figure = Figure(figsize=(3.4 * len(shown) + 1.6, 8.2), layout="constrained")
     grid = figure.subplots(3, len(shown), squeeze=False, sharex=horizontal is not None, sharey="row")
@@ -128,7 +128,7 @@ def _draw(
             axes.bar(at, heights[0], color=color, label=policy)
             continue
         points = sorted(
-            zip((getattr(cell.scenario, horizontal) for cell in mine), heights, strict=True),
+            zip((getattr(cell, horizontal) for cell in mine), heights, strict=True),
             key=lambda point: point[0],
         )
         axes.plot(
@@ -145,7 +145,7 @@ def _draw(
     if horizontal is None:
         axes.set_xticks([])
     else:
-        values = [getattr(cell.scenario, horizontal) for cell in cells]
+        values = [getattr(cell, horizontal) for cell in cells]
         if min(values) > 0 and max(values) / min(values) >= 20:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

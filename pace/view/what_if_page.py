@@ -64,7 +64,7 @@ def _encoded(text: str) -> str:
 
 
 def _place(cell: Cell, axes: tuple[str, ...]) -> list[str]:
-    values = (getattr(cell.scenario, axis) for axis in axes)
+    values = (getattr(cell, axis) for axis in axes)
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
@@ -100,7 +100,7 @@ def _targets(result: WhatIf) -> str:
     axes = tuple(axis for axis in result.grid.varied() if axis != "bandwidth_gbps")
     rows = []
     for answer in result.answers:
-        values = (getattr(answer.scenario, axis) for axis in axes)
+        values = (getattr(answer, axis) for axis in axes)
         shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
         gbps = "never" if answer.bandwidth_gbps is None else f"{answer.bandwidth_gbps:.3g}"
         rows.append([*shown, answer.policy, f"{answer.target_efficiency * 100:g} %", gbps])

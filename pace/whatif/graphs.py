@@ -1,12 +1,12 @@
 """What-ifs of graphs of sharded training: other ranks, bandwidths and memory budgets, under policies."""
 
-import csv
-import io
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import Field, model_validator
+
+from pace.documents.base import ComputedDocument
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import OpCost
@@ -16,53 +16,47 @@ from pace.simulation import make_policy
 from pace.simulation.graph.run import run_graph_policy
 from pace.simulation.registry import knobs_of
 from pace.whatif.graph_ranks import MOST_RANKS, with_ranks
+from pace.whatif.grid import Policies, PolicyGrid
+from pace.whatif.results import to_csv
 
 MOST_CELLS = 2000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphGrid:
-    """The questions: one point for every combination.
+# A bandwidth at which no cost overflows.
+Factor = Annotated[float, Field(ge=1e-6, lt=1e6)]
+Ranks = Annotated[int, Field(ge=2, le=MOST_RANKS)]
+Gigabytes = Annotated[float, Field(gt=0, lt=1e6)]
+Few = Field(max_length=MOST_CELLS)
 
-    Attributes
-    ----------
-    ranks
-        Numbers of ranks that parameters are sharded over (``pace.whatif.graph_ranks``); empty for the graph's
-        own number.
-    bandwidth_factor
-        How many times as fast every wire is. The latency stays: of a measured cost, that of its smallest
-        sample.
-    memory_gb
-        Budgets for policies that plan within one, in GB (10^9 bytes); empty for no limit.
-    """
 
-    ranks: tuple[int, ...] = ()
-    bandwidth_factor: tuple[float, ...] = (1.0,)
-    memory_gb: tuple[float, ...] = ()
-    policies: tuple[str, ...] = ("fsdp2", "inductor", "pace")
+class GraphGrid(PolicyGrid):
+    """Axes of a graph's what-if; see ``pace.whatif.graph_ranks`` for ranks."""
 
-    def __post_init__(self) -> None:
-        for number in self.ranks:
-            if not 2 <= number <= MOST_RANKS:
-                raise InvalidOptions(f"ranks {number}: expected 2 to {MOST_RANKS:,}")
-        for name, values in (("bandwidth_factor", self.bandwidth_factor), ("memory_gb", self.memory_gb)):
-            for value in values:
-                if not 0 < value < 1e6:
-                    raise InvalidOptions(f"{name} {value:g}: expected more than 0 and less than a million")
+    exchange = "graph"
+
+    ranks: Annotated[tuple[Ranks, ...], Few, Field(exclude_if=lambda ranks: not ranks)] = ()
+    """Numbers of ranks that parameters are sharded over; empty for the graph's own number."""
+
+    bandwidth_factor: Annotated[tuple[Factor, ...], Few, Field(min_length=1)] = (1.0,)
+    """Factors that multiply all bandwidths. The latency stays: of a measured cost, that of its smallest
+    sample."""
+
+    memory_gb: Annotated[tuple[Gigabytes, ...], Few] = ()
+    """Memory budgets in GB (10^9 bytes) for policies that plan within one; empty for no limit."""
+
+    policies: Policies = ("fsdp2", "inductor", "pace")
+    """Policies to simulate."""
+
+    @model_validator(mode="after")
+    def _few(self) -> Self:
         if self.num_cells > MOST_CELLS:
-            raise InvalidOptions(
+            raise ValueError(
                 f"{self.num_cells:,} simulations; at most {MOST_CELLS:,} are allowed: give fewer values"
             )
-
-    @property
-    def num_cells(self) -> int:
-        """Number of points times policies."""
-        points = max(1, len(self.ranks)) * len(self.bandwidth_factor) * max(1, len(self.memory_gb))
-        return points * len(self.policies)
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphCell:
+class GraphCell(ComputedDocument):
     """One policy at one point.
 
     Attributes
@@ -79,7 +73,7 @@ class GraphCell:
         What no plan beats at this bandwidth, with any amount of memory.
     """
 
-    ranks: int | None = None
+    ranks: Annotated[int | None, Field(exclude_if=lambda ranks: ranks is None)] = None
     bandwidth_factor: float
     memory_gb: float | None
     policy: str
@@ -89,8 +83,7 @@ class GraphCell:
     lower_bound_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphWhatIf:
+class GraphWhatIf(ComputedDocument):
     """All cells, point by point."""
 
     graph: str
@@ -99,25 +92,11 @@ class GraphWhatIf:
 
     def to_document(self) -> dict[str, Any]:
         """Return what JSON holds."""
-        return {
-            "graph": self.graph,
-            "grid": _without_ranks(asdict(self.grid)),
-            "cells": [_without_ranks(asdict(cell)) for cell in self.cells],
-        }
+        return self.model_dump(mode="json")
 
     def to_csv(self) -> str:
         """Return one line for each cell."""
-        rows = [_without_ranks(asdict(cell)) for cell in self.cells]
-        output = io.StringIO()
-        writer = csv.DictWriter(output, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return output.getvalue()
-
-
-def _without_ranks(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields without those of an axis that was not asked for."""
-    return {name: value for name, value in fields.items() if name != "ranks" or value}
+        return to_csv([cell.model_dump() for cell in self.cells])
 
 
 def what_if_graph(
@@ -133,10 +112,8 @@ def what_if_graph(
     Raises
     ------
     InvalidOptions
-        If a policy is unknown, or the graph cannot have another number of ranks.
+        If the graph cannot have another number of ranks.
     """
-    for policy in grid.policies:
-        make_policy(policy, "graph")
     graphs: list[tuple[int | None, CollectiveGraph]] = [(None, graph)]
     if grid.ranks:
         graphs = [(ranks, with_ranks(graph, ranks)) for ranks in grid.ranks]

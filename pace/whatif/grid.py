@@ -1,19 +1,19 @@
-"""The grid: values along every axis, checked before anything is simulated."""
+"""The grids: values along every axis, checked before anything is simulated."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pace.documents.base import refuse_other
-from pace.documents.collective_costs import ALGORITHMS, Algorithm
+from pydantic import ConfigDict, Field, model_validator
+
+from pace.documents.base import Document, repeated
+from pace.documents.collective_costs import Algorithm
 from pace.documents.profile import Profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.simulation import make_policy
 from pace.whatif.scenario import Scenario, TwoLevel, measured_batch, networked_at
-
-DEFAULT_POLICIES = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
 
 # Outermost first: changing ops costs most, changing the network least.
 AXES = (
@@ -26,74 +26,120 @@ AXES = (
     "bandwidth_gbps",
 )
 
-# An axis that is not here takes numbers from `SMALLEST`.
-LEAST = {"workers": 1.0, "latency_s": 0.0, "compression": 1.0}
 SMALLEST = 1e-9
 MOST_WORKERS = 1_000_000
 # No network or machine exceeds it, and below it no cost overflows.
 MOST = 1e9
 
+Positive = Annotated[float, Field(ge=SMALLEST, le=MOST)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
+AtLeastOne = Annotated[float, Field(ge=1, le=MOST)]
+Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+Policies = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=50)], ...], Field(min_length=1, max_length=20)
+]
+Many = Field(max_length=100_000)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Axes of a what-if question; an empty axis keeps what was profiled.
+
+class PolicyGrid(Document):
+    """Base of the grids of what-ifs: each combination of the axes' values is simulated under every policy.
 
     Attributes
     ----------
-    policies
-        Names in ``pace.simulation.POLICIES``.
-    baseline
-        Policy with which the others are compared; None for "ddp", or the first policy if "ddp" is not there.
-    two_level
-        The inside of a node, for algorithm "two-level".
+    exchange
+        Where the policies are simulated; None for all policies on one network.
     """
 
-    bandwidth_gbps: tuple[float, ...] = ()
-    workers: tuple[int, ...] = ()
-    algorithm: tuple[Algorithm, ...] = ()
-    latency_s: tuple[float, ...] = ()
-    compute_speedup: tuple[float, ...] = ()
-    batch: tuple[float, ...] = ()
-    compression: tuple[float, ...] = ()
-    policies: tuple[str, ...] = DEFAULT_POLICIES
-    baseline: str | None = None
-    two_level: TwoLevel | None = None
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    refused_as = InvalidOptions
+    exchange: ClassVar[Exchange | None] = None
 
-    def __post_init__(self) -> None:
-        for axis in AXES:
-            values = getattr(self, axis)
-            if not isinstance(values, tuple):
-                raise InvalidOptions(f"{axis} is {values!r}: expected a tuple of values")
-            for value in values:
-                _refuse_wrong(axis, value)
-            if len(set(values)) < len(values):
-                raise InvalidOptions(f"{axis} names a value twice: {', '.join(map(str, values))}")
-        if not self.policies:
-            raise InvalidOptions("policies is empty: give at least one policy")
+    policies: Policies
+    """Policies to simulate."""
+
+    @model_validator(mode="after")
+    def _once_and_known(self) -> Self:
+        for name, values in self:
+            twice = repeated(values) if isinstance(values, tuple) else None
+            if twice is not None:
+                raise ValueError(f"{name} names a value twice: {twice}")
         for policy in self.policies:
-            make_policy(policy)
-        if len(set(self.policies)) < len(self.policies):
-            raise InvalidOptions(f"a policy is named twice: {', '.join(self.policies)}")
-        if self.baseline is not None and self.baseline not in self.policies:
-            raise InvalidOptions(
-                f'baseline "{self.baseline}" is not simulated: choose one of {", ".join(self.policies)}'
-            )
-        if self.two_level is not None:
-            refuse_other(self.two_level, TwoLevel, InvalidOptions)
-            inside = self.two_level
-            _refuse_outside("workers_per_node", inside.workers_per_node, 1, MOST_WORKERS)
-            _refuse_outside("intra_gbps", inside.intra_gbps, SMALLEST, MOST)
-            _refuse_outside("intra_latency_s", inside.intra_latency_s, 0, MOST)
-
-    @property
-    def num_points(self) -> int:
-        """Points of the grid; each is simulated under every policy."""
-        return prod(max(len(getattr(self, axis)), 1) for axis in AXES)
+            make_policy(policy, self.exchange)
+        return self
 
     @property
     def num_cells(self) -> int:
         """Simulations that the grid asks for."""
-        return self.num_points * len(self.policies)
+        return prod(max(len(values), 1) for _, values in self if isinstance(values, tuple))
+
+
+class Grid(PolicyGrid):
+    """Axes of a what-if question; an empty axis keeps what was profiled."""
+
+    bandwidth_gbps: Annotated[tuple[Positive, ...], Many] = ()
+    """Link bandwidths in Gbit/s."""
+
+    workers: Annotated[tuple[Workers, ...], Many] = ()
+    """Numbers of workers."""
+
+    algorithm: tuple[Algorithm, ...] = ()
+    """All-reduce algorithms."""
+
+    latency_s: Annotated[tuple[NotNegative, ...], Many] = ()
+    """Latencies of one message in seconds."""
+
+    compute_speedup: Annotated[tuple[Positive, ...], Many] = ()
+    """Factors by which compute is faster."""
+
+    batch: Annotated[tuple[Positive, ...], Many] = ()
+    """Samples per worker and iteration."""
+
+    compression: Annotated[tuple[AtLeastOne, ...], Many] = ()
+    """Factors by which gradients are compressed."""
+
+    policies: Policies = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
+    """Policies to simulate."""
+
+    baseline: str | None = None
+    """Policy with which the others are compared: a speed-up of 1 is as fast as this one."""
+
+    target_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Also find the bandwidth at which every policy reaches this scaling efficiency."""
+
+    workers_per_node: Workers | None = None
+    """With `algorithm` two-level: number of workers in one node."""
+
+    intra_gbps: Positive | None = None
+    """With `algorithm` two-level: bandwidth inside a node, in Gbit/s."""
+
+    intra_latency_s: NotNegative = 0.0
+    """With `algorithm` two-level: latency of one message inside a node, in seconds."""
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.baseline is not None and self.baseline not in self.policies:
+            raise ValueError(
+                f'baseline "{self.baseline}" is not simulated: choose one of {", ".join(self.policies)}'
+            )
+        if (self.workers_per_node is None) != (self.intra_gbps is None):
+            raise ValueError("algorithm two-level needs both workers_per_node and intra_gbps")
+        return self
+
+    @property
+    def two_level(self) -> TwoLevel | None:
+        """The inside of a node, for algorithm two-level."""
+        if self.workers_per_node is None or self.intra_gbps is None:
+            return None
+        return TwoLevel(
+            workers_per_node=self.workers_per_node,
+            intra_gbps=self.intra_gbps,
+            intra_latency_s=self.intra_latency_s,
+        )
+
+    @property
+    def num_points(self) -> int:
+        """Points of the grid; each is simulated under every policy."""
+        return self.num_cells // len(self.policies)
 
     @property
     def baseline_policy(self) -> str:
@@ -139,16 +185,3 @@ class Grid:
                     latency_s=self.latency_s[0] if self.latency_s else None,
                 )
                 networked_at(profile, scenario, self.two_level)
-
-
-def _refuse_wrong(axis: str, value: object) -> None:
-    if axis == "algorithm":
-        if value not in ALGORITHMS:
-            raise InvalidOptions(f'no algorithm "{value}": choose one of {", ".join(ALGORITHMS)}')
-        return
-    _refuse_outside(axis, value, LEAST.get(axis, SMALLEST), MOST_WORKERS if axis == "workers" else MOST)
-
-
-def _refuse_outside(name: str, value: object, least: float, most: float) -> None:
-    if not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidOptions(f"{name} is {value}: expected a number from {least:g} to {most:g}")

@@ -2,18 +2,18 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pace.documents.profile import Profile
-from pace.whatif.grid import AXES, Grid
+from pace.whatif.grid import Grid
 from pace.whatif.scenario import ASSUMPTIONS, Scenario, batch_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One policy at one point.
+class Cell(Scenario):
+    """One policy at one point; None where an axis keeps what was profiled.
 
     Attributes
     ----------
@@ -30,7 +30,6 @@ class Cell:
         largest.
     """
 
-    scenario: Scenario
     policy: str
     iteration_s: float
     compute_s: float
@@ -39,30 +38,13 @@ class Cell:
     speedup: float
     gain_per_gbps: float | None = None
 
-    def as_row(self) -> dict[str, Any]:
-        """Return the cell as one flat row; None where an axis keeps what was profiled."""
-        numbers = {
-            name: getattr(self, name)
-            for name in (
-                "iteration_s",
-                "compute_s",
-                "throughput",
-                "scaling_efficiency",
-                "speedup",
-                "gain_per_gbps",
-            )
-        }
-        return {**asdict(self.scenario), "policy": self.policy, **numbers}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Scenario):
     """The bandwidth at which a policy reaches the target scaling efficiency; None if no bandwidth does."""
 
-    scenario: Scenario
     policy: str
     target_efficiency: float
-    bandwidth_gbps: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +76,19 @@ class WhatIf:
             "baseline": self.grid.baseline_policy,
             "throughput_unit": f"{self.unit}/s",
             "assumptions": list(ASSUMPTIONS),
-            "cells": [cell.as_row() for cell in self.cells],
-            "targets": [
-                {
-                    **{axis: getattr(answer.scenario, axis) for axis in AXES if axis != "bandwidth_gbps"},
-                    "policy": answer.policy,
-                    "target_efficiency": answer.target_efficiency,
-                    "bandwidth_gbps": answer.bandwidth_gbps,
-                }
-                for answer in self.answers
-            ],
+            "cells": [asdict(cell) for cell in self.cells],
+            "targets": [asdict(answer) for answer in self.answers],
         }
 
     def to_csv(self) -> str:
         """Return the cells as CSV with a header; empty where an axis keeps what was profiled."""
-        text = io.StringIO()
-        rows = [cell.as_row() for cell in self.cells]
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return to_csv([asdict(cell) for cell in self.cells])
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return cells, by the names of their fields, as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

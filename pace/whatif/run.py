@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from multiprocessing import get_context
@@ -17,6 +17,7 @@ from pace.simulation import make_policy, run_policy
 from pace.whatif.grid import Grid
 from pace.whatif.results import Cell, WhatIf
 from pace.whatif.scenario import Scenario, computed_at, measured_batch, networked_at
+from pace.whatif.target import answer_all
 
 # Starting a process and loading compiled loops takes about as long as simulating some hundred points.
 POINTS_WORTH_PROCESSES = 400
@@ -31,7 +32,7 @@ Progress = Callable[[int], None]
 def what_if(
     profile: Profile, grid: Grid, *, processes: int | None = None, progress: Progress | None = None
 ) -> WhatIf:
-    """Simulate every point of `grid` under every policy.
+    """Simulate every point of `grid` under every policy, and find the bandwidths of its target.
 
     Parameters
     ----------
@@ -60,7 +61,8 @@ def what_if(
         cells += _cells(profile, grid, scenario, priced, batch)
         if progress is not None:
             progress(len(grid.policies))
-    return WhatIf(profile=profile, grid=grid, cells=tuple(_with_gains(grid, cells)))
+    answers = () if grid.target_efficiency is None else answer_all(profile, grid, grid.target_efficiency)
+    return WhatIf(profile=profile, grid=grid, cells=tuple(_with_gains(grid, cells)), answers=answers)
 
 
 def estimate_s(profile: Profile, grid: Grid, *, processes: int | None = None) -> float:
@@ -149,9 +151,10 @@ def _cells(
     workers = profile.workers if scenario.workers is None else scenario.workers
     on_each = batch if scenario.batch is None else scenario.batch
     against = windows[grid.policies.index(grid.baseline_policy)]
+    place = asdict(scenario)
     for policy, window in zip(grid.policies, windows, strict=True):
         yield Cell(
-            scenario=scenario,
+            **place,
             policy=policy,
             iteration_s=window,
             compute_s=compute_s,

@@ -1,6 +1,7 @@
 """Which bandwidth a wanted scaling efficiency takes: a root search on the simulator."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
@@ -80,10 +81,10 @@ def answer_all(profile: Profile, grid: Grid, target_efficiency: float) -> tuple[
     rest = [scenario for scenario in grid.scenarios() if scenario.bandwidth_gbps == first[0]]
     return tuple(
         Answer(
-            scenario=scenario,
+            **asdict(scenario)
+            | {"bandwidth_gbps": bandwidth_for(profile, policy, target_efficiency, scenario, grid.two_level)},
             policy=policy,
             target_efficiency=target_efficiency,
-            bandwidth_gbps=bandwidth_for(profile, policy, target_efficiency, scenario, grid.two_level),
         )
         for scenario in rest
         for policy in grid.policies

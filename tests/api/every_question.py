@@ -41,7 +41,7 @@ def ask_everything() -> None:
         WindowRequest(profile_id=sha256),
     )
     grid = {"bandwidth_gbps": [1.0, 10.0], "workers": [2, 8], "latency_s": [0.0, 1e-4]}
-    answer_question("what-if", document, json.dumps({"grid": grid, "target_efficiency": 0.9}))
+    answer_question("what-if", document, json.dumps(grid | {"target_efficiency": 0.9}))
     example: dict[str, Any] = KINDS["graph"].example["graph"]
     graph = _packed(example)
     planned = answer_question("graph", graph, json.dumps({"memory_bytes": 10**9}))

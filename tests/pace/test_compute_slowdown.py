@@ -292,7 +292,7 @@ def test_what_if_keeps_the_slow_down_on_another_network() -> None:
     profile = build("resnet50", device_tflops=8.0, batch=32, workers=8).replace(compute_slowdown=1.4)
     grid = Grid(bandwidth_gbps=(5.0, 50.0), policies=("ddp", "pace"))
     for cell in what_if(profile, grid, processes=1).cells:
-        point = profile_at(profile, cell.scenario)
+        point = profile_at(profile, cell)
         assert point.compute_slowdown == 1.4
         assert cell.iteration_s == run_policy(point, make_policy(cell.policy)).iteration_s
         plain = run_policy(point.replace(compute_slowdown=1.0), make_policy(cell.policy)).iteration_s

@@ -61,6 +61,6 @@ def main() -> None:
             )
             against = f"{best.policy} {(best.iteration_s / ours.iteration_s - 1) * 100:.1f} %"
             print(
-                f"| {ours.scenario.bandwidth_gbps:g} | {ours.iteration_s * 1e3:.2f} "
+                f"| {ours.bandwidth_gbps:g} | {ours.iteration_s * 1e3:.2f} "
                 f"| {ours.scaling_efficiency * 100:.0f} % | {gains} | {against} | {winners(cells)} |"
             )

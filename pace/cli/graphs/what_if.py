@@ -27,7 +27,7 @@ def report_graph(
     with ExitStack() as stack:
         client = None if service is None else stack.enter_context(connect(service, api_key, timeout_s))
         bar = stack.enter_context(progress_bar())
-        ask = what_if_graph if client is None else client.what_if_graph
+        ask = what_if_graph if client is None else client.what_if
         result = ask(graph, grid, progress=partial(bar.advance, bar.add_task("cells", total=grid.num_cells)))
     if plot is not None:
         from pace.view.what_if_charts import plot_graph_what_if

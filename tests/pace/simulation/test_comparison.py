@@ -84,7 +84,7 @@ untyped: Any = pace  # as in code that no type checker reads
         lambda: untyped.what_if(PROFILE, None),
         lambda: untyped.Grid(bandwidth_gbps=3),
         lambda: untyped.Grid(policies=(1,)),
-        lambda: untyped.Grid(two_level="x"),
+        lambda: untyped.Grid(workers_per_node="x"),
         lambda: untyped.StepsDocument("x"),
         lambda: PROFILE.replace(workers=-1),
     ],

@@ -61,14 +61,16 @@ def test_results_are_written_and_drawn(tmp_path: Path) -> None:
 
 def test_wrong_grids_are_refused() -> None:
     """Numbers that cannot be, too many cells and unknown policies."""
-    with pytest.raises(InvalidOptions, match="bandwidth_factor 0"):
+    with pytest.raises(InvalidOptions, match=r"bandwidth_factor: .*got 0"):
         GraphGrid(bandwidth_factor=(0.0,))
-    with pytest.raises(InvalidOptions, match="memory_gb -1"):
+    with pytest.raises(InvalidOptions, match=r"memory_gb: .*got -1"):
         GraphGrid(memory_gb=(-1.0,))
     with pytest.raises(InvalidOptions, match="at most 2,000 are allowed"):
         GraphGrid(memory_gb=tuple(range(1, 1000)))
     with pytest.raises(InvalidOptions, match='policy "ddp" needs a profile'):
-        what_if_graph(GRAPH, GraphGrid(policies=("ddp",)))
+        GraphGrid(policies=("ddp",))
+    with pytest.raises(InvalidOptions, match="ranks names a value twice: 8"):
+        GraphGrid(ranks=(2, 8, 8))
 
 
 def test_noisy_samples_get_no_slower_on_a_faster_wire() -> None:
