@@ -8,9 +8,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from pace.documents.base import explain, read_file
 from pace.documents.collective_costs import AllReduce, RingAllReduce
+from pace.documents.options import NETWORK
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_option
-from pace.terminal.console import NETWORK
 from pace.whatif.grid import MOST
 
 Cost = Annotated[

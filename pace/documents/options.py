@@ -14,12 +14,13 @@ from pace.errors import InvalidOptions
 Risk = Literal["mean", "p95"]
 SearchR = Literal["all", "momentum"]
 
+JOB, NETWORK = "The job", "Network"
 OF_PROFILES: tuple[Exchange, ...] = ("allreduce", "sharded", "servers")
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Which exchanges have an option.
+    """Which exchanges have an option, and how a command shows it.
 
     Attributes
     ----------
@@ -29,11 +30,17 @@ class For:
         What leaving the option out means, if its value does not say so.
     needs
         Another option and its value, without which this one means nothing; None for any value.
+    example
+        Several values as a command takes them: separated by commas.
+    panel
+        Heading of the options of a command among which it is.
     """
 
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...] = ()
     unset: str | None = None
     needs: tuple[str, str | None] | None = None
+    example: str | None = None
+    panel: str | None = None
 
     def is_chosen(self, value_of: Callable[[str], object]) -> bool:
         """Return whether the option that this one needs has a value that it needs."""
@@ -43,23 +50,27 @@ class For:
         return value is not None and self.needs[1] in (None, value)
 
 
-class ExchangeOptions(Document):
-    """Options of which each exchange has some: each field says which, with ``For``, and what it means."""
+class DescribedOptions(Document):
+    """Options that commands have, too: each such field says how, with ``For``, and what it means."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     refused_as = InvalidOptions
 
-    exchange: Exchange | None = None
-
     @classmethod
     def described(cls) -> dict[str, For]:
-        """Return which exchanges have an option, by its name."""
+        """Return how commands have an option, by its name."""
         return {
             name: each
             for name, field in cls.model_fields.items()
             for each in field.metadata
             if isinstance(each, For)
         }
+
+
+class ExchangeOptions(DescribedOptions):
+    """Options of which each exchange has some."""
+
+    exchange: Exchange | None = None
 
     @classmethod
     def names_of(cls, exchange: Exchange) -> tuple[str, ...]:

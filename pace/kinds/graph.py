@@ -1,17 +1,20 @@
 """The kind of graphs: ops and collectives of a compiled or sharded model, under a budget of memory."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pace.counted import counted
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
-from pace.kinds.kind import Details, Kind, PolicyRun, Row, SimulatedPolicy
+from pace.kinds.kind import Details, Kind, PolicyRun, Row, SimulatedPolicy, WhatIfTable
 from pace.kinds.over_profiles import milliseconds
+
+if TYPE_CHECKING:
+    from pace.whatif.graphs import GraphCell, GraphGrid, GraphWhatIf
 
 
 class Graphs(Kind):
@@ -57,6 +60,56 @@ class Graphs(Kind):
         from pace.simulation.graph.run import run_graph_policy
 
         return run_graph_policy(graph, make_policy(policy, "graph", **knobs))
+
+    def grid(self) -> "type[GraphGrid]":
+        """Return axes of ranks, bandwidths and memory budgets."""
+        from pace.whatif.graphs import GraphGrid
+
+        return GraphGrid
+
+    def what_if(
+        self,
+        graph: CollectiveGraph,
+        grid: "GraphGrid",
+        *,
+        processes: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "GraphWhatIf":
+        """Simulate every point under every policy, in this process."""
+        from pace.whatif.graphs import what_if_graph
+
+        return what_if_graph(graph, grid, progress=progress)
+
+    def what_if_table(self, result: "GraphWhatIf") -> WhatIfTable:
+        """Return time and peak memory of each policy, and the bound."""
+        policies = result.grid.policies
+        points = [result.cells[at : at + len(policies)] for at in range(0, len(result.cells), len(policies))]
+        return WhatIfTable(
+            title=f"{result.graph}: iteration ms (peak GB); * exceeds the memory budget",
+            headings=(
+                *["ranks"] * bool(result.grid.ranks),
+                "bandwidth factor",
+                "budget GB",
+                *policies,
+                "bound ms",
+            ),
+            rows=tuple(
+                (
+                    *([] if cells[0].ranks is None else [str(cells[0].ranks)]),
+                    f"{cells[0].bandwidth_factor:g}",
+                    "no limit" if cells[0].memory_gb is None else f"{cells[0].memory_gb:g}",
+                    *(_what_if_cell(cell) for cell in cells),
+                    f"{cells[0].lower_bound_s * 1e3:.3f}",
+                )
+                for cells in points
+            ),
+        )
+
+    def draw_what_if(self, result: "GraphWhatIf", path: Path) -> None:
+        """Draw the time over the axis that varies."""
+        from pace.view.what_if_charts import plot_graph_what_if
+
+        plot_graph_what_if(result, path)
 
     def title(self, graph: CollectiveGraph, schedule: Schedule) -> str:
         """Return the graph's name, and how many nodes, collectives and wires it has."""
@@ -127,3 +180,10 @@ class Graphs(Kind):
             ],
             path,
         )
+
+
+def _what_if_cell(cell: "GraphCell") -> str:
+    if cell.iteration_s is None or cell.peak_bytes is None:
+        return "no plan fits"
+    mark = "" if cell.fits else "*"
+    return f"{cell.iteration_s * 1e3:.3f} ({cell.peak_bytes / 1e9:.2f}{mark})"

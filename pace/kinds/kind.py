@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pace.documents.base import refuse_other
 from pace.documents.graph.collective_graph import CollectiveGraph
@@ -13,6 +13,9 @@ from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange, Schedule
 from pace.errors import InvalidOptions, InvalidProfile, PaceError
+
+if TYPE_CHECKING:
+    from pace.whatif.grid import PolicyGrid
 
 AnyProblem = Profile | CollectiveGraph
 Row = tuple[str, str]
@@ -60,6 +63,16 @@ class SimulatedPolicy:
     def iterations_s(self) -> tuple[float, ...]:
         """Lengths of all windows in seconds."""
         return tuple(float(each) for each in self.run.iterations_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfTable:
+    """What people read of a what-if: a row for each point, and lines below the table."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
 
 
 class Kind(ABC):
@@ -134,6 +147,33 @@ class Kind(ABC):
     def draw_policies(self, problem: Any, found: Mapping[str, SimulatedPolicy], path: Path) -> None:
         """Draw the windows of policies to a .png, .svg or .pdf."""
         raise InvalidOptions(f'policies of exchange "{self.name}" cannot be drawn: leave the chart out')
+
+    def grid(self) -> "type[PolicyGrid] | None":
+        """Return the class of this kind's what-ifs; None if it has none."""
+        return None
+
+    def what_if(
+        self,
+        problem: Any,
+        grid: Any,
+        *,
+        processes: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Simulate every point of a grid under every policy; `progress` takes how many more are done."""
+        raise InvalidOptions(f'exchange "{self.name}" has no what-ifs')
+
+    def what_if_s(self, problem: Any, grid: Any, processes: int | None) -> float:
+        """Return about how many seconds a grid takes; 0 if that is never long."""
+        return 0.0
+
+    def what_if_table(self, result: Any) -> WhatIfTable:
+        """Return a what-if for people."""
+        raise InvalidOptions(f'exchange "{self.name}" has no what-ifs')
+
+    def draw_what_if(self, result: Any, path: Path) -> None:
+        """Draw a what-if to a .png, .svg or .pdf."""
+        raise InvalidOptions(f'exchange "{self.name}" has no what-ifs')
 
     def unfit_policies(self, options: SimulationOptions) -> tuple[str, ...]:
         """Return the policies that cannot be simulated with the options."""

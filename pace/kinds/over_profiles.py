@@ -1,16 +1,19 @@
 """What kinds whose problem is a profile have in common: a window, its bound and its transfers."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pace.counted import counted
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import Schedule
-from pace.kinds.kind import Details, Kind, PolicyRun, Row
+from pace.kinds.kind import Details, Kind, PolicyRun, Row, WhatIfTable
+
+if TYPE_CHECKING:
+    from pace.whatif import Grid, WhatIf
 
 # So many points of the curve of calls and expected windows are shown.
 SHOWN_CALLS = 6
@@ -51,6 +54,76 @@ class OverProfiles(Kind):
 
         batch = measured_batch(profile)
         return None if batch is None else (batch * profile.workers, batch_unit(profile))
+
+    def grid(self) -> "type[Grid] | None":
+        """Return axes of networks and scales, for policies on the profile's network."""
+        from pace.whatif import Grid
+
+        return Grid if self.shares_network else None
+
+    def what_if(
+        self,
+        profile: Profile,
+        grid: "Grid",
+        *,
+        processes: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "WhatIf":
+        """Simulate every point under every policy, in several processes where that is faster."""
+        from pace.whatif import what_if
+
+        return what_if(profile, grid, processes=processes, progress=progress)
+
+    def what_if_s(self, profile: Profile, grid: "Grid", processes: int | None) -> float:
+        """Return an estimate from some of the points."""
+        from pace.whatif import estimate_s
+
+        return estimate_s(profile, grid, processes=processes)
+
+    def what_if_table(self, result: "WhatIf") -> WhatIfTable:
+        """Return throughput, efficiency and speed-up by the axes that vary, and what reaches a target."""
+        from pace.view.what_if_charts import LABELS
+
+        axes = result.grid.varied()
+        rows = []
+        for cells in result.points():
+            fastest = min(cell.iteration_s for cell in cells)
+            shown = (
+                (cell, f"{cell.throughput:.5g}  {cell.scaling_efficiency * 100:3.0f} %  {cell.speedup:.2f}")
+                for cell in cells
+            )
+            values = (getattr(cells[0], axis) for axis in axes)
+            rows.append(
+                (
+                    *(f"{value:g}" if isinstance(value, float) else str(value) for value in values),
+                    *(
+                        f"[bold]{text}[/bold]" if cell.iteration_s == fastest else text
+                        for cell, text in shown
+                    ),
+                )
+            )
+        notes = []
+        for answer in result.answers:
+            place = ", ".join(
+                f"{LABELS[axis]} {getattr(answer, axis)}" for axis in axes if axis != "bandwidth_gbps"
+            )
+            gbps = answer.bandwidth_gbps
+            reached = "no bandwidth" if gbps is None else f"{gbps:.3g} Gbit/s"
+            wanted = f"{answer.policy} reaches {answer.target_efficiency * 100:g} % at {reached}"
+            notes.append(f"{place}: {wanted}" if place else wanted)
+        return WhatIfTable(
+            title=f"{result.profile.name}: {result.unit}/s of all workers, scaling efficiency, speed-up over "
+            f"{result.grid.baseline_policy}",
+            headings=(*(LABELS[axis] for axis in axes), *result.grid.policies),
+            rows=tuple(rows),
+            notes=tuple(notes),
+        )
+
+    def draw_what_if(self, result: "WhatIf", path: Path) -> None:
+        """Draw throughput, scaling efficiency and speed-up."""
+        from pace.view.what_if_charts import plot
+
+        plot(result, path)
 
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name, and how many gradients and workers it has."""

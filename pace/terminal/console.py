@@ -16,7 +16,7 @@ from pace.terminal.command_line import file_argument, file_option, output_option
 MOST_TFLOPS = 1e5
 CHART_ENDINGS = (".png", ".svg", ".pdf")
 
-JOB, NETWORK, SERVICE, OUTPUT = "The job", "Network", "Service", "Output"
+SERVICE, OUTPUT = "Service", "Output"
 
 ProfileArgument = Annotated[
     Path,

@@ -3,20 +3,24 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 from typer.core import TyperOption
 
 from pace.documents.graph.collective_graph import CollectiveGraph, is_graph
-from pace.documents.options import ExchangeOptions, For, Options
+from pace.documents.options import DescribedOptions, For, Options
 from pace.documents.profile import Profile
+from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.kinds import load_problem
 from pace.kinds.kind import AnyProblem, Kind
 from pace.kinds.registry import kind_of, kinds
 from pace.terminal.command_line import Command
+from pace.terminal.number_lists import read_numbers, read_whole_numbers
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -31,7 +35,7 @@ _MOST_READ_BYTES = 32 << 20
 
 
 def with_options_of(
-    model: type[ExchangeOptions] | None = None,
+    model: type[DescribedOptions] | Mapping[Exchange, type[DescribedOptions]],
     flags: Mapping[str, str] | None = None,
     apart: Collection[str] = (),
     own: Mapping[str, For] | None = None,
@@ -43,7 +47,7 @@ def with_options_of(
     Parameters
     ----------
     model
-        The model; None for a command that has only its own options.
+        The model, or the models of kinds that differ in theirs.
     flags
         Names of options that are not those of their fields.
     apart
@@ -53,13 +57,13 @@ def with_options_of(
     as_measured
         Whether a profile is of the kind that fits it; else each is one of all-reduces.
     """
-    described = {} if model is None else model.described()
+    described, fields = _described(model)
     names = [name for name in described if name not in apart]
 
     def decorate(command: Function) -> Function:
         signature = inspect.signature(command)
         context, source, *parameters = signature.parameters.values()
-        asked = [_parameter(model, name, (flags or {}).get(name)) for name in names if model is not None]
+        asked = [_parameter(fields, described[name], name, (flags or {}).get(name)) for name in names]
         flags_of = {kind.name: kind.flags(command.__name__) for kind in kinds().values()}
         asked += [flag for some in flags_of.values() for flag in some]
         kept = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -75,17 +79,52 @@ def with_options_of(
     return decorate
 
 
-def _parameter(model: type[ExchangeOptions], name: str, flag: str | None) -> inspect.Parameter:
-    field, described = model.model_fields[name], model.described()[name]
+def _described(
+    model: type[DescribedOptions] | Mapping[Exchange, type[DescribedOptions]],
+) -> tuple[dict[str, For], dict[str, FieldInfo]]:
+    """Return the options that a model's fields are, or those of kinds' models, and these fields."""
+    if not isinstance(model, Mapping):
+        return model.described(), model.model_fields
+    described: dict[str, For] = {}
+    fields: dict[str, FieldInfo] = {}
+    for exchange, one in model.items():
+        for name, told in one.described().items():
+            field = one.model_fields[name]
+            first = described.get(name) or replace(told, unset=told.unset or _listed(field.default))
+            unset, default = first.unset, _listed(field.default)
+            if default is not None and default != _listed(fields.setdefault(name, field).default):
+                unset = f"{unset}; for exchange {exchange} {default}"
+            described[name] = replace(first, exchanges=(*first.exchanges, exchange), unset=unset)
+            fields.setdefault(name, field)
+    return described, fields
+
+
+def _listed(default: Any) -> str | None:
+    """Return values as a command line has them; None without one."""
+    if not isinstance(default, tuple):
+        return None
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default) or None
+
+
+def _parameter(
+    fields: Mapping[str, FieldInfo], described: For, name: str, flag: str | None
+) -> inspect.Parameter:
+    field = fields[name]
     text = re.sub(
         r"`(\w+)`",
-        lambda word: _flag(word[1]) if word[1] in model.model_fields else f"`{word[1]}`",
+        lambda word: _flag(word[1]) if word[1] in fields else f"`{word[1]}`",
         " ".join((field.description or "").split()),
     )
     if described.needs is not None:
         other, value = described.needs
         text = f"With {_flag(other)} {value}: {text[0].lower()}{text[1:]}"
-    annotation = _bare(field.annotation)
+    annotation, default = _bare(field.annotation), field.default
+    if get_origin(annotation) is tuple:
+        several = "; repeat the option for several"
+        annotation, default = list[str] | None, None
+        if described.example is not None:
+            several, annotation = f", for example {described.example}", str | None
+        text = f"{text.removesuffix('.')}{several}."
     # The text names all choices: a column as wide as their list would leave little for it.
     chosen = any(get_origin(part) is Literal for part in (annotation, *get_args(annotation)))
     option = typer.Option(
@@ -93,11 +132,12 @@ def _parameter(model: type[ExchangeOptions], name: str, flag: str | None) -> ins
         help=text,
         show_default=described.unset or True,
         metavar="<name>" if chosen else None,
+        rich_help_panel=described.panel,
     )
     return inspect.Parameter(
         name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=field.default,
+        default=default,
         annotation=Annotated[annotation, option],
     )
 
@@ -111,6 +151,31 @@ def _bare(annotation: Any) -> Any:
         (other,) = (part for part in parts if part is not type(None))
         return _bare(other) | None
     return annotation
+
+
+def fields_of(model: type[DescribedOptions], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model that a command line sets.
+
+    Raises
+    ------
+    InvalidOptions
+        If a list does not hold numbers where the field does.
+    """
+    readers = {int: read_whole_numbers, float: read_numbers}
+    found = {}
+    for name, described in model.described().items():
+        value = asked[name]
+        if value is None:
+            continue
+        if described.example is not None:
+            item = _bare(get_args(model.model_fields[name].annotation)[0])
+            value = readers.get(item, _read_words)(_flag(name), value)
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def _read_words(_option: str, text: str) -> tuple[str, ...]:
+    return tuple(text.replace(" ", "").split(","))
 
 
 def _flag(name: str) -> str:
@@ -225,7 +290,7 @@ def _further_help(
         ways = {"graph": f"{name} GRAPH_FILE --help", "allreduce": f"{name} --help"}
         told = "; ".join(f"For exchange {each}, run: {way}" for each, way in ways.items() if each != kind)
         yield f"These options are for exchange {kind}. {told}"
-    if any(each.name == "policy" for each in ctx.command.params):
+    if any("--policy" in each.opts for each in ctx.command.params):
         from pace.simulation.registry import policies_for
 
         among = given.get("exchange") or (None if kinds()[kind].shares_network else kinds()[kind].name)

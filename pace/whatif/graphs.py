@@ -10,6 +10,7 @@ from pace.documents.base import ComputedDocument
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import OpCost
+from pace.documents.options import JOB, NETWORK, For
 from pace.errors import InvalidOptions
 from pace.planning.lower_bound import lower_bound_s
 from pace.simulation import make_policy
@@ -30,21 +31,33 @@ Few = Field(max_length=MOST_CELLS)
 
 
 class GraphGrid(PolicyGrid):
-    """Axes of a graph's what-if; see ``pace.whatif.graph_ranks`` for ranks."""
+    """Axes of a graph's what-if; see ``pace.whatif.graph_ranks`` for ranks.
+
+    Bandwidth factors leave the latency as it is: of a measured cost, that of its smallest sample. Only some
+    policies plan within a memory budget.
+    """
 
     exchange = "graph"
 
-    ranks: Annotated[tuple[Ranks, ...], Few, Field(exclude_if=lambda ranks: not ranks)] = ()
-    """Numbers of ranks that parameters are sharded over; empty for the graph's own number."""
+    ranks: Annotated[
+        tuple[Ranks, ...],
+        Few,
+        Field(exclude_if=lambda ranks: not ranks),
+        For(unset="as in the graph", example="8,16,32", panel=JOB),
+    ] = ()
+    """Numbers of ranks that parameters are sharded over."""
 
-    bandwidth_factor: Annotated[tuple[Factor, ...], Few, Field(min_length=1)] = (1.0,)
-    """Factors that multiply all bandwidths. The latency stays: of a measured cost, that of its smallest
-    sample."""
+    bandwidth_factor: Annotated[
+        tuple[Factor, ...], Few, Field(min_length=1), For(example="0.5,1,2", panel=NETWORK)
+    ] = (1.0,)
+    """Factors that multiply all bandwidths."""
 
-    memory_gb: Annotated[tuple[Gigabytes, ...], Few] = ()
-    """Memory budgets in GB (10^9 bytes) for policies that plan within one; empty for no limit."""
+    memory_gb: Annotated[
+        tuple[Gigabytes, ...], Few, For(unset="no limit", example="38,40,42", panel=JOB)
+    ] = ()
+    """Memory budgets in GB (10^9 bytes)."""
 
-    policies: Policies = ("fsdp2", "inductor", "pace")
+    policies: Annotated[Policies, For()] = ("fsdp2", "inductor", "pace")
     """Policies to simulate."""
 
     @model_validator(mode="after")

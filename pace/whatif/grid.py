@@ -5,10 +5,11 @@ from itertools import product
 from math import prod
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from pace.documents.base import Document, repeated
+from pace.documents.base import repeated
 from pace.documents.collective_costs import Algorithm
+from pace.documents.options import JOB, NETWORK, DescribedOptions, For
 from pace.documents.profile import Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
@@ -39,9 +40,10 @@ Policies = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=50)], ...], Field(min_length=1, max_length=20)
 ]
 Many = Field(max_length=100_000)
+AS_PROFILED = "as profiled"
 
 
-class PolicyGrid(Document):
+class PolicyGrid(DescribedOptions):
     """Base of the grids of what-ifs: each combination of the axes' values is simulated under every policy.
 
     Attributes
@@ -50,8 +52,6 @@ class PolicyGrid(Document):
         Where the policies are simulated; None for all policies on one network.
     """
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    refused_as = InvalidOptions
     exchange: ClassVar[Exchange | None] = None
 
     policies: Policies
@@ -62,7 +62,7 @@ class PolicyGrid(Document):
         for name, values in self:
             twice = repeated(values) if isinstance(values, tuple) else None
             if twice is not None:
-                raise ValueError(f"{name} names a value twice: {twice}")
+                raise ValueError(f"{name}: {twice} is given twice")
         for policy in self.policies:
             make_policy(policy, self.exchange)
         return self
@@ -76,40 +76,54 @@ class PolicyGrid(Document):
 class Grid(PolicyGrid):
     """Axes of a what-if question; an empty axis keeps what was profiled."""
 
-    bandwidth_gbps: Annotated[tuple[Positive, ...], Many] = ()
-    """Link bandwidths in Gbit/s."""
-
-    workers: Annotated[tuple[Workers, ...], Many] = ()
+    workers: Annotated[
+        tuple[Workers, ...], Many, For(unset=AS_PROFILED, example="8,16,32 or 1-8", panel=JOB)
+    ] = ()
     """Numbers of workers."""
 
-    algorithm: tuple[Algorithm, ...] = ()
-    """All-reduce algorithms."""
-
-    latency_s: Annotated[tuple[NotNegative, ...], Many] = ()
-    """Latencies of one message in seconds."""
-
-    compute_speedup: Annotated[tuple[Positive, ...], Many] = ()
-    """Factors by which compute is faster."""
-
-    batch: Annotated[tuple[Positive, ...], Many] = ()
+    batch: Annotated[tuple[Positive, ...], Many, For(unset=AS_PROFILED, example="16,32,64", panel=JOB)] = ()
     """Samples per worker and iteration."""
 
-    compression: Annotated[tuple[AtLeastOne, ...], Many] = ()
+    compute_speedup: Annotated[
+        tuple[Positive, ...], Many, For(unset=AS_PROFILED, example="1,2,4", panel=JOB)
+    ] = ()
+    """Factors by which compute is faster."""
+
+    compression: Annotated[
+        tuple[AtLeastOne, ...], Many, For(unset=AS_PROFILED, example="1,2,10", panel=JOB)
+    ] = ()
     """Factors by which gradients are compressed."""
 
-    policies: Policies = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
+    bandwidth_gbps: Annotated[
+        tuple[Positive, ...],
+        Many,
+        For(unset=AS_PROFILED, example="1,5,10 or 1:25:1 (from:to:step)", panel=NETWORK),
+    ] = ()
+    """Link bandwidths in Gbit/s."""
+
+    latency_s: Annotated[
+        tuple[NotNegative, ...], Many, For(unset=AS_PROFILED, example="1e-5,5e-5", panel=NETWORK)
+    ] = ()
+    """Latencies of one message in seconds."""
+
+    algorithm: Annotated[
+        tuple[Algorithm, ...], For(unset=AS_PROFILED, example="ring,tree", panel=NETWORK)
+    ] = ()
+    """All-reduce algorithms (ring, tree, halving-doubling, two-level)."""
+
+    policies: Annotated[Policies, For()] = ("fifo", "horovod", "ddp", "bytescheduler", "pace")
     """Policies to simulate."""
 
-    baseline: str | None = None
+    baseline: Annotated[str | None, For(unset="ddp if it is simulated, else the first policy")] = None
     """Policy with which the others are compared: a speed-up of 1 is as fast as this one."""
 
-    target_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Also find the bandwidth at which every policy reaches this scaling efficiency."""
+    target_efficiency: Annotated[Annotated[float, Field(gt=0, le=1)] | None, For(unset="not computed")] = None
+    """Find the bandwidth at which each policy reaches this scaling efficiency, for example 0.9."""
 
-    workers_per_node: Workers | None = None
+    workers_per_node: Annotated[Workers | None, For(unset="none", panel=NETWORK)] = None
     """With `algorithm` two-level: number of workers in one node."""
 
-    intra_gbps: Positive | None = None
+    intra_gbps: Annotated[Positive | None, For(unset="none", panel=NETWORK)] = None
     """With `algorithm` two-level: bandwidth inside a node, in Gbit/s."""
 
     intra_latency_s: NotNegative = 0.0
@@ -122,7 +136,7 @@ class Grid(PolicyGrid):
                 f'baseline "{self.baseline}" is not simulated: choose one of {", ".join(self.policies)}'
             )
         if (self.workers_per_node is None) != (self.intra_gbps is None):
-            raise ValueError("algorithm two-level needs both workers_per_node and intra_gbps")
+            raise ValueError('algorithm "two-level" needs both workers_per_node and intra_gbps')
         return self
 
     @property

@@ -56,6 +56,23 @@ def test_graphs_have_ranks(tmp_path: Path) -> None:
     assert "do not divide into 3 shards" in refused.output
 
 
+def test_help_has_the_options_of_the_kind(profile: Path, tmp_path: Path) -> None:
+    """Fields of its grid, with defaults and examples; those of the other kind are not shown."""
+    graph = tmp_path / "graph.json"
+    graph.write_bytes(graph_of(forward(2)).to_json())
+    of_profile, of_graph = (
+        CliRunner().invoke(app, ["what-if", str(each), "--help"], env={"COLUMNS": "300"}).stdout
+        for each in (profile, graph)
+    )
+    for shown, other, words in (
+        (of_profile, of_graph, ("--bandwidth-gbps", "example 8,16,32 or 1-8", "--baseline", "--html")),
+        (of_graph, of_profile, ("--bandwidth-factor", "--ranks", "(no limit)", "for example 38,40,42")),
+    ):
+        for word in words:
+            assert word in shown
+            assert word not in other
+
+
 def test_profiles_have_no_ranks(profile: Path) -> None:
     """The message says that graphs have."""
     refused = run(profile, "--ranks", "8")
@@ -135,7 +152,12 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
             "or 'two-level' (got 'star')",
         ),
         (["--algorithm", "two-level"], "needs --workers-per-node and --intra-gbps"),
-        (["--workers-per-node", "4"], "two-level needs both"),
+        (
+            ["--workers-per-node", "4"],
+            '--algorithm "two-level" needs both --workers-per-node and --intra-gbps',
+        ),
+        (["--workers", "2,2"], "--workers: 2 is given twice"),
+        (["--policy", "fifo", "--policy", "fifo"], "--policy: fifo is given twice"),
         (["--policy", "best"], 'no policy "best": choose one of fifo'),
         (["--json", "--csv"], "both print to stdout"),
         (

@@ -69,7 +69,7 @@ def test_wrong_grids_are_refused() -> None:
         GraphGrid(memory_gb=tuple(range(1, 1000)))
     with pytest.raises(InvalidOptions, match='policy "ddp" needs a profile'):
         GraphGrid(policies=("ddp",))
-    with pytest.raises(InvalidOptions, match="ranks names a value twice: 8"):
+    with pytest.raises(InvalidOptions, match="ranks: 8 is given twice"):
         GraphGrid(ranks=(2, 8, 8))
 
 

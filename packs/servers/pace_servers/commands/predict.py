@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from pace.counted import counted
 from pace.documents.base import explain, faults, read_file
+from pace.documents.options import NETWORK
 from pace.documents.steps import load_steps
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, file_argument, file_option
 from pace.terminal.console import (
-    NETWORK,
     OUTPUT,
     ApiKeyOption,
     CsvOption,

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pace.documents.options import JOB, NETWORK
 from pace.documents.profile import load_profile
 from pace.errors import InvalidOptions
 from pace.terminal.console import (
-    JOB,
-    NETWORK,
     CsvOption,
     JitterOption,
     JsonOption,
