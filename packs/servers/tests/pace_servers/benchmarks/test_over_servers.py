@@ -151,7 +151,7 @@ def test_failures_of_a_contender_are_its_own(layered: Profile) -> None:
         contender=BY_NAME["servers-fifo"],
         workload=trainer.Workload(profile=layered, size_factor=1.0),
     )
-    entry = Entry(job=job, profile=layered, predict=lambda _: 1.0, bound_s=1.0)
+    entry = Entry(job=job, predict=lambda _: 1.0, bound_s=1.0)
     tried: list[int] = []
 
     def begin() -> None:
