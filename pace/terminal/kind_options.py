@@ -62,12 +62,14 @@ def with_options_of(
 
     def decorate(command: Function) -> Function:
         signature = inspect.signature(command)
-        context, source, *parameters = signature.parameters.values()
         asked = [_parameter(fields, described[name], name, (flags or {}).get(name)) for name in names]
         flags_of = {kind.name: kind.flags(command.__name__) for kind in kinds().values()}
         asked += [flag for some in flags_of.values() for flag in some]
-        kept = [each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        command.__signature__ = signature.replace(parameters=[context, source, *asked, *kept])  # type: ignore[attr-defined]  # functions take any attribute
+        kept = [
+            each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        kept[[each.name for each in kept].index("profile") + 1 : 0] = asked
+        command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # functions take any attribute
         command.__annotations__ |= {each.name: each.annotation for each in asked}
         has = {name: described[name] for name in names if described[name].exchanges}
         of_flags = {flag.name: For((name,)) for name, some in flags_of.items() for flag in some}
@@ -130,7 +132,7 @@ def _parameter(
     option = typer.Option(
         *([flag] if flag else []),
         help=text,
-        show_default=described.unset or True,
+        show_default=described.unset or _listed(field.default) or True,
         metavar="<name>" if chosen else None,
         rich_help_panel=described.panel,
     )

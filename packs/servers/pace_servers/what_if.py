@@ -3,12 +3,17 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
 
 from pace.documents.cluster import Consistency
+from pace.documents.options import JOB, NETWORK, For
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions
 from pace.simulation import make_policy, run_policy
+from pace.whatif.grid import AS_PROFILED, Many, Policies, PolicyGrid, Positive, Workers
+from pace.whatif.results import to_csv
 from pace.whatif.scenario import GBPS, Scenario, networked_at
 from pace_servers.planning.clusters import cluster_for
 from pace_servers.simulation.run import run_server_policy
@@ -19,30 +24,42 @@ MOST_CELLS = 20_000
 MOST_STALENESS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerGrid:
-    """The questions: one point for every combination.
+class ServerGrid(PolicyGrid):
+    """Axes of a what-if of servers; points with more colocated servers than workers are left out.
 
-    Attributes
-    ----------
-    colocated
-        Whether servers run on the workers' hosts; then points with more servers than workers are left out.
-    bandwidth_gbps, workers
-        What was profiled where left out.
-    staleness
-        How many windows a worker may be ahead of the slowest one: a number, "sync" for 0, "async" for no
-        limit.
-    jitter
-        Relative spread of op durations; without it workers run in lock step and staleness changes little.
+    Without jitter workers run in lock step, and staleness changes little.
     """
 
-    servers: tuple[int, ...]
-    colocated: bool = False
-    bandwidth_gbps: tuple[float, ...] = ()
-    workers: tuple[int, ...] = ()
-    staleness: tuple[str, ...] = ("sync",)
-    policies: tuple[str, ...] = ("fifo", "bytescheduler", "pace")
-    jitter: float = 0.0
+    exchange = "servers"
+
+    servers: Annotated[tuple[Workers, ...], Field(min_length=1), Many, For(example="1,2,4")] = (1,)
+    """Numbers of parameter servers."""
+
+    colocated: Annotated[bool, For(panel="Parameter servers")] = False
+    """Run the servers on the workers' hosts instead of on separate hosts."""
+
+    policies: Annotated[Policies, For()] = ("fifo", "bytescheduler", "pace")
+    """Policies to simulate."""
+
+    workers: Annotated[tuple[Workers, ...], Many, For(unset=AS_PROFILED, example="8,16,32", panel=JOB)] = ()
+    """Numbers of workers."""
+
+    bandwidth_gbps: Annotated[
+        tuple[Positive, ...], Many, For(unset=AS_PROFILED, example="1,5,10", panel=NETWORK)
+    ] = ()
+    """Link bandwidths in Gbit/s."""
+
+    staleness: Annotated[tuple[str, ...], Field(min_length=1), Many, For(example="sync,3,async")] = ("sync",)
+    """Numbers of iterations that a worker may be ahead of the slowest one (sync: 0, async: no limit)."""
+
+    jitter: Annotated[float, Field(ge=0, le=10), For()] = 0.0
+    """Standard deviation of random op durations, relative to their mean; 0 for fixed durations."""
+
+    @model_validator(mode="after")
+    def _known_staleness(self) -> Self:
+        for word in self.staleness:
+            read_staleness(word)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +98,11 @@ class ServerWhatIf:
     def to_document(self) -> dict[str, Any]:
         """Return what JSON holds."""
         cells = [asdict(cell) for cell in self.cells]
-        return {"profile": self.profile, "grid": asdict(self.grid), "cells": cells}
+        return {"profile": self.profile, "grid": self.grid.model_dump(mode="json"), "cells": cells}
+
+    def to_csv(self) -> str:
+        """Return one line for each cell."""
+        return to_csv([asdict(cell) for cell in self.cells])
 
 
 def what_if_servers(
@@ -92,7 +113,7 @@ def what_if_servers(
     Raises
     ------
     InvalidOptions
-        If a number is out of range, or the profile says nothing of a network.
+        If no point is left or there are too many, or the profile says nothing of a network.
     """
     points = [
         point

@@ -14,9 +14,6 @@ from pace.errors import InvalidOptions
 from pace.terminal.command_line import file_option
 
 SERVERS = "Parameter servers"
-STALENESS_HELP = (
-    "Number of iterations that a worker may be ahead of the slowest one; sync is 0, async has no limit."
-)
 ColocatedOption = Annotated[
     bool,
     typer.Option(
@@ -61,7 +58,14 @@ CLUSTER = (
 STALENESS = _flag(
     "staleness",
     "sync",
-    Annotated[str, typer.Option(help=STALENESS_HELP, rich_help_panel=SERVERS)],
+    Annotated[
+        str,
+        typer.Option(
+            help="Number of iterations that a worker may be ahead of the slowest one; sync is 0, async has "
+            "no limit.",
+            rich_help_panel=SERVERS,
+        ),
+    ],
 )
 
 

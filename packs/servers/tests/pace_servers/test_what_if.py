@@ -1,5 +1,7 @@
 """What-ifs of servers: points, all-reduce beside them, and what limits them."""
 
+from typing import Any
+
 import pytest
 
 from pace.errors import InvalidOptions
@@ -44,7 +46,11 @@ def test_every_combination_is_a_point() -> None:
 
 
 def test_impossible_grids_are_refused() -> None:
-    """No host for the servers; a word that is no staleness."""
+    """No host for the servers; a word that is no staleness; no worker; a link without bandwidth."""
+    wrong: dict[str, Any]
+    for wrong in ({"workers": (0,)}, {"bandwidth_gbps": (0.0,)}):
+        with pytest.raises(InvalidOptions, match=f"{next(iter(wrong))}: .*got 0"):
+            ServerGrid(**wrong)
     with pytest.raises(InvalidOptions, match="no setting"):
         what_if_servers(PROFILE, ServerGrid(servers=(9,), colocated=True))
     with pytest.raises(InvalidOptions, match="staleness"):
