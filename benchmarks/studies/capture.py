@@ -243,13 +243,12 @@ def main() -> None:
         help="models to capture (default: all)",
     )
     parser.add_number("--iterations", 20, "number of iterations to capture")
-    parser.add_number("--threads", 1, "number of torch's threads")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     rows = []
     for name in arguments.models:
         rows.append(measure(name, MODELS[name], arguments.iterations))
         print(f"{name}: {rows[-1].error:+.1%}", flush=True)
-    machine = f"{platform.machine()}, {arguments.threads} of {torch.multiprocessing.cpu_count()} cores"
+    machine = f"{platform.machine()}, 1 of {torch.multiprocessing.cpu_count()} cores"
     print(f"\ntorch {torch.__version__}, transformers {transformers.__version__}, {machine}\n\n{table(rows)}")
     write_json(arguments.json, {"torch": torch.__version__, "rows": [asdict(row) for row in rows]})

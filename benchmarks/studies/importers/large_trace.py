@@ -77,13 +77,10 @@ def main() -> None:
     )
     parser.add_number("--gbytes", 1.0, "size of the trace in GB")
     parser.add_argument(
-        "--folder", type=Path, help="folder for the large file during the run (default: a temporary folder)"
-    )
-    parser.add_argument(
         "--headroom", action="store_true", help="run `pace headroom` instead of `pace import`"
     )
     arguments = parser.parse_args()
-    with TemporaryDirectory(dir=arguments.folder) as folder:
+    with TemporaryDirectory() as folder:
         large = Path(folder) / "large.json"
         num_events = write(arguments.trace, large, int(arguments.gbytes * 1e9))
         print(f"{large.stat().st_size / 1e9:.3f} GB, {num_events} events", flush=True)

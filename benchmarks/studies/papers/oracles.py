@@ -1,6 +1,6 @@
 """The PACE paper's search priced by three oracles: longest tail first, the LP by HiGHS, the LP by PuLP.
 
-    python -m benchmarks papers.oracles [--slots 400] [--model NAME ...] [--momentum] [--json OUT]
+    python -m benchmarks papers.oracles [--model NAME ...] [--momentum] [--json OUT]
 
 Every number of groups R from 1 to N is priced, without the search's own cut-off, for VGG16 (N = 32), ResNet50
 (157) and the Transformer (164). Communication takes as long as compute. All three must give the same window.
@@ -29,6 +29,8 @@ from pace.solver.partition import max_min_partitions
 BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
 DEVICE_TFLOPS = 5.65
 WORKERS = 8
+SLOTS = 400
+SEEDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +52,25 @@ def processor_s() -> float:
     return time.process_time() + sum(os.times()[2:4])
 
 
-def instances_of(model: str, slots: int) -> list[Instance]:
-    """Return the slotted instance of every number of groups; the window is about `slots` slots long."""
+def instances_of(model: str) -> list[Instance]:
+    """Return the slotted instance of every number of groups; the window is about 400 slots long."""
     built = build(model, device_tflops=DEVICE_TFLOPS, batch=BATCHES[model], workers=WORKERS)
     profile = with_ratio(built, 1.0)
-    slot_s = optimize(profile).predicted.iteration_s / slots
+    slot_s = optimize(profile).predicted.iteration_s / SLOTS
     problem = FusionProblem.of(profile)
     of_all = problem.chain_of(problem.classes()[0])
     trials = max_min_partitions(of_all.sizes)
     return [of_all.fuse(cuts, problem.cost).in_slots(slot_s) for cuts in trials]
 
 
-def measure(model: str, slots: int) -> list[Row]:
+def measure(model: str) -> list[Row]:
     """Price every R by every oracle; their windows must be equal."""
     oracles: dict[str, Callable[[Instance], Solution]] = {
         "longest tail first": one_machine.solve,
         "LP, HiGHS": lp.solve,
         "LP, PuLP with CBC": lp_pulp.oracle(),
     }
-    instances = instances_of(model, slots)
+    instances = instances_of(model)
     one_machine.solve(instances[0])  # compiles
     variables = max(map(lp.num_variables, instances))
     rows = []
@@ -97,7 +99,7 @@ def measure(model: str, slots: int) -> list[Row]:
     return rows
 
 
-def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, float]:
+def momentum(model: str) -> tuple[float, float, float]:
     """Search R by momentum over its logarithm, on a budget of a quarter of all R.
 
     Returns
@@ -106,10 +108,10 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
         Mean number of different R that were priced, the share of searches that found the best window, and the
         largest excess over it.
     """
-    windows = [one_machine.solve(instance).objective for instance in instances_of(model, slots)]
+    windows = [one_machine.solve(instance).objective for instance in instances_of(model)]
     best = min(windows)
     priced, excess = [], []
-    for seed in range(seeds):
+    for seed in range(SEEDS):
         tried = by_momentum(len(windows), lambda num_groups: windows[num_groups - 1], seed)
         priced.append(len(tried))
         excess.append(min(tried.values()) / best - 1)
@@ -119,7 +121,6 @@ def momentum(model: str, slots: int, seeds: int = 20) -> tuple[float, float, flo
 def main() -> None:
     """Measure, and print the table."""
     parser = study_parser(__doc__, writes_json=True)
-    parser.add_number("--slots", 400, "number of time slots in an iteration")
     parser.add_argument(
         "--model",
         action="append",
@@ -134,11 +135,11 @@ def main() -> None:
         print("| model | N | R priced by momentum | best found | largest excess |")
         print("| --- | ---: | ---: | ---: | ---: |")
         for model in arguments.model or BATCHES:
-            priced, found, excess = momentum(model, arguments.slots)
-            count = len(instances_of(model, arguments.slots))
+            priced, found, excess = momentum(model)
+            count = len(instances_of(model))
             print(f"| {model} | {count} | {priced:.1f} | {found:.0%} | {excess:.2%} |", flush=True)
         return
-    rows = [row for model in arguments.model or BATCHES for row in measure(model, arguments.slots)]
+    rows = [row for model in arguments.model or BATCHES for row in measure(model)]
     table = Table(box=None)
     for heading in ("model", "N", "oracle", "all R, s", "slowest R, ms", "most variables", "best R"):
         table.add_column(heading, justify="left" if heading in ("model", "oracle") else "right")
@@ -153,4 +154,4 @@ def main() -> None:
             str(row.best_num_groups),
         )
     Console(width=120).print(table)
-    write_json(arguments.json, {"slots": arguments.slots, "rows": [asdict(row) for row in rows]})
+    write_json(arguments.json, {"slots": SLOTS, "rows": [asdict(row) for row in rows]})
