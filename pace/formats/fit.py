@@ -158,7 +158,8 @@ def _is_number(cell: str) -> bool:
 def _the_column(path: str | Path, header: list[str], known: set[str], kind: str) -> str:
     found = [column for column in header if column in known]
     if len(found) != 1:
-        reason = f"expected one {kind} column of {', '.join(sorted(known))}; found {found or header}"
+        names = f"{', '.join(sorted(known)[:-1])} or {max(known)}"
+        reason = f"give one column of {kind}s the name {names}; the header has {', '.join(found or header)}"
         raise FormatError(path, reason, "line 1")
     return found[0]
 

@@ -236,7 +236,9 @@ def _ends_early(error: Exception) -> bool:
 
 
 def _json_fault(path: str | Path, error: Exception, position: int) -> FormatError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__).strip()[:200]
+    said = error.args[0] if error.args else ""
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)  # bytes are in no encoding
+    reason = next(iter(text.strip().splitlines()), type(error).__name__).strip()[:200]
     return FormatError(path, f"not the JSON that was expected: {reason}", f"near byte {position}")
 
 
