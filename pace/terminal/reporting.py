@@ -98,7 +98,7 @@ def _as_typed(message: str, *, everywhere: bool = False) -> str:
     options = _OPTIONS.get()
     every = "|".join(options)
     long = "|".join(name for name in options if "_" in name)
-    places = [rf"\A({every})(?=:| is | of | [\d'\"-])"]
+    places = [rf"\A({every})(?=:| is | of | [\d'\"-]| nan| inf)"]
     if everywhere:
         places += [rf"^({every})(?=: )", rf"(?<!no )(?<!of )(?<![\w\"'-])({every})(?= \")"]
         places += [rf"(?<![\w\"'-])({long})\b"] if long else []

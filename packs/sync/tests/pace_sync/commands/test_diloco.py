@@ -62,11 +62,11 @@ def test_bandwidth(document: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bandwidth", ("--utilization", "1.5"), "utilization 1.5: give a number between 0 and 1"),
+        ("bandwidth", ("--utilization", "1.5"), "--utilization 1.5: give a number between 0 and 1"),
         ("bandwidth", ("--utilization", "x"), "expected numbers"),
-        ("simulate", ("--periods", "0"), "periods 0: give a number from 1 to 1,000,000"),
+        ("simulate", ("--periods", "0"), "--periods 0: give a number from 1 to 1,000,000"),
         ("simulate", ("--periods", "1000000000"), "give a number from 1 to 1,000,000"),
-        ("simulate", ("--jitter", "nan"), "jitter nan: give a number from 0 to below 1"),
+        ("simulate", ("--jitter", "nan"), "--jitter nan: give a number from 0 to below 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
