@@ -39,12 +39,20 @@ app = CommandLine(
 )
 
 
+MOST_WORKERS = 1_000_000  # of a profile
 Output = Annotated[Path, output_option("Write the profile to this file (JSON).", "--output", "-o")]
 RecordedWorkers = Annotated[
     int | None,
-    typer.Option(help="Number of workers that took part in the recording.", show_default="as recorded"),
+    typer.Option(
+        help="Number of workers that took part in the recording.",
+        show_default="as recorded",
+        min=1,
+        max=MOST_WORKERS,
+    ),
 ]
-PlannedWorkers = Annotated[int, typer.Option(help="Number of workers that will train together.")]
+PlannedWorkers = Annotated[
+    int, typer.Option(help="Number of workers that will train together.", min=1, max=MOST_WORKERS)
+]
 Name = Annotated[str | None, typer.Option(help="Name of the profile.", show_default="the file's name")]
 
 
@@ -172,7 +180,10 @@ def execution_trace(
 def chakra(
     trace: Annotated[Path, file_argument("Chakra execution trace of one rank (.et).")],
     output: Output,
-    workers: Annotated[int, typer.Option(help="Number of workers that took part in the recording.")],
+    workers: Annotated[
+        int,
+        typer.Option(help="Number of workers that took part in the recording.", min=1, max=MOST_WORKERS),
+    ],
     cost: Cost = None,
     bandwidth_gbps: Bandwidth = None,
     latency_s: Latency = 0.0,

@@ -221,6 +221,8 @@ def _explain_one(document: Any, fault: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "too_short":
         message = f"give at least {fault['ctx']['min_length']} item{'s' * (fault['ctx']['min_length'] != 1)}"
+    elif fault["type"] == "json_invalid" and "recursion limit" in message:
+        message = "its lists and objects are nested deeper than in any document of PACE: give another file"
     elif fault["type"] == "union_tag_not_found":
         message = f"it has no {fault['ctx']['discriminator']}"
     elif fault["type"] == "union_tag_invalid":

@@ -84,3 +84,24 @@ def test_version_and_names_are_printed() -> None:
     listed = [line.split() for line in CliRunner().invoke(app, ["model", "--list"]).stdout.splitlines()]
     assert [line[0] for line in listed[1:]] == list(NAMES)
     assert ["resnet50", "157", "25,549,486", "images"] in listed
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "1000001"])
+def test_impossible_numbers_of_workers_name_the_option(tmp_path: Path, workers: str) -> None:
+    """As wrong usage, before a file is read."""
+    table = tmp_path / "table.csv"
+    table.write_text("bytes,seconds\n1024,0.1\n")
+    layers = ["import", "layers", table, "-o", tmp_path / "x", "--bandwidth-gbps", "1"]
+    for command in (["fit", table], layers):
+        result = pace(*command, f"--workers={workers}")
+        assert result.returncode == 2
+        assert "--workers" in result.stderr
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused_in_plain_words(tmp_path: Path) -> None:
+    """A limit of the parser is not the reader's business."""
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 10_000 + "]" * 10_000)
+    result = pace("optimize", deep, "-o", tmp_path / "x")
+    assert result.returncode == 1
+    assert "nested deeper than in any document of PACE: give another file" in result.stderr
