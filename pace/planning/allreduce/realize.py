@@ -432,9 +432,9 @@ def _tell_rounding(problem: FusionProblem, num_slots: float, options: Options) -
     if rounded_s <= window_s * (1 + MOST_ROUNDING):
         return ""
     note = (
-        f"rounding to slots of {slot_s:g} s lengthens the window from {window_s:.4g} s to {rounded_s:.4g} s "
-        f"({rounded_s / window_s - 1:.1%}): a slot_s of {MOST_ROUNDING * window_s / (groups + 1):.2g} or "
-        f"less costs at most {MOST_ROUNDING:.0%}"
+        f"rounding to slots of {slot_s:g} s: {rounded_s:.4g} s in whole slots, {window_s:.4g} s without "
+        f"slots ({rounded_s / window_s - 1:+.1%}); a slot_s of "
+        f"{MOST_ROUNDING * window_s / (groups + 1):.2g} or less costs at most {MOST_ROUNDING:.0%}"
     )
     warnings.warn(note, SlotWarning, stacklevel=2)
     return f"; {note}"

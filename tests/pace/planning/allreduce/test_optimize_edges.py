@@ -227,7 +227,7 @@ def coarse(factor: float) -> tuple[Profile, Options]:
 def test_slots_that_are_too_long_are_warned_of_with_numbers() -> None:
     """Slots longer than every all-reduce: the cost and a slot that would do; that slot is not warned of."""
     profile, options = coarse(4.0)
-    with pytest.warns(SlotWarning, match=r"lengthens the window from 0\.\d+ s to 0\.\d+ s \(\d+\.\d%\)"):
+    with pytest.warns(SlotWarning, match=r"0\.\d+ s in whole slots, 0\.\d+ s without slots \(\+\d+\.\d%\)"):
         schedule = optimize(profile, options)
     assert "rounding to slots" in schedule.solver.method
     fitting = float(schedule.solver.method.split("slot_s of ")[1].split()[0])
