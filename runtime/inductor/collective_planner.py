@@ -32,7 +32,7 @@ from pace.planning.graph.arrays import program_of
 from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
 from pace.runtime.event_log import log
 from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
-from pace.runtime.inductor.node_times import CollectiveTimes, NodeTimes
+from pace.runtime.inductor.node_times import CollectiveTimer, NodeTimes
 from pace.runtime.inductor.rank_agreement import CompilingRanks
 from pace.runtime.inductor.rewrite import apply_plan, issued, prove_order, take_sizes_after_waits, tie
 from pace.solver.graph.list_schedule import UNLIMITED, ListScheduler
@@ -114,7 +114,7 @@ class CollectivePlanner(CustomGraphPass):
         self._folder = None if plan_folder is None else PlanFolder(Path(plan_folder))
         self._ranks = CompilingRanks(process_group, timeout_s)
         self._times: NodeTimes | None = None
-        self._collectives: CollectiveTimes | None = None
+        self._collectives: CollectiveTimer | None = None
         self._found: dict[str, PlannedGraph] = {}
         self._run = self._agree()
 
@@ -228,7 +228,7 @@ class CollectivePlanner(CustomGraphPass):
 
     def _measure(self, program: FxProgram, device: torch.device) -> Mapping[GroupCall, CollectiveCost]:
         if self._costs is None:
-            times = self._collectives = self._collectives or CollectiveTimes(device)
+            times = self._collectives = self._collectives or CollectiveTimer(device)
             return self._ranks.together(lambda: times.measure(program), "measured collectives")
         for call in program.calls.values():
             if call.op not in self._costs:

@@ -217,7 +217,7 @@ LARGEST_BUCKET = 4
 Starter = Callable[[], torch.Tensor]
 
 
-class CollectiveTimes:
+class CollectiveTimer:
     """What collectives cost on one device; what was measured once is not measured again."""
 
     def __init__(self, device: torch.device) -> None:

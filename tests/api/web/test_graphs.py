@@ -96,6 +96,8 @@ def test_what_ifs_of_a_graph_are_drawn(visitor: Visitor, service: Caller) -> Non
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("do not divide into 3 shards")
     page.get_by_label("Over", exact=True).select_option("memory")
+    page.get_by_label("From").fill("8e-7")
+    page.keyboard.press("Enter")
     expect(page.get_by_text("over the budget").first).to_be_visible()
     page.get_by_label("From").fill("1e-7")
     page.keyboard.press("Enter")
