@@ -29,6 +29,13 @@ def check_execution(schedule: Schedule) -> Iterator[str]:
     largest = max(transfer.size_bytes for transfer in schedule.transfers)
     if most != largest:
         yield f"execution.max_segment_bytes is {most}, the largest segment has {largest}"
+    if schedule.solver.slot_s is not None:
+        return
+    each = 2 if schedule.exchange == "servers" else 1
+    for number, transfer in enumerate(schedule.transfers):
+        place = number // each
+        if transfer.priority != place:
+            yield f"transfer {number}: priority is {transfer.priority}, its place in the list is {place}"
 
 
 def check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import NormalDist
 
@@ -34,8 +35,8 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
     """Yield the expected windows that do not follow from the profile and the schedule's calls."""
     predicted = schedule.predicted
     if schedule.solver.slot_s is not None:
-        if predicted.expected_s is not None or predicted.ddp_s is not None:
-            yield "predicted.expected_s and ddp_s are not computed with slots"
+        if predicted.expected_s is not None or predicted.ddp_s is not None or schedule.solver.curve:
+            yield "predicted.expected_s and ddp_s and solver.curve are not computed with slots"
         return
     load = _Load(profile, schedule, times)
     left = [
@@ -58,6 +59,13 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
         # Which of the two was minimized is an option, not a claim.
         if stated is None or all(abs(stated - each) > 1e-6 * each for each in expected):
             yield f"predicted.{field} is {stated!r}, derived {expected[0]!r}"
+            return
+    curve = schedule.solver.curve
+    if any(more[0] <= few[0] or more[1] >= few[1] for few, more in pairwise(curve)):
+        yield "solver.curve: expected more calls in less time from each plan to the next"
+    own = len(schedule.transfers)
+    if curve and (own, predicted.expected_s) not in curve:
+        yield f"solver.curve has no plan of {own} calls in {predicted.expected_s!r} s, which is this one"
 
 
 class _Load:

@@ -33,6 +33,7 @@ def refuse_misfits(schedule: Schedule) -> None:
         or any(each.start_slot is not None or each.num_slots is not None for each in schedule.transfers)
     ):
         raise ValueError('only a schedule with exchange "allreduce" may have slots')
+    _refuse_foreign_fields(schedule)
     ops: tuple[TransferOp, ...]
     match schedule.exchange:
         case "allreduce":
@@ -51,10 +52,33 @@ def refuse_misfits(schedule: Schedule) -> None:
             return
     if schedule.exchange != "sharded":
         _refuse_repeated(name for group in schedule.groups for name in group.tensors)
-        if any(group.op is not None or group.shards for group in schedule.groups):
-            raise ValueError("groups may have an op and shards in sharded schedules only")
     _refuse_gaps(schedule, ops)
     _refuse_unproved(schedule)
+
+
+def _refuse_foreign_fields(schedule: Schedule) -> None:
+    """Fields that are for one exchange or one oracle are in no other schedule."""
+    solver, predicted, execution = schedule.solver, schedule.predicted, schedule.execution
+    programs = solver.lp_solver, solver.num_programs, solver.programs_s
+    if any((each is None) != (solver.oracle == "jackson") for each in programs):
+        raise ValueError(
+            'solver must have lp_solver, num_programs and programs_s if its oracle is "lp", and only then'
+        )
+    if schedule.exchange != "sharded" and any(group.op or group.shards for group in schedule.groups):
+        raise ValueError("groups may have an op and shards in sharded schedules only")
+    for exchange, field, value in (
+        ("allreduce", "solver.curve", solver.curve or None),
+        ("allreduce", "predicted.expected_s", predicted.expected_s),
+        ("allreduce", "predicted.ddp_s", predicted.ddp_s),
+        ("graph", "predicted.peak_bytes", predicted.peak_bytes),
+        ("servers", "solver.order", solver.order),
+        ("servers", "solver.partition_bytes", solver.partition_bytes),
+        ("servers", "solver.suggested_partition_bytes", solver.suggested_partition_bytes),
+        ("servers", "execution.discipline", execution.discipline),
+        ("servers", "execution.connection_bytes_per_s", execution.connection_bytes_per_s),
+    ):
+        if value is not None and schedule.exchange != exchange:
+            raise ValueError(f'only a schedule with exchange "{exchange}" may have {field}')
 
 
 def _refuse_odd_graph(schedule: Schedule) -> None:
@@ -98,6 +122,8 @@ def _refuse_unproved(schedule: Schedule) -> None:
     for number, proof in enumerate(schedule.proofs):
         if (proof.link != "network") != on_servers or (proof.num_transfers is not None) != on_servers:
             raise ValueError(f"proof {number} is of link {proof.link}, which this exchange does not have")
+        if (proof.server is not None) != (proof.link == "server"):
+            raise ValueError(f'proof {number} must have a server if its link is "server", and only then')
         if (proof.norm_s and not behind_norm) or (on_servers and (proof.stretch_s or proof.set)):
             raise ValueError(
                 f"proof {number} has a norm_s, stretch_s or set, which this exchange does not have"
@@ -110,9 +136,9 @@ def _refuse_unproved(schedule: Schedule) -> None:
     if bound is not None and (
         (bound.link != "network") != on_servers
         or (bound.round_trip_s and not on_servers)
-        or (bound.stretch_s and on_servers)
+        or ((bound.stretch_s or bound.extra_s) and on_servers)
     ):
-        raise ValueError("bound has a link, round_trip_s or stretch_s that this exchange does not have")
+        raise ValueError("bound has a link or seconds that this exchange does not have")
     for number, group in enumerate(schedule.groups):
         if (group.transfer_s is None) != on_servers:
             raise ValueError(f"group {number} must have transfer_s, except with servers")

@@ -32,7 +32,7 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
                 yield f"group {number}: {name} is {stated!r}, derived {derived!r}"
     plan = schedule.graph_plan
     path = max((head[name] + seconds + tail[name] for name, seconds in own.items()), default=0.0)
-    if plan.longest_path_s > path + slack_s:
+    if abs(plan.longest_path_s - path) > slack_s:
         yield f"longest_path_s is {plan.longest_path_s!r}, derived {path!r}"
     for number, bound in enumerate(plan.sets):
         for fault in _check_set(graph, price, bound, head, tail, slack_s):
@@ -45,6 +45,8 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
         proven.append(plan.late.bound_s)
     if plan.enumerated is not None:
         yield from _check_enumerated(graph, plan.enumerated, plan.budget_bytes, tail, slack_s)
+        if schedule.predicted.iteration_s > plan.enumerated.bound_s + slack_s:
+            yield f"enumerated: bound_s is {plan.enumerated.bound_s!r}, but the fastest plan was to be taken"
         proven.append(plan.enumerated.bound_s)
     lower = max(proven)
     predicted = schedule.predicted
@@ -208,6 +210,8 @@ def _check_late(
         elif bound.room_bytes < budget_bytes - memory.in_use_bytes:
             yield f"room_bytes is {bound.room_bytes}, derived {budget_bytes - memory.in_use_bytes}"
         held = memory.held_bytes(bound.held_s_per_byte)
+    elif bound.room_bytes:
+        yield f"room_bytes is {bound.room_bytes}, but memory has no price"
     hidden, shared = bound.held_s_per_byte * bound.room_bytes, dict.fromkeys(seconds, 0.0)
     for node in graph.nodes:
         if node.name in needed or node.collective is not None:

@@ -62,7 +62,9 @@ def _check_order(graph: CollectiveGraph, schedule: Schedule) -> Iterator[str]:
         if len(kinds) > 1:
             yield f"group {transfer.group}: its collectives differ in op, communicator or dtype"
             continue
-        ((op, communicator, _),) = kinds
+        ((op, communicator, dtype),) = kinds
+        if group.dtype != (dtype or "uint8"):
+            yield f"group {transfer.group}: dtype is {group.dtype}, its collectives have {dtype or 'uint8'}"
         if (transfer.op, transfer.link) != (op, wires[communicator]):
             yield f"transfer {number} is {transfer.op} on link {transfer.link}, its collectives are not"
         size = sum(call.input_bytes for call in calls if call is not None)

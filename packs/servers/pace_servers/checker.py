@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 
 from pace.checker.derived_times import DerivedTimes, check_predicted, derive, same
 from pace.checker.plan import check_execution, check_groups, check_identity
 from pace.checker.proofs import check_chain
-from pace.documents.profile import Profile
+from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.proofs import Proof
 from pace.documents.schedule import Schedule
 
@@ -270,6 +271,24 @@ def check_pace(profile: Profile, schedule: Schedule) -> Iterator[str]:
         yield f"execution.connection_bytes_per_s is {stated!r}, derived {derived!r}"
 
 
+def check_partition_sizes(schedule: Schedule, rates: ServerRates, wire: WireBytes) -> Iterator[str]:
+    """Yield sizes of segments that are not those of the schedule."""
+    solver, exchange = schedule.solver, schedule.placement.exchange
+    sent = sum(max(up, wire.gradient_pulled[name]) for name, up in wire.gradient_pushed.items())
+    derived = sqrt(sent * exchange.partition_s / rates.per_byte_s / (2 * exchange.servers))
+    stated = solver.suggested_partition_bytes
+    if stated is None or abs(stated - derived) > 1e-9 * derived:
+        yield f"solver.suggested_partition_bytes is {stated!r}, derived {derived!r}"
+    pushes = list(schedule.of_op("push"))
+    travel = [max(up, down) - rates.overhead for up, down in zip(wire.pushed, wire.pulled, strict=True)]
+    largest = min(max((push.size_bytes for push in pushes), default=0), max(travel, default=0.0))
+    # No element is cut, and a rest below the least size goes with the segment before it.
+    element = max((ELEMENT_BYTES[group.dtype] for group in schedule.groups), default=0)
+    most = max(solver.partition_bytes or 0, element) + exchange.min_partition_bytes
+    if largest > most * (1 + 1e-9):
+        yield f"solver.partition_bytes is {solver.partition_bytes}, the largest segment has {largest!r}"
+
+
 def check_link_proofs(
     schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
@@ -279,6 +298,8 @@ def check_link_proofs(
     alone = min(rates.worker, rates.connection)
     strongest = times.compute_s
     for place, proof in enumerate(schedule.proofs):
+        if rates.shared and proof.link != "up":
+            yield f'proof {place}: link is "{proof.link}", colocated servers have only "up"'
         jobs = list(_jobs(schedule, proof, rates, wire, whole, alone))
         slack = times.slack_s
         inside = [
@@ -329,6 +350,8 @@ def check_servers_bound(
     bound = schedule.bound
     assert bound is not None
     if rates.shared:
+        if bound.link != "up":
+            yield f'bound: link is "{bound.link}", colocated servers have only "up"'
         travelling = {name: up + wire.gradient_pulled[name] for name, up in wire.gradient_pushed.items()}
         per_byte, latency = rates.per_byte_s / 2, 0.0
     else:
@@ -398,6 +421,7 @@ def check_servers(profile: Profile, schedule: Schedule) -> list[str]:
         check_messages(schedule, rates, wire, times),
         check_send_order(schedule, rates, times),
         check_pace(profile, schedule),
+        check_partition_sizes(schedule, rates, wire),
         check_servers_predictions(schedule, times),
         check_link_proofs(schedule, rates, wire, times),
         check_servers_bound(schedule, rates, wire, times),
