@@ -133,10 +133,14 @@ class Webhooks:
             logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses, which may be secret
             self._client = httpx.AsyncClient(timeout=_TIMEOUT_S)
         try:
-            answer = await self._client.post(self._url, content=body, headers=headers)
+            # Only the status counts: what follows it may be long or slow, and is not read.
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                self._client.stream("POST", self._url, content=body, headers=headers) as answer,
+            ):
+                return "" if answer.is_success else f"answered {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return str(error) or type(error).__name__
-        return "" if answer.is_success else f"answered {answer.status_code}"
 
     async def close(self, within_s: float) -> None:
         """Wait for what is being sent, and give up the rest."""

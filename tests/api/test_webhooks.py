@@ -1,5 +1,6 @@
 """Webhooks: a real receiver is told of ended tasks and of drift, signed, and again if it refuses."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -12,8 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pace.api.webhooks import Webhooks
 from tests.api.process import ServiceProcess, serve_in_vain
 from tests.api.profiles import layered_profile
+from tests.api.raw_server import Answer, answering, drip, drip_headers
 
 KEY = bytes(range(24))
 SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
@@ -127,6 +132,26 @@ def test_what_nobody_takes_is_logged(tmp_path: Path) -> None:
         (lost,) = service.events("webhook-not-sent", 1)
     assert lost["notice"] == "task.done"
     assert lost["error"]
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [(drip, "sent"), (drip_headers, "failed")])
+def test_an_answer_that_never_ends_holds_up_no_notice(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, outcome: str
+) -> None:
+    """The status counts, and a receiver without one has refused; what follows it is not read."""
+    monkeypatch.setattr("pace.api.webhooks._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pace.api.webhooks._PAUSES_S", (0.01,))
+    outcomes: list[str] = []
+
+    async def send(url: str) -> None:
+        webhooks = Webhooks(url, SECRET, outcomes.append)
+        for number in range(20):  # more than are sent at a time
+            webhooks.send("task.done", str(number))
+        await webhooks.close(within_s=WITHIN_S)
+
+    with answering(answer) as url:
+        asyncio.run(send(url))
+    assert outcomes == [outcome] * 20
 
 
 def test_an_address_without_a_secret_is_refused(tmp_path: Path) -> None:
