@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import logging
+import ssl
 import time
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import jwt
 import structlog
 
@@ -23,6 +25,7 @@ _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 _KEY_TYPES = ("RSA", "EC", "OKP")
 _MOST_TOKEN_CHARACTERS = 16_384
 _MOST_DOCUMENT_BYTES = 2**20
+# For both documents together, however slowly they come.
 _FETCH_TIMEOUT_S = 5.0
 _FRESH_S = 300.0
 _FETCHED_AGAIN_S = 10.0
@@ -137,11 +140,12 @@ class OidcIssuer:
                 leeway=self._leeway_s,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
+            return self._claims(values)
         except jwt.ExpiredSignatureError:
             raise Unauthorized("the token has expired") from None
-        except jwt.PyJWTError as error:  # of the token, or of a key that is not for such signatures
+        except (jwt.PyJWTError, OverflowError, RecursionError) as error:
+            # Of the token, of its numbers or depth, or of a key that is not for such signatures.
             raise Unauthorized(f"the token is not valid: {error}") from None
-        return self._claims(values)
 
     def _claims(self, values: Mapping[str, Any]) -> Claims:
         tenant = _find(values, self._tenant_claim)
@@ -189,30 +193,31 @@ class OidcIssuer:
 
     async def _fetch(self) -> None:
         try:
-            keys = await asyncio.to_thread(fetch_keys, self._url)
+            self._keys = await fetch_keys(self._url)
         except Exception as error:  # of the network or the issuer: keep the known keys
-            log.warning("issuer-unavailable", issuer=self._url, error=str(error))
-        else:
-            self._keys = keys
+            log.warning("issuer-unavailable", issuer=self._url, error=str(error) or type(error).__name__)
         self._fetched_at_s = time.monotonic()
         self._fetching = None
 
 
-def fetch_keys(issuer: str) -> list[dict[str, Any]]:
-    """Fetch an issuer's metadata and keys; blocks.
+async def fetch_keys(issuer: str) -> list[dict[str, Any]]:
+    """Fetch an issuer's metadata and keys; redirects are not followed.
 
     Raises
     ------
-    OSError, ValueError
-        If the issuer does not answer, or its answer is not valid.
+    httpx.HTTPError, OSError, ValueError
+        If the issuer does not answer in time, or its answer is not valid.
     """
-    metadata = _get(issuer.rstrip("/") + "/.well-known/openid-configuration")
-    if metadata.get("issuer") != issuer:
-        raise ValueError(f"the metadata are of another issuer: {metadata.get('issuer')!r}")
-    uri = str(metadata.get("jwks_uri", ""))
-    if urlsplit(uri).scheme != "https" and urlsplit(uri).scheme != urlsplit(issuer).scheme:
-        raise ValueError(f"jwks_uri is not https: {uri!r}")
-    keys = _get(uri).get("keys")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    certificates = await asyncio.to_thread(ssl.create_default_context)
+    async with asyncio.timeout(_FETCH_TIMEOUT_S), httpx.AsyncClient(verify=certificates) as client:
+        metadata = await _get(client, issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if metadata.get("issuer") != issuer:
+            raise ValueError(f"the metadata are of another issuer: {metadata.get('issuer')!r}")
+        uri = str(metadata.get("jwks_uri", ""))
+        if urlsplit(uri).scheme != "https" and urlsplit(uri).scheme != urlsplit(issuer).scheme:
+            raise ValueError(f"jwks_uri is not https: {uri!r}")
+        keys = (await _get(client, uri)).get("keys")
     if not isinstance(keys, list):
         raise ValueError("jwks_uri has no keys")
     return [
@@ -222,12 +227,15 @@ def fetch_keys(issuer: str) -> list[dict[str, Any]]:
     ]
 
 
-def _get(url: str) -> dict[str, Any]:
-    request = urllib.request.Request(url, headers={"Accept": "application/json"})
-    with urllib.request.urlopen(request, timeout=_FETCH_TIMEOUT_S) as answer:
-        body = answer.read(_MOST_DOCUMENT_BYTES + 1)
-    if len(body) > _MOST_DOCUMENT_BYTES:
-        raise ValueError(f"{url} answers with more than {_MOST_DOCUMENT_BYTES} bytes")
+async def _get(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
+    body = b""
+    async with client.stream("GET", url, headers={"Accept": "application/json"}) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise ValueError(f"{url} answers with {answer.status_code}")
+        async for part in answer.aiter_bytes():
+            body += part
+            if len(body) > _MOST_DOCUMENT_BYTES:
+                raise ValueError(f"{url} answers with more than {_MOST_DOCUMENT_BYTES} bytes")
     document = json.loads(body)
     if not isinstance(document, dict):
         raise ValueError(f"{url} answers with no JSON object")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pace.errors import InvalidOptions
 from tests.api.issuer import AUDIENCE, TestIssuer
 from tests.api.process import ServiceProcess
 from tests.api.profiles import layered_profile
+from tests.api.raw_server import answering, drip
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +146,48 @@ def test_keys_are_fetched_seldom() -> None:
     assert _verify(verifier, issuer.token(key="second", sub="later")).subject == "later"
     with pytest.raises(IssuerUnavailable):
         _verify(_verifier(issuer), issuer.token())
+
+
+def test_an_issuer_that_never_ends_its_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token waits for it for ever: one of a known key is valid."""
+    monkeypatch.setattr("pace.api.oidc._FETCH_TIMEOUT_S", 0.3)
+    with TestIssuer() as issuer:
+        verifier = _verifier(issuer)
+        token = issuer.token()
+        _verify(verifier, token)
+        with answering(drip) as url:
+            verifier._url = url
+            verifier._fetched_at_s -= 1000
+            assert _verify(verifier, issuer.token(sub="later", iss=url)).subject == "later"
+            with pytest.raises(IssuerUnavailable):
+                _verify(OidcIssuer(url, AUDIENCE, tenant_claim="tenant", scopes_claim="scope"), token)
+
+
+def test_keys_are_not_taken_from_where_an_issuer_redirects_to() -> None:
+    """A redirect could lead away from https."""
+    with TestIssuer() as issuer:
+
+        def redirect_to_keys(request: bytes, connection: socket) -> None:
+            where = f"http://{request.split(b'Host: ')[1].split()[0].decode()}"
+            metadata = json.dumps({"issuer": where, "jwks_uri": f"{where}/keys"})
+            head = "200 OK"
+            if request.startswith(b"GET /keys"):
+                head = f"302 Found\r\nLocation: {issuer.url}/keys"
+            head = f"HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {len(metadata)}"
+            connection.sendall(f"{head}\r\n\r\n{metadata}".encode())
+
+        with answering(redirect_to_keys) as url:
+            verifier = _verifier(issuer)
+            verifier._url = url
+            with pytest.raises(IssuerUnavailable):
+                _verify(verifier, issuer.token(iss=url))
+        assert issuer.num_fetched == 0
+
+
+def test_a_time_of_expiry_that_is_no_time_is_refused(issuer: TestIssuer) -> None:
+    """However large a number it is."""
+    with pytest.raises(Unauthorized, match="not valid"):
+        _verify(_verifier(issuer), issuer.token(exp=10**400))
 
 
 def test_settings_of_an_issuer_are_checked() -> None:
