@@ -20,11 +20,18 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from pace.documents.collective_costs import SampledAllReduce
 from pace.documents.half_costs import SampledHalf
 from pace.errors import InvalidOptions
 from pace.runtime.transports.device import Clock, CudaDevice, apart, clock_of
+
+if dist.is_available():
+    # Its functions have the default group of the moment of its import as an argument. Optimizers import it,
+    # and after `init_process_group` it would keep Gloo's threads beyond `destroy_process_group`. A thread
+    # that ends while Python does aborts the process.
+    import torch.distributed.nn.functional
 
 SMALLEST_BYTES = 1024
 MIN_SIZES = 6
@@ -270,10 +277,7 @@ CollectiveName = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
 class _TorchNetwork:
     def __init__(self, group: Any, collective: CollectiveName) -> None:
-        import torch.distributed as dist
-
         self._collective = collective
-        self._dist = dist
         self._group = group
         self.num_workers = dist.get_world_size(group)
         nccl = dist.get_backend(group) == "nccl"
@@ -294,7 +298,7 @@ class _TorchNetwork:
         return wait
 
     def _call(self, tensor: torch.Tensor) -> Any:
-        dist, group = self._dist, self._group
+        group = self._group
         whole = tensor[: tensor.numel() // self.num_workers * self.num_workers]
         mine = whole.view(self.num_workers, -1)[dist.get_rank(group)]
         if self._collective == "all-reduce":
@@ -306,11 +310,11 @@ class _TorchNetwork:
         return gather(whole, mine.clone(), group=group, async_op=True)
 
     def barrier(self) -> None:
-        self._dist.barrier(self._group)
+        dist.barrier(self._group)
 
     def minimum(self, values: torch.Tensor) -> torch.Tensor:
         reduced = values.to(self.device)
-        self._dist.all_reduce(reduced, op=self._dist.ReduceOp.MIN, group=self._group)
+        dist.all_reduce(reduced, op=dist.ReduceOp.MIN, group=self._group)
         return reduced.cpu()
 
 

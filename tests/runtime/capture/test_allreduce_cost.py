@@ -1,6 +1,8 @@
 """What an all-reduce costs, measured between real processes."""
 
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -256,3 +258,34 @@ def test_gradient_bytes_counts_what_is_sent() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
     model[0].requires_grad_(False)
     assert gradient_bytes(model) == 4 * (4 * 5 + 5)
+
+
+_ENDING = """
+import pathlib
+
+import torch
+import torch.distributed as dist
+
+from pace.runtime.profiler import torch_network
+
+
+def gloo_threads():
+    return sum("gloo" in comm.read_text() for comm in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+torch_network().barrier()
+print(gloo_threads())
+dist.destroy_process_group()
+print(gloo_threads())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the threads' names in /proc")
+def test_gloos_threads_end_with_the_process_group() -> None:
+    """An optimizer built after ``init_process_group`` keeps none: at exit, they can abort the process."""
+    ended = subprocess.run([sys.executable, "-c", _ENDING], capture_output=True, text=True, check=True)
+    during, after = map(int, ended.stdout.split())
+    assert during > 0
+    assert after == 0
