@@ -148,7 +148,7 @@ def measure_allreduce(
     confidence: float = 0.95,
     precision: float = 0.05,
     max_runs: int = 60,
-    max_seconds_per_size: float = 3.0,
+    max_seconds_per_size: float = 2.0,
     warmup_calls: int = 3,
     pairs: bool = True,
 ) -> AllReduceMeasurement:
@@ -162,7 +162,7 @@ def measure_allreduce(
         A size is repeated until the median's confidence interval is narrower than +- `precision` of the
         median. The precision reached is in the result.
     max_runs, max_seconds_per_size
-        Limits of the repetition of a size. At least three runs are made.
+        Limits of the repetition of a size, with the calls that do not count. At least three runs are made.
     warmup_calls
         Number of calls of each size before those that count.
     pairs
@@ -182,9 +182,12 @@ def measure_allreduce(
         time_run(network, [tensor], calls=warmup_calls)
         durations: list[float] = []
         calls = CALLS_AT_ONCE
+        spent_s = 0.0
         # Every rank has the same minima, so all ranks make the same runs.
         while True:
-            mean = time_run(network, [tensor], calls=calls, before=1 if calls == CALLS_AT_ONCE else calls)
+            before = 1 if calls == CALLS_AT_ONCE else calls
+            mean = time_run(network, [tensor], calls=calls, before=before)
+            spent_s += (before + calls) * mean
             if calls * mean < SECONDS_PER_RUN and not durations:
                 calls *= 2
                 continue
@@ -193,7 +196,7 @@ def measure_allreduce(
             median = float(np.median(durations))
             sure = math.ldexp(1.0, 1 - len(durations)) <= 1 - confidence
             narrow = sure and high - low <= 2 * precision * median
-            used_up = len(durations) >= max_runs or sum(durations) * calls >= max_seconds_per_size
+            used_up = len(durations) >= max_runs or spent_s >= max_seconds_per_size
             if narrow or (used_up and len(durations) >= MIN_RUNS):
                 break
         sizes.append(
