@@ -153,6 +153,37 @@ def fewest_groups_under(
 
 
 @compiled
+def _cheapest_run(
+    start: int,
+    limit: float,
+    release_plus_tail: FloatArray,
+    ends: FloatArray,
+    last: IntArray,
+    sizes: FloatArray,
+    durations: FloatArray,
+    slope: float,
+    after: FloatArray,
+    total: FloatArray,
+    until: npt.NDArray[np.int64 | np.int32],
+) -> None:
+    """Write the least total duration from `start` on under the limit, and the last element of its first run.
+
+    They go to ``total[start]`` and ``until[start]``: inf and start - 1 if no run keeps the limit.
+    ``after[i]`` is the total duration of the runs from i on.
+    """
+    total[start] = np.inf
+    until[start] = start - 1
+    for j in range(start, last[start] + 1):
+        duration = price(ends[j + 1] - ends[start], sizes, durations, slope)
+        if duration >= total[start] or release_plus_tail[j] + duration > limit:
+            break
+        candidate = duration + after[j + 1]
+        if candidate < total[start] and release_plus_tail[j] + candidate <= limit:
+            total[start] = candidate
+            until[start] = j
+
+
+@compiled
 def least_total_under(
     limit: float,
     release_plus_tail: FloatArray,
@@ -173,15 +204,7 @@ def least_total_under(
     total[n] = 0.0
     worst = np.full(n + 1, -np.inf)
     for i in range(n - 1, -1, -1):
-        until[i] = i - 1
-        for j in range(i, last[i] + 1):
-            duration = price(ends[j + 1] - ends[i], sizes, durations, slope)
-            if duration >= total[i] or release_plus_tail[j] + duration > limit:
-                break
-            candidate = duration + total[j + 1]
-            if candidate < total[i] and release_plus_tail[j] + candidate <= limit:
-                total[i] = candidate
-                until[i] = j
+        _cheapest_run(i, limit, release_plus_tail, ends, last, sizes, durations, slope, total, total, until)
         j = until[i]
         if j >= i:
             worst[i] = max(release_plus_tail[j] + total[i], worst[j + 1])
@@ -201,29 +224,22 @@ def fewest_runs_under(
 ) -> int:
     """Return the least number of runs that keep the limit for any monotone g; 0 if it is above `len(until)`.
 
-    Row m of `until` gets the last element of each run that more than m, and at most as many others, follow.
-    Of equally many runs, a smaller total duration from a run on leaves every earlier run more time.
+    ``until[m, i]`` becomes the last element of the run that starts at i, if at most m + 1 runs remain. Of
+    equally many runs, a smaller total duration from a run on leaves every earlier run more time.
     """
     n = len(last)
-    before = np.full(n + 1, np.inf)
-    before[n] = 0.0
+    after = np.full(n + 1, np.inf)
+    after[n] = 0.0
     total = np.full(n + 1, np.inf)
     total[n] = 0.0
     for row in range(len(until)):
         for i in range(n - 1, -1, -1):
-            total[i] = np.inf
-            until[row, i] = i - 1
-            for j in range(i, last[i] + 1):
-                duration = price(ends[j + 1] - ends[i], sizes, durations, slope)
-                if duration >= total[i] or release_plus_tail[j] + duration > limit:
-                    break
-                candidate = duration + before[j + 1]
-                if candidate < total[i] and release_plus_tail[j] + candidate <= limit:
-                    total[i] = candidate
-                    until[row, i] = j
+            _cheapest_run(
+                i, limit, release_plus_tail, ends, last, sizes, durations, slope, after, total, until[row]
+            )
         if total[0] < np.inf:
             return row + 1
-        before[:] = total
+        after[:] = total
     return 0
 
 
