@@ -33,7 +33,7 @@ class Graphs(Kind):
         "peak GB": (
             "peak_bytes",
             lambda run: run.memory.peak_bytes,
-            lambda peak_bytes: f"{peak_bytes / 1e9:.3f}",
+            lambda peak_bytes: f"{peak_bytes / 1e9:.4g}",
         ),
         "collectives": ("collectives", lambda run: run.num_calls, str),
     }
@@ -139,9 +139,9 @@ class Graphs(Kind):
             within = "" if plan.budget_bytes is None else " within the budget"
             yield "optimality", f"no plan{within} is faster: all orders and all buckets were compared"
         budget = (
-            "no budget given" if plan.budget_bytes is None else f"budget {plan.budget_bytes / 1e9:.2f} GB"
+            "no budget given" if plan.budget_bytes is None else f"budget {plan.budget_bytes / 1e9:.4g} GB"
         )
-        yield "memory", f"{(predicted.peak_bytes or 0) / 1e9:.2f} GB at the peak; {budget}"
+        yield "memory", f"{(predicted.peak_bytes or 0) / 1e9:.4g} GB at the peak; {budget}"
         yield "method", schedule.solver.method
         sent = Counter((transfer.op, schedule.links[transfer.link]) for transfer in schedule.transfers)
         fused = Counter[tuple[str, str]]()
@@ -186,4 +186,4 @@ def _what_if_cell(cell: "GraphCell") -> str:
     if cell.iteration_s is None or cell.peak_bytes is None:
         return "no plan fits"
     mark = "" if cell.fits else "*"
-    return f"{cell.iteration_s * 1e3:.3f} ({cell.peak_bytes / 1e9:.2f}{mark})"
+    return f"{cell.iteration_s * 1e3:.3f} ({cell.peak_bytes / 1e9:.4g}{mark})"

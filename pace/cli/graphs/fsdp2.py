@@ -45,7 +45,8 @@ def report_fsdp2(
         print_line("gathered  all units stay gathered for the backward pass")
     if settings.separate_reduce_scatter_group:
         print_line("groups    a separate process group for reduce-scatters")
-    print_line(f"memory    {(settings.peak_bytes or 0) / 1e9:.2f} GB at the peak")
+    if settings.peak_bytes is not None:
+        print_line(f"memory    {settings.peak_bytes / 1e9:.4g} GB at the peak")
     print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
     print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
     print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")
