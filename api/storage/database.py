@@ -120,7 +120,7 @@ def make_engine(url: URL) -> Engine:
         event.listen(engine, "handle_error", _note_read_only, retval=True)
         return engine
     engine = create_engine(url, connect_args={"timeout": 30})
-    event.listen(engine, "handle_error", _name_damaged_file, retval=True)
+    event.listen(engine, "handle_error", _name_unusable_file, retval=True)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     if (file := _file(url)) is not None:
@@ -196,12 +196,17 @@ def _note_read_only(context: ExceptionContext) -> OperationalError | None:
     return OperationalError(context.statement, context.parameters, cause)
 
 
-def _name_damaged_file(context: ExceptionContext) -> OperationalError | None:
-    # As if the file could not be opened: it is something else, or a damaged database.
+def _name_unusable_file(context: ExceptionContext) -> OperationalError | None:
+    # Its folder is missing, or it is something else, or a damaged database.
     cause = context.original_exception
-    if type(cause) is not sqlite3.DatabaseError or context.engine is None:
+    if context.engine is None or not isinstance(cause, sqlite3.DatabaseError):
         return None
-    named = sqlite3.OperationalError(f"{context.engine.url.database} is no SQLite database: {cause}")
+    if getattr(cause, "sqlite_errorname", "") == "SQLITE_CANTOPEN":
+        named = sqlite3.OperationalError(f"{cause}: {context.engine.url.database}")
+    elif type(cause) is sqlite3.DatabaseError:
+        named = sqlite3.OperationalError(f"{context.engine.url.database} is no SQLite database: {cause}")
+    else:
+        return None
     return OperationalError(context.statement, context.parameters, named)
 
 

@@ -204,7 +204,10 @@ def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
     Path(tmp_path, "dump").write_bytes(b"PGDMP" + bytes(5000))
     for url, reason in (
         (database_url, "of a newer version"),
-        (f"sqlite:///{tmp_path}/nowhere/pace.db", "unable to open database file"),
+        (
+            f"sqlite:///{tmp_path}/nowhere/pace.db",
+            f"unable to open database file: {tmp_path}/nowhere/pace.db",
+        ),
         (f"sqlite:///{tmp_path}/dump", "/dump is no SQLite database: file is not a database"),
     ):
         code, said = serve_in_vain(tmp_path, "--database-url", url)
