@@ -36,6 +36,7 @@ def graph_of(
     seconds_per_byte: float = 1 / 512,
     wires: tuple[str, ...] = ("wire",),
     copy_bytes_per_s: float = 1e6,
+    compute_slowdown: float = 1.0,
 ) -> CollectiveGraph:
     """Return a graph whose collectives cost a line, with a communicator for each wire: "dp", then "tp"."""
     cost = AffineAllReduce(latency_s=latency_s, seconds_per_byte=seconds_per_byte)
@@ -45,7 +46,12 @@ def graph_of(
         for number, name in enumerate(("dp", "tp"))
     )
     return CollectiveGraph(
-        name="test", wires=wires, communicators=groups, copy_bytes_per_s=copy_bytes_per_s, nodes=tuple(nodes)
+        name="test",
+        wires=wires,
+        communicators=groups,
+        copy_bytes_per_s=copy_bytes_per_s,
+        compute_slowdown=compute_slowdown,
+        nodes=tuple(nodes),
     )
 
 
@@ -175,6 +181,7 @@ def tiny_graph(seed: int, *, most_nodes: int = 9) -> CollectiveGraph:
         communicators=groups,
         copy_bytes_per_s=pick.choice((100.0, 1000.0, 1e6)),
         resident_bytes=pick.choice((0, 0, 100)),
+        compute_slowdown=pick.choice((1.0, 1.0, 1.25, 3.0)),
         nodes=tuple(nodes),
     )
 
@@ -221,7 +228,11 @@ def graphs(draw: st.DrawFn, *, most_nodes: int = 12, samples: bool = False) -> C
     nodes += [GraphNode(name=f"wait for {name}", deps=(name,), waits_for=name) for name in waiting]
     wires = draw(st.sampled_from((("wire",), ("wire", "second"))))
     graph = graph_of(
-        nodes, latency_s=draw(seconds), wires=wires, copy_bytes_per_s=draw(st.sampled_from((64.0, 1e6)))
+        nodes,
+        latency_s=draw(seconds),
+        wires=wires,
+        copy_bytes_per_s=draw(st.sampled_from((64.0, 1e6))),
+        compute_slowdown=draw(st.sampled_from((1.0, 1.5))),
     )
     if not samples:
         return graph

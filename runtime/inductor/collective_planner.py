@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,8 +43,14 @@ MEMORY_FACTOR = 1.1
 """The default budget, as a multiple of the memory that a graph uses in its own order."""
 
 CollectiveCost = AffineAllReduce | SampledAllReduce
-NodeSeconds = tuple[tuple[float, ...], float]
-"""The seconds of each node, and the bytes that are copied in a second."""
+
+
+class ComputeTimes(NamedTuple):
+    """What the device takes for each node in seconds, its copies in bytes/s, and its slow-down by traffic."""
+
+    nodes_s: tuple[float, ...]
+    copy_bytes_per_s: float
+    slowdown: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +223,8 @@ class CollectivePlanner(CustomGraphPass):
             kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
             if kept is None:
                 costs = self._measure(program, device)
-                seconds = self._node_seconds(program, device, fused)
-                kept = self._ranks.from_first(lambda: self._search(program, costs, seconds, key), "the plan")
+                times = self._compute_times(program, device, fused)
+                kept = self._ranks.from_first(lambda: self._search(program, costs, times, key), "the plan")
             graph, schedule = parse_graph(kept[0]), parse_schedule(kept[1])
             self._found[key] = PlannedGraph(graph=graph, schedule=schedule)
         return self._found[key]
@@ -235,33 +242,33 @@ class CollectivePlanner(CustomGraphPass):
                 raise InvalidOptions(f"costs has no {call.op}, which {program.untimed.name} has: add it")
         return {call: self._costs[call.op] for call in program.calls.values()}
 
-    def _node_seconds(self, program: FxProgram, device: torch.device, fused: bool) -> NodeSeconds:
-        """Return the time of each node, and the rate of copies: medians of all ranks.
+    def _compute_times(self, program: FxProgram, device: torch.device, fused: bool) -> ComputeTimes:
+        """Return the times of compute: medians of all ranks.
 
         All ranks measure at the same time, because they compute at the same time.
         """
         own = self._ranks.together(lambda: self._timed(program, device, fused), "measured ops")
-        every = self._ranks.gather(own, "times of ops")
-        return tuple(map(median, zip(*(each[0] for each in every), strict=True))), median(
-            each[1] for each in every
-        )
+        nodes_s, rates, slowdowns = zip(*self._ranks.gather(own, "times of ops"), strict=True)
+        return ComputeTimes(tuple(map(median, zip(*nodes_s, strict=True))), median(rates), median(slowdowns))
 
-    def _timed(self, program: FxProgram, device: torch.device, fused: bool) -> NodeSeconds:
+    def _timed(self, program: FxProgram, device: torch.device, fused: bool) -> ComputeTimes:
         if self._times is None:
             self._times = NodeTimes(device, self._rates)
         times = self._times
-        return tuple(times.duration_s(node, fused=fused) for node in program.nodes), times.memory_bytes_per_s
+        slowdown = 1.0 if self._collectives is None else self._collectives.compute_slowdown
+        nodes_s = tuple(times.duration_s(node, fused=fused) for node in program.nodes)
+        return ComputeTimes(nodes_s, times.memory_bytes_per_s, slowdown)
 
     def _search(
-        self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], seconds: NodeSeconds, key: str
+        self, program: FxProgram, costs: Mapping[GroupCall, CollectiveCost], times: ComputeTimes, key: str
     ) -> tuple[bytes, bytes]:
         start = time.perf_counter()
-        of_nodes, copy_bytes_per_s = seconds
         graph = program.timed(
-            {node.name: each for node, each in zip(program.nodes, of_nodes, strict=True)},
+            {node.name: each for node, each in zip(program.nodes, times.nodes_s, strict=True)},
             costs,
             wires=tuple(self._wire(group.ranks) for group in program.groups),
-            copy_bytes_per_s=copy_bytes_per_s,
+            copy_bytes_per_s=times.copy_bytes_per_s,
+            compute_slowdown=times.slowdown,
         )
         now = ListScheduler(program_of(graph), UNLIMITED).as_it_is()
         budget = self._memory_bytes or int(MEMORY_FACTOR * now.peak_bytes)

@@ -85,6 +85,7 @@ class FxProgram:
         *,
         wires: tuple[str, ...],
         copy_bytes_per_s: float,
+        compute_slowdown: float,
     ) -> CollectiveGraph:
         """Return the document with durations by node name, costs, and the wire of each group."""
         return CollectiveGraph(
@@ -101,6 +102,7 @@ class FxProgram:
                 for each in self.untimed.communicators
             ),
             copy_bytes_per_s=copy_bytes_per_s,
+            compute_slowdown=compute_slowdown,
             resident_bytes=self.untimed.resident_bytes,
             resident_shard_bytes=self.untimed.resident_shard_bytes,
             nodes=tuple(

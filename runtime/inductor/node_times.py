@@ -34,6 +34,7 @@ from pace.runtime.inductor.fx_program import (
     view_source,
     written_by,
 )
+from pace.runtime.transports.device import Clock, CudaClock, HostClock
 
 NODE_REPEATS = 3
 # Ops that Inductor leaves to torch. Torch adds to its own set whatever it left to torch once.
@@ -222,7 +223,14 @@ class CollectiveTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._clock: Clock = CudaClock(device) if device.type == "cuda" else HostClock()
         self._measured: dict[tuple[str, CollectiveOp], SampledAllReduce] = {}
+        self._beside_s = self._alone_s = 0.0
+
+    @property
+    def compute_slowdown(self) -> float:
+        """Factor by which compute took longer beside the collectives measured so far; 1 without any."""
+        return max(1.0, self._beside_s / self._alone_s) if self._alone_s else 1.0
 
     def measure(self, program: FxProgram) -> dict[GroupCall, SampledAllReduce]:
         """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
@@ -268,12 +276,18 @@ class CollectiveTimer:
             begin = time.perf_counter()
             in_flight = [start() for _ in range(IN_FLIGHT)]
             # The first ones tell how long to compute beside the others; the very first may connect.
-            for _ in range(int(BESIDE_SHARE * times[1] / product_s) if number > 1 else 0):
+            products = int(BESIDE_SHARE * times[1] / product_s) if number > 1 else 0
+            started = self._clock.now()
+            for _ in range(products):
                 torch.mm(matrix, matrix)
+            ended = self._clock.now()
             for each in in_flight:
                 torch.ops._c10d_functional.wait_tensor(each)
             synchronize(self._device)
             times.append(time.perf_counter() - begin)
+            if products:
+                self._beside_s += self._clock.seconds((started, ended))[1]
+                self._alone_s += products * product_s
         return median(times[2:]) / IN_FLIGHT
 
 

@@ -39,6 +39,7 @@ class BucketedProgram:
             awaited=self._awaited,
             num_wires=self._fused.program.num_wires,
             apart={int(self._fused.place[node]) for node in apart},
+            slowdown=self._fused.program.compute_slowdown,
         ).end_s
 
     def peak_bytes(self, order: IntArray, returned: Iterable[int] = ()) -> int:

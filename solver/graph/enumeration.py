@@ -4,8 +4,9 @@ Nodes are run one by one. The memory in use, and what may run next, depend only 
 run. The times do not, but a state is dropped if another of the same set has no later time: when the compute
 stream and each wire are free, and when each collective under way ends. For every order that continues the
 first state, the same order continues the other and ends no later, because a plan's times only add up and take
-maxima. A state is also dropped if what is left takes too long: on the compute stream, on a wire, or along a
-path. What remains is exact. The number of states may be exponential, so both functions give up at a limit.
+maxima, and compute never ends later if it starts earlier or a wire is free earlier. A state is also dropped
+if what is left takes too long: on the compute stream, on a wire, or along a path. What remains is exact. The
+number of states may be exponential, so both functions give up at a limit.
 
 Some nodes run at once, because no plan gains by running them later: a node that takes no time and no memory,
 and a collective that all other collectives of its wire that are left have to follow.
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pace.solver.graph.fused_program import FusedProgram, fuse
+from pace.solver.graph.kernels.compute import beside_traffic_s
 from pace.solver.graph.list_schedule import UNLIMITED
 from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
 
@@ -156,6 +158,7 @@ class _Orders:
         self._buckets = buckets
         self._budget = budget_bytes
         self._wires = range(program.num_wires)
+        self._slowdown = program.compute_slowdown
         self._kind, self._wire = fused.kind.tolist(), fused.wire.tolist()
         self._seconds, self._transfer = fused.seconds.tolist(), fused.transfer.tolist()
         self._nodes = range(len(self._kind))
@@ -282,8 +285,11 @@ class _Orders:
     def _runs_at_once(self, node: int, done: int) -> bool:
         if self._seconds[node] or (self._fresh[node] and self._budget < UNLIMITED):
             return False
-        is_next = self._kind[node] == COLLECTIVE and not self._rivals[node] & ~done
-        return self._kind[node] == OP or is_next
+        if self._kind[node] == COLLECTIVE:
+            # Of several wires, one that waits may slow compute down less.
+            may_wait = self._slowdown > 1 and len(self._wires) > 1
+            return not (may_wait or self._rivals[node] & ~done)
+        return bool(self._kind[node] == OP)
 
     def _reached(self, reached: int, node: int, state: _Done, used: int) -> _Done:
         wires_s, flying = list(state.wires_s), state.flying
@@ -305,7 +311,7 @@ class _Orders:
         free, ends = list(times[1:count]), dict(zip(flying, times[count:], strict=True))
         if self._kind[node] == WAIT:
             now = max(now, ends.pop(node))
-        now += self._seconds[node]
+        now += beside_traffic_s(self._seconds[node], max(free) - now, self._slowdown)
         if self._kind[node] == COLLECTIVE:
             wire = self._wire[node]
             free[wire] = max(now, free[wire]) + self._transfer[node]

@@ -286,6 +286,7 @@ class ListScheduler:
             rules.most_ahead_bytes,
             rules.window,
             rules.queued,
+            program.compute_slowdown,
             order,
         )
         assert count == size, (count, size)

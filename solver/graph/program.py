@@ -3,7 +3,8 @@
 Time. Nodes run in program order. An op takes its duration on the compute stream. Issuing a collective takes
 none: it starts when it is issued and its wire is free, so a wire is first in, first out. A wait blocks
 compute until its collective ends. A plan may put collectives on a second communicator of their wires: then
-each communicator is first in, first out, and while both carry one, each gets half of the wire.
+each communicator is first in, first out, and while both carry one, each gets half of the wire. While any wire
+carries a collective, ops and copies take `compute_slowdown` times as long.
 
 Memory. It follows program order too, as an allocator does: an output is allocated when its node runs, and
 freed when the last node that uses its storage has run. The input of a collective is in use until its wait.
@@ -61,6 +62,8 @@ class Program:
         Rate of the device's memory. A copy reads and writes each byte.
     resident_bytes
         Bytes allocated before the first node and never freed.
+    compute_slowdown
+        Factor by which compute takes longer while a wire is busy; 1 for no slowdown.
     """
 
     kind: IntArray
@@ -77,6 +80,7 @@ class Program:
     num_wires: int
     copy_bytes_per_s: float
     resident_bytes: int
+    compute_slowdown: float = 1.0
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pace.solver.arrays import FloatArray
+from pace.solver.graph.kernels.compute import beside_traffic_s
 from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
 from pace.solver.graph.wires import FifoWire, SharedWire
 
@@ -64,6 +65,7 @@ def run(program: Program, plan: ProgramPlan) -> Timeline:
         awaited=awaited,
         num_wires=program.num_wires,
         apart=plan.apart,
+        slowdown=program.compute_slowdown,
     )
     for (kind, bucket), node in first.items():
         if kind == COLLECTIVE:
@@ -93,6 +95,7 @@ def walk(
     awaited: Sequence[int],
     num_wires: int,
     apart: Collection[int],
+    slowdown: float,
 ) -> Walk:
     """Run nodes in an order.
 
@@ -104,6 +107,8 @@ def walk(
         The collective of each WAIT.
     apart
         As in ``ProgramPlan``.
+    slowdown
+        As ``Program.compute_slowdown``.
     """
     start, end = [0.0] * len(kind), [0.0] * len(kind)
     shared = {wire[node] for node in apart}
@@ -112,18 +117,21 @@ def walk(
     ]
     now = compute = 0.0
     for node in order:
-        if kind[node] == COLLECTIVE:
-            now += seconds[node]
-            wires[wire[node]].issue(node, now, transfer[node])
+        if kind[node] == WAIT:
+            now = max(now, wires[wire[awaited[node]]].end_of(awaited[node]))
+        start[node] = now
+        if slowdown > 1:
+            busy_s = max(each.free_at() for each in wires) - now
+            now += beside_traffic_s(seconds[node], busy_s, slowdown)
         else:
-            if kind[node] == WAIT:
-                now = max(now, wires[wire[awaited[node]]].end_of(awaited[node]))
-            start[node] = now
             now += seconds[node]
-            end[node] = now
+        end[node] = now
+        if kind[node] == COLLECTIVE:
+            wires[wire[node]].issue(node, now, transfer[node])
         compute += seconds[node]
     for each in wires:
-        now = max(now, each.last_end())
+        each.finish()
+        now = max(now, each.free_at())
         for node, begins in each.start.items():
             start[node], end[node] = begins, each.end[node]
     return Walk(start, end, now, compute)

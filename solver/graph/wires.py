@@ -29,9 +29,12 @@ class FifoWire:
         """Return when a collective ends if nothing is issued before that."""
         return self.end[node]
 
-    def last_end(self) -> float:
-        """Return when the last collective ends."""
+    def free_at(self) -> float:
+        """Return when the last collective ends if nothing else is issued."""
         return self._free_at
+
+    def finish(self) -> None:
+        """Do nothing: each end is known."""
 
 
 class SharedWire:
@@ -68,10 +71,13 @@ class SharedWire:
         self._run(node=node)
         return self.end[node]
 
-    def last_end(self) -> float:
-        """Return when the last collective ends."""
+    def free_at(self) -> float:
+        """Return when the last collective ends if nothing else is issued."""
+        return self._clock + sum(self._left[node] for queue in self._queues for node in queue)
+
+    def finish(self) -> None:
+        """Carry all that was issued."""
         self._run()
-        return max(self.end.values(), default=0.0)
 
     def _run(self, *, until: float = np.inf, node: int = -1) -> None:
         """Carry what was issued up to a time, or until a collective has ended."""

@@ -87,6 +87,7 @@ class _Steps:
             *((name,) for name in ops),
         ]
         self._num_wires = len(graph.wires)
+        self._slowdown = graph.compute_slowdown
         step_of = {name: step for step, names in enumerate(self.names) for name in names}
         self._needs = [
             frozenset(step_of[dep] for name in names for dep in nodes[name].deps) for names in self.names
@@ -148,7 +149,8 @@ class _Steps:
         now, *later = times
         if self.num_calls <= step < 2 * self.num_calls:
             now = max(now, times[calls + step - self.num_calls])
-        now += self.seconds[step]
+        slow = max(0.0, min(max(later[: self._num_wires]) - now, self.seconds[step] * self._slowdown))
+        now += slow + self.seconds[step] - slow / self._slowdown
         if step < self.num_calls:
             wire = self._wire[step]
             later[wire] = max(now, later[wire]) + self._transfer[step]

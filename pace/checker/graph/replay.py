@@ -78,6 +78,12 @@ def replay(graph: CollectiveGraph, schedule: Schedule) -> Replay:
     memory = peak = graph.resident_bytes
     peak_node = ""
 
+    def compute(seconds: float) -> None:
+        """Run compute, at the rate 1 / compute_slowdown until all wires are free."""
+        nonlocal now
+        slow = max(0.0, min(max(free.values()) - now, seconds * graph.compute_slowdown))
+        now += slow + seconds - slow / graph.compute_slowdown
+
     def allocate(bytes_: int, node: str) -> None:
         nonlocal memory, peak, peak_node
         memory += bytes_
@@ -102,7 +108,7 @@ def replay(graph: CollectiveGraph, schedule: Schedule) -> Replay:
             sent, got = sum(each.input_bytes for each in calls), sum(each.output_bytes for each in calls)
             if group not in transfers:
                 bucketed = len(members) > 1
-                now += 2 * sent / graph.copy_bytes_per_s if bucketed else 0.0
+                compute(2 * sent / graph.copy_bytes_per_s if bucketed else 0.0)
                 start = max(now, free[wires[call.communicator]])
                 end = start + price(call.communicator, call.op, sent)
                 free[wires[call.communicator]] = end
@@ -120,12 +126,12 @@ def replay(graph: CollectiveGraph, schedule: Schedule) -> Replay:
                     member.collective for member in map(by_name.__getitem__, members) if member.collective
                 ]
                 sent, got = sum(each.input_bytes for each in calls), sum(each.output_bytes for each in calls)
-                now += 2 * got / graph.copy_bytes_per_s
+                compute(2 * got / graph.copy_bytes_per_s)
                 allocate(got, name)
                 memory -= sent + got
             release(reads[name])
             continue
-        now += node.duration_s
+        compute(node.duration_s)
         allocate(size[name], name)
         release(reads[name])
         if not readers[name] and owner[name] == name and name not in returned:

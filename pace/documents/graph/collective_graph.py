@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from pace.documents.base import Bytes, Index, JsonDocument, load, parse, read_file, repeated
 from pace.documents.graph.nodes import CollectiveOp, Communicator, GraphNode
-from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
+from pace.documents.profile import MAX_SLOWDOWN, MAX_TOTAL_BYTES, MAX_TOTAL_S, DType, Name
 from pace.errors import InvalidGraph
 
 BucketKey = tuple[CollectiveOp, str, DType | None]
@@ -38,6 +38,8 @@ class CollectiveGraph(JsonDocument):
     resident_shard_bytes
         Part of `resident_bytes` that holds shards of parameters, and is smaller with more ranks. 0 if not
         known.
+    compute_slowdown
+        Factor by which ops and copies take longer while a wire carries a collective; 1 for no slowdown.
     """
 
     refused_as = InvalidGraph
@@ -50,6 +52,9 @@ class CollectiveGraph(JsonDocument):
     copy_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     resident_bytes: Bytes = 0
     resident_shard_bytes: Annotated[Bytes, Field(exclude_if=lambda size: size == 0)] = 0
+    compute_slowdown: Annotated[
+        float, Field(ge=1, le=MAX_SLOWDOWN, allow_inf_nan=False, exclude_if=lambda factor: factor == 1)
+    ] = 1.0
     nodes: tuple[GraphNode, ...]
 
     @model_validator(mode="after")

@@ -59,4 +59,5 @@ def program_of(graph: CollectiveGraph) -> Program:
         num_wires=len(graph.wires),
         copy_bytes_per_s=graph.copy_bytes_per_s,
         resident_bytes=graph.resident_bytes,
+        compute_slowdown=graph.compute_slowdown,
     )

@@ -4,6 +4,7 @@ import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
+from pace.solver.graph.kernels.compute import beside_traffic_s
 
 OP, COLLECTIVE, WAIT = 0, 1, 2
 
@@ -40,6 +41,7 @@ def list_schedule(
     most_ahead: int,
     window: int,
     queued: bool,
+    slowdown: float,
     order: IntArray,
 ) -> tuple[float, float, int, int, int]:
     """Write the order of all nodes to `order`.
@@ -62,6 +64,8 @@ def list_schedule(
         most `most_ahead` bytes are ahead of their positions.
     queued
         Whether a collective is issued when the one before it is on the wire, or only when the wire is free.
+    slowdown
+        As ``Program.compute_slowdown``.
     base_memory
         For each position, the bytes in use there in the original program.
 
@@ -107,6 +111,7 @@ def list_schedule(
                 num_pending += 1
     free_at = np.zeros(num_wires)
     started = np.zeros(num_wires)  # when the last collective that was issued starts
+    busy_until = 0.0
     unqueued = 0.0
     places = len(base_memory)
     extra = np.zeros(places + 1, dtype=np.int64)
@@ -173,7 +178,7 @@ def list_schedule(
                     chosen = at
             until = now
             if chosen >= 0:
-                until += seconds[ready[chosen]]
+                until += beside_traffic_s(seconds[ready[chosen]], busy_until - now, slowdown)
             elif num_flying > 0:
                 until = max(now, flying_end[:num_flying].min())
             # A wire must not idle, or have an empty queue, while the op runs or compute waits.
@@ -261,7 +266,7 @@ def list_schedule(
             order[count] = node
             count += 1
             done[node] = True
-            now += seconds[node]
+            now += beside_traffic_s(seconds[node], busy_until - now, slowdown)
             memory += fresh_bytes[node]
             if memory > peak:
                 peak = memory
@@ -277,6 +282,7 @@ def list_schedule(
                 unqueued += max(0.0, min(now, free_at[wire[node]]) - started[wire[node]])
                 started[wire[node]] = max(now, free_at[wire[node]])
                 free_at[wire[node]] = started[wire[node]] + transfer[node]
+                busy_until = max(busy_until, free_at[wire[node]])
             for at in range(next_starts[node], next_starts[node + 1]):
                 below = nexts[at]
                 if kind[node] == COLLECTIVE and kind[below] == WAIT:
@@ -294,6 +300,4 @@ def list_schedule(
                     else:
                         ready[num_ready] = below
                         num_ready += 1
-    for each in range(num_wires):
-        now = max(now, free_at[each])
-    return now, unqueued, peak, peak_at, count
+    return max(now, busy_until), unqueued, peak, peak_at, count

@@ -70,6 +70,7 @@ def timed(program: FxProgram, cost: AffineAllReduce) -> CollectiveGraph:
         dict.fromkeys(program.calls.values(), cost),
         wires=("network",) * len(program.groups),
         copy_bytes_per_s=1e12,
+        compute_slowdown=1.0,
     )
 
 

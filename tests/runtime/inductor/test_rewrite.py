@@ -50,6 +50,7 @@ def timed(program: FxProgram, cost: AffineAllReduce) -> CollectiveGraph:
         dict.fromkeys(program.calls.values(), cost),
         wires=("network",) * len(program.groups),
         copy_bytes_per_s=times.memory_bytes_per_s,
+        compute_slowdown=1.0,
     )
 
 

@@ -16,7 +16,8 @@ def test_two_communicators_share_a_wire() -> None:
     wire.issue(1, 1.0, 1.0)
     assert (wire.end_of(1), wire.end_of(0)) == (3.0, 3.0)
     wire.issue(2, 3.0, 1.0)
-    assert wire.last_end() == 4.0
+    wire.finish()
+    assert wire.free_at() == 4.0
     assert wire.start == {0: 0.0, 1: 1.0, 2: 3.0}
 
 
@@ -27,7 +28,9 @@ def test_each_communicator_is_first_in_first_out() -> None:
         wire.issue(node, 0.0, seconds)
     assert wire.end_of(2) == 4.0
     assert wire.start[2] == wire.end[0] == 2.0
-    assert wire.last_end() == wire.end[1] == 6.0
+    assert wire.free_at() == 6.0
+    wire.finish()
+    assert wire.end[1] == 6.0
 
 
 @given(st.lists(st.tuples(TIMES, TIMES, st.booleans()), min_size=1, max_size=12), st.data())
@@ -44,8 +47,10 @@ def test_a_shared_wire_is_as_fast_as_one_that_is_not(
             wire.issue(node, now, seconds)
         if data.draw(st.booleans()):  # compute that waits for one of them
             now = max(now, shared.end_of(data.draw(st.integers(0, node))))
-    assert shared.last_end() == pytest.approx(alone.last_end())
-    single.last_end()
+    assert shared.free_at() == pytest.approx(alone.free_at())
+    for wire in (shared, single):
+        wire.finish()
+    assert shared.free_at() == pytest.approx(alone.free_at())
     assert single.end == pytest.approx(alone.end)
     assert single.start == pytest.approx(alone.start)
     for lane in (apart, set(range(len(issues))) - apart):
