@@ -54,8 +54,8 @@ class TrainedRank:
     Parameters
     ----------
     contender
-        "none"; "pace"; "inductor", Inductor's overlap pass, which gets the times that PACE measured (by
-        itself, it takes every device for NVIDIA's); "buckets", Inductor's buckets without this pass;
+        "none"; "pace"; "inductor", Inductor's overlap pass, which gets the times that PACE measured (its
+        own estimates assume an NVIDIA GPU); "buckets", Inductor's buckets without this pass;
         "blocks", torch's pass with a bucket for each block; "fsdp2", which is not compiled.
     costs
         What collectives cost, for "inductor".
