@@ -38,7 +38,7 @@ def test_slots_that_are_too_long_are_told_with_numbers(service: Caller) -> None:
     answer = service.post_schedule(layered_profile(20), options={"slot_s": 1.0})
     assert answer.status_code == 201
     method = answer.json()["schedule"]["solver"]["method"]
-    assert "rounding to slots of 1 s: " in method
+    assert "with slots of 1 s, the iteration takes " in method
     assert "slot_s of" in method
 
 

@@ -415,7 +415,7 @@ def _slotted_plan(
 
 
 def _tell_rounding(problem: FusionProblem, num_slots: float, options: Options) -> str:
-    """Warn if the window of `num_slots` slots is much longer than without slots; return this as a note.
+    """Warn if the window of `num_slots` slots is much longer than without slots; return a note with numbers.
 
     Rounding adds less than a slot to the ready time and to each group, so the window of k groups grows by
     less than k + 1 slots. This gives the slot that is proposed.
@@ -431,13 +431,14 @@ def _tell_rounding(problem: FusionProblem, num_slots: float, options: Options) -
     rounded_s = max(num_slots * slot_s, problem.compute_s)
     if rounded_s <= window_s * (1 + MOST_ROUNDING):
         return ""
-    note = (
-        f"rounding to slots of {slot_s:g} s: {rounded_s:.4g} s in whole slots, {window_s:.4g} s without "
-        f"slots ({rounded_s / window_s - 1:+.1%}); a slot_s of "
-        f"{MOST_ROUNDING * window_s / (groups + 1):.2g} or less costs at most {MOST_ROUNDING:.0%}"
+    slots = f"slots of {slot_s:g} s"
+    longer = f"{slots} make the iteration {100 * (rounded_s / window_s - 1):.1f} % longer: use shorter slots"
+    warnings.warn(longer, SlotWarning, stacklevel=2)
+    return (
+        f"; with {slots}, the iteration takes {rounded_s:.4g} s, and {window_s:.4g} s without slots; with a "
+        f"slot_s of {MOST_ROUNDING * window_s / (groups + 1):.2g} s or less, slots add at most "
+        f"{100 * MOST_ROUNDING:g} %"
     )
-    warnings.warn(note, SlotWarning, stacklevel=2)
-    return f"; {note}"
 
 
 def _refuse_tiny_slots(instance: Instance, options: Options) -> None:

@@ -78,10 +78,10 @@ def test_optimize_prints_times_and_the_gap_in_words() -> None:
 
 
 def test_slots_that_are_too_long_are_warned_of() -> None:
-    """On stderr and beside the method: what rounding costs, and which slots would do."""
+    """On stderr how much longer the iteration is, and beside the method which slots would do."""
     done = pace("optimize", VGG, "--slot-s", "0.5")
     assert done.returncode == 0
-    assert "pace: warning: rounding to slots of 0.5 s: " in done.stderr
+    assert "pace: warning: slots of 0.5 s make the iteration " in done.stderr
     assert "slot_s of" in done.stdout
 
 
