@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core.core_schema import custom_error_schema
 
 from pace.errors import PaceError
 from pace.gc_pause import paused_gc
@@ -19,8 +21,13 @@ MOST_SHOWN = 200
 MOST_UNPACKED_BYTES = 2 * 2**30
 # So many unknown fields are no misspellings.
 ANOTHER_KIND = 3
+TOO_DEEP = "its lists and objects are nested too deep: give another file"
 LIMIT = 10**18
 """Numbers of documents that have no limits of their own are smaller, and larger than its negative."""
+
+LONGEST = 10**15
+"""Whole numbers in errors have all their digits if they are smaller than this."""
+_LIMITS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
@@ -29,16 +36,41 @@ Value = TypeVar("Value")
 
 
 def _limit_numbers(schema: Any, document: type) -> None:
-    """Limit the numbers of a document that have no limits of their own; those inside it limit theirs."""
+    """Limit the numbers of a document that have no limits of their own; those inside it limit theirs.
+
+    An error about a number names all its limits: pydantic's own names one, whatever is wrong.
+    """
     if isinstance(schema, dict):
+        if schema.get("type") == "custom-error":
+            return  # done before
         if schema.get("type") == "model" and schema["cls"] is not document:
             return
         if schema.get("type") in ("int", "float"):
-            schema.update({} if schema.keys() & {"lt", "le"} else {"lt": LIMIT})
-            schema.update({} if schema.keys() & {"gt", "ge"} else {"gt": -LIMIT})
+            number = dict(schema)
+            number.update({} if schema.keys() & {"lt", "le"} else {"lt": LIMIT})
+            number.update({} if schema.keys() & {"gt", "ge"} else {"gt": -LIMIT})
+            message = _expected(number, "a whole number" if number["type"] == "int" else "a number")
+            schema.clear()
+            schema.update(custom_error_schema(number, "number", custom_error_message=message))
+            return
     if isinstance(schema, dict | list | tuple):
         for part in schema.values() if isinstance(schema, dict) else schema:
             _limit_numbers(part, document)
+
+
+def _expected(limits: Mapping[str, Any], what: str) -> str:
+    """Return in words which numbers are expected, from limits as pydantic has them."""
+    lower = max(limits.keys() & {"ge", "gt"}, key=lambda name: (limits[name], name == "gt"), default="")
+    upper = min(limits.keys() & {"le", "lt"}, key=lambda name: (limits[name], name == "le"), default="")
+    if (lower, upper) == ("ge", "le"):
+        return f"expected {what} from {_number(limits['ge'])} to {_number(limits['le'])}"
+    words = [f"{_LIMITS[name]} {_number(limits[name])}" for name in (lower, upper) if name]
+    return f"expected {what} {' and '.join(words)}"
+
+
+def _number(value: float) -> str:
+    shown = f"{value:,}" if isinstance(value, int) and abs(value) < LONGEST else f"{value:g}"
+    return re.sub(r"e([+-])0*", lambda sign: f"e{sign[1].strip('+')}", shown)
 
 
 class Document(BaseModel):
@@ -222,7 +254,9 @@ def _explain_one(document: Any, fault: Any) -> str:
     if fault["type"] == "too_short":
         message = f"give at least {fault['ctx']['min_length']} item{'s' * (fault['ctx']['min_length'] != 1)}"
     elif fault["type"] == "json_invalid" and "recursion limit" in message:
-        message = "its lists and objects are nested deeper than in any document of PACE: give another file"
+        message = TOO_DEEP
+    elif fault.get("ctx", {}).keys() & _LIMITS.keys():
+        message = _expected(fault["ctx"], "a number")
     elif fault["type"] == "union_tag_not_found":
         message = f"it has no {fault['ctx']['discriminator']}"
     elif fault["type"] == "union_tag_invalid":

@@ -383,11 +383,11 @@ def test_dear_gathers_behind_its_last_reduce_scatter() -> None:
     [
         ("lifo", {}, 'no policy "lifo": choose one of fifo, horovod'),
         ("ddp", {"credit_bytes": 1}, 'policy "ddp" has no knob "credit_bytes": it has first_bytes'),
-        ("p3", {"partition_bytes": 0}, 'policy "p3": partition_bytes: Input should be greater'),
+        ("p3", {"partition_bytes": 0}, 'policy "p3": partition_bytes: expected a number of at least 1 (got 0)'),
         (
             "horovod",
             {"cycle_s": -1.0},
-            'policy "horovod": cycle_s: Input should be greater than or equal to 0 (got -1.0)',
+            'policy "horovod": cycle_s: expected a number of at least 0 (got -1.0)',
         ),
         ("horovod", {"cycle_s": float("nan")}, "(got nan)"),
         ("ddp", {"bucket_bytes": "25MB"}, "bucket_bytes: Input should be a valid integer (got '25MB')"),

@@ -104,10 +104,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     for arguments, message in (
         (["--policy", "lifo"], 'pace: no policy "lifo": choose one of fifo, horovod'),
         (["--knob", "speed=3"], 'pace: no knob "speed": "fifo" has barrier; "horovod" has '),
-        (["--knob", "cycle_s=-1"], 'pace: --knob of policy "horovod": cycle_s: Input should be'),
+        (["--knob", "cycle_s=-1"], 'pace: --knob of policy "horovod": cycle_s: expected a number'),
         (["--knob", "bucket_bytes=big"], 'pace: --knob of policy "ddp": bucket_bytes: Input should be'),
         (["--knob", "speed"], 'pace: --knob "speed": expected NAME=VALUE'),
-        (["--jitter", "-1"], "pace: --jitter: Input should be"),
+        (["--jitter", "-1"], "pace: --jitter: expected a number from 0 to 10 (got -1.0)"),
     ):
         wrong = CliRunner().invoke(app, ["simulate", str(path), *arguments])
         assert (wrong.exit_code, wrong.stdout) == (2, "")

@@ -84,7 +84,7 @@ def test_a_fleet_from_a_file(steps: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["--workers", "0"], 2, "--workers: Input should be greater"),
+        (["--workers", "0"], 2, "--workers: expected a whole number from 1 to 10,000 (got 0)"),
         (["--workers", "4-2"], 2, "expected whole numbers"),
         (["--workers", "1-99999"], 2, "at most 1000"),
         (["--bandwidth-gbps", "fast"], 2, "expected numbers"),

@@ -96,10 +96,10 @@ def test_wrong_plans_are_found(planned: DeltaPlan, changed: dict[str, Any], said
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"changed": 1.5}, "less than or equal to 1"),
-        ({"missed": -0.1}, "greater than or equal to 0"),
-        ({"block_bytes": 0}, "greater than 0"),
-        ({"most_versions": 0}, "greater than or equal to 1"),
+        ({"changed": 1.5}, "changed: expected a number from 0 to 1"),
+        ({"missed": -0.1}, "missed: expected a number from 0 to 1"),
+        ({"block_bytes": 0}, "block_bytes: expected a whole number above 0"),
+        ({"most_versions": 0}, "most_versions: expected a whole number from 1 to 1,000,000"),
     ],
 )
 def test_impossible_documents_are_refused(changed: dict[str, Any], said: str) -> None:

@@ -116,10 +116,10 @@ def test_plans_send_each_byte_once(parts: list[tuple[str, int, int]], said: str)
         ({"tensors": [{"name": "t", "size_bytes": 4}] * 2}, 'two tensors are named "t"'),
         (
             {"tensors": [{"name": "t", "size_bytes": 4, "block_bytes": 2**64}]},
-            'tensor "t": block_bytes: Input',
+            'tensor "t": block_bytes: expected a whole number above 0',
         ),
         ({"credit_bytes": 5_000}, 'tensor "up" is cut after 6000 bytes, more than credit_bytes 5000'),
-        ({"sender": {"bytes_per_s": 0}}, "greater than 0"),
+        ({"sender": {"bytes_per_s": 0}}, "bytes_per_s: expected a number above 0"),
         ({"receivers": []}, "at least 1 item"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
     ],

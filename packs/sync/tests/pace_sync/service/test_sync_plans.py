@@ -171,7 +171,7 @@ def test_faults_are_named(service: Caller) -> None:
         (
             {"sync": EXAMPLE_DELTAS | {"changed": 1.5}},
             422,
-            "changed: Input should be less than or equal to 1",
+            "changed: expected a number from 0 to 1",
         ),
         ({"sync": EXAMPLE_DELTAS | {"sync": lazy}}, 422, 'receiver "engine 1" has no rate'),
         ({"sync": EXAMPLE_DELTAS, "torchft": True}, 422, "this is a delta-sync document"),
