@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pace.counted import counted
-from pace.documents.base import LIMIT, explain
+from pace.documents.base import LIMIT, TOO_DEEP, explain
 from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -117,7 +117,7 @@ class _Counted:
         brackets = outside | 0x20
         levels = np.cumsum((brackets == ord("{")).astype(np.int64) - (brackets == ord("}")))
         if self._depth + levels.max(initial=0) > MOST_LEVELS:
-            raise FormatError(self._path, f"lists and objects are nested more than {MOST_LEVELS} levels deep")
+            raise FormatError(self._path, TOO_DEEP)
         self._depth += int(levels[-1]) if len(levels) else 0
 
 

@@ -104,4 +104,4 @@ def test_a_file_that_is_nested_too_deeply_is_refused_in_plain_words(tmp_path: Pa
     deep.write_text("[" * 10_000 + "]" * 10_000)
     result = pace("optimize", deep, "-o", tmp_path / "x")
     assert result.returncode == 1
-    assert "nested deeper than in any document of PACE: give another file" in result.stderr
+    assert "nested too deep: give another file" in result.stderr
