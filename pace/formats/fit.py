@@ -159,7 +159,8 @@ def _the_column(path: str | Path, header: list[str], known: set[str], kind: str)
     found = [column for column in header if column in known]
     if len(found) != 1:
         names = f"{', '.join(sorted(known)[:-1])} or {max(known)}"
-        reason = f"give one column of {kind}s the name {names}; the header has {', '.join(found or header)}"
+        has = f"{len(found)} ({', '.join(found)})" if found else f"only {', '.join(header)}"
+        reason = f"expected one column of {kind}s, named {names}; the header has {has}"
         raise FormatError(path, reason, "line 1")
     return found[0]
 
