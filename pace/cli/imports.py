@@ -8,7 +8,7 @@ import typer
 
 from pace.cli.cost_options import Bandwidth, Cost, Latency, given_cost, needed_cost
 from pace.counted import counted
-from pace.documents.profile import Profile
+from pace.documents.profile import MOST_WORKERS, Profile
 from pace.errors import InvalidOptions
 from pace.formats.kineto_clocks import TraceClock
 from pace.terminal.command_line import CommandGroup, CommandLine, file_argument, file_option, output_option
@@ -39,7 +39,6 @@ app = CommandLine(
 )
 
 
-MOST_WORKERS = 1_000_000  # of a profile
 Output = Annotated[Path, output_option("Write the profile to this file (JSON).", "--output", "-o")]
 RecordedWorkers = Annotated[
     int | None,

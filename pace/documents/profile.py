@@ -35,6 +35,7 @@ UpdateRule = Literal["per-gradient", "global-norm"]
 MAX_TOTAL_BYTES = 2**53
 MAX_TOTAL_S = 1e12
 MAX_SLOWDOWN = 1000
+MOST_WORKERS = 1_000_000
 
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
@@ -145,7 +146,7 @@ class Profile(Document):
 
     schema_version: Literal[1] = 1
     name: Name
-    workers: Annotated[int, Field(ge=1, le=1_000_000)]
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
     ops: tuple[Op, ...]
     gradients: tuple[Gradient, ...]
     allreduce: AllReduce

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pace.documents.base import repeated
 from pace.documents.collective_costs import Algorithm
 from pace.documents.options import JOB, NETWORK, DescribedOptions, For
-from pace.documents.profile import Profile
+from pace.documents.profile import MOST_WORKERS, Profile
 from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.simulation import make_policy
@@ -28,7 +28,6 @@ AXES = (
 )
 
 SMALLEST = 1e-9
-MOST_WORKERS = 1_000_000
 # No network or machine exceeds it, and below it no cost overflows.
 MOST = 1e9
 
@@ -136,7 +135,9 @@ class Grid(PolicyGrid):
                 f'baseline "{self.baseline}" is not simulated: choose one of {", ".join(self.policies)}'
             )
         if (self.workers_per_node is None) != (self.intra_gbps is None):
-            raise ValueError('algorithm "two-level" needs both workers_per_node and intra_gbps')
+            names = ("workers_per_node", "intra_gbps")
+            given, missing = names if self.intra_gbps is None else names[::-1]
+            raise ValueError(f"{given} needs {missing}: give both, or leave {given} out")
         return self
 
     @property

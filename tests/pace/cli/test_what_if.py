@@ -143,7 +143,7 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
         (["--bandwidth-gbps", "1:1e9:1e-9"], "expected at most 100,000 values"),
         (
             ["--bandwidth-gbps", "-3"],
-            "--bandwidth-gbps: Input should be greater than or equal to",
+            "--bandwidth-gbps: expected a number from 1e-9 to 1e9 (got -3.0)",
         ),
         (["--workers", "2.5"], '--workers "2.5": expected whole numbers'),
         (["--workers", "inf"], '--workers "inf": expected whole numbers'),
@@ -154,7 +154,7 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
         (["--algorithm", "two-level"], "needs --workers-per-node and --intra-gbps"),
         (
             ["--workers-per-node", "4"],
-            '--algorithm "two-level" needs both --workers-per-node and --intra-gbps',
+            "--workers-per-node needs --intra-gbps: give both, or leave --workers-per-node out",
         ),
         (["--workers", "2,2"], "--workers: 2 is given twice"),
         (["--policy", "fifo", "--policy", "fifo"], "--policy: fifo is given twice"),
@@ -162,7 +162,7 @@ def test_any_axes_can_be_drawn(profile: Path, tmp_path: Path, arguments: list[st
         (["--json", "--csv"], "both print to stdout"),
         (
             ["--target-efficiency", "2"],
-            "--target-efficiency: Input should be less than",
+            "--target-efficiency: expected a number above 0 and at most 1 (got 2.0)",
         ),
         (["--processes", "0"], "--processes is 0: expected 1 to 1024"),
         (["--baseline", "lifo"], '--baseline "lifo" is not simulated'),
