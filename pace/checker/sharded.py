@@ -347,7 +347,9 @@ def _rises(sizes: list[int], cost: list[float]) -> list[float]:
 def _check_bounds(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     norm, sets = schedule.norm_bound, schedule.bound
     if (norm is None) == (profile.update == "global-norm") or (sets is None) == (norm is None):
-        yield "bounds: with a norm norm_bound is the proof, without one bound"
+        waits = profile.update == "global-norm"
+        needed, other = ("norm_bound", "bound") if waits else ("bound", "norm_bound")
+        yield f'expected {needed} and no {other}, as the update of the profile is "{profile.update}"'
         return
     if sets is not None:
         yield from check_set(profile, sets, times, "bound")

@@ -17,34 +17,40 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     slot_s = schedule.solver.slot_s
     if slot_s is None:
         for number, segment in enumerate(schedule.transfers):
-            if segment.start_slot is not None or segment.num_slots is not None:
-                yield f"segment {number}: has slots in a schedule without slot_s"
+            for field in ("start_slot", "num_slots"):
+                if (value := getattr(segment, field)) is not None:
+                    yield f"transfers[{number}].{field} is {value}: expected null, as solver.slot_s is null"
         return
     taken: list[tuple[int, int, int]] = []
     used = [0] * len(schedule.groups)
     for number, segment in enumerate(schedule.transfers):
         if segment.start_slot is None or segment.num_slots is None:
-            yield f"segment {number}: has no slots, slot_s is {slot_s!r}"
+            yield f"transfers[{number}]: expected start_slot and num_slots, as solver.slot_s is {slot_s!r}"
             continue
         if segment.priority != segment.start_slot:
-            yield f"segment {number}: priority {segment.priority} is not its start_slot {segment.start_slot}"
-        if segment.start_slot < slots(schedule.groups[segment.group].ready_s, slot_s):
-            yield f"segment {number}: starts in slot {segment.start_slot}, before its group is ready"
+            start = segment.start_slot
+            yield f"transfers[{number}].priority is {segment.priority}: expected its start_slot, {start}"
+        ready = slots(schedule.groups[segment.group].ready_s, slot_s)
+        if segment.start_slot < ready:
+            yield (
+                f"transfers[{number}].start_slot is {segment.start_slot}: expected at least {ready}, when "
+                "its group is ready"
+            )
         if not segment.num_slots and schedule.groups[segment.group].duration_s:
-            yield f"segment {number}: takes no slot, although its group takes some time"
+            yield f"transfers[{number}].num_slots is 0: expected at least 1, as its group takes time"
         if segment.num_slots:
             taken.append((segment.start_slot, segment.start_slot + segment.num_slots, number))
         used[segment.group] += segment.num_slots
     taken.sort()
     for (_, end, first), (start, _, second) in pairwise(taken):
         if start < end:
-            yield f"segments {first} and {second} share slot {start}"
+            yield f"transfers[{first}] and transfers[{second}] are both in slot {start}: expected only one"
     for number, group in enumerate(schedule.groups):
         needed = slots_served(group.duration_s * (1 - times.lost), slot_s)
         # With fewer elements than slots some slots carry nothing, and have no segment.
         idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
         if used[number] > needed or (used[number] < needed and not idle):
-            yield f"group {number}: {used[number]} slots serve it, it needs {needed}"
+            yield f"groups[{number}]: its segments have {used[number]} slots: expected {needed}"
     ends = [
         (segment.start_slot + segment.num_slots) * slot_s + schedule.groups[segment.group].tail_s
         for segment in schedule.transfers
@@ -54,7 +60,8 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     served = sum(used) * slot_s / (1 - times.lost)
     latest = max([times.compute_s, *ends]) + times.lost * served
     if latest > schedule.predicted.ideal_iteration_s + times.slack_s:
-        yield f"slots end the window at {latest!r}, later than ideal_iteration_s"
+        ideal = schedule.predicted.ideal_iteration_s
+        yield f"predicted.ideal_iteration_s is {ideal!r}: expected at least {latest!r}, as slots end then"
 
 
 def slots(seconds: float, slot_s: float) -> int:

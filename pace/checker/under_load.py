@@ -35,8 +35,13 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
     """Yield the expected windows that do not follow from the profile and the schedule's calls."""
     predicted = schedule.predicted
     if schedule.solver.slot_s is not None:
-        if predicted.expected_s is not None or predicted.ddp_s is not None or schedule.solver.curve:
-            yield "predicted.expected_s and ddp_s and solver.curve are not computed with slots"
+        for field, value in (
+            ("predicted.expected_s", predicted.expected_s),
+            ("predicted.ddp_s", predicted.ddp_s),
+            ("solver.curve", schedule.solver.curve or None),
+        ):
+            if value is not None:
+                yield f"{field} is {value!r}: expected none, as solver.slot_s is {schedule.solver.slot_s!r}"
         return
     load = _Load(profile, schedule, times)
     left = [
@@ -61,12 +66,19 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
             yield f"predicted.{field} is {stated!r}, derived {expected[0]!r}"
             return
     curve = schedule.solver.curve
-    if any(more[0] <= few[0] or more[1] >= few[1] for few, more in pairwise(curve)):
-        yield "solver.curve: expected more calls in less time from each plan to the next"
+    for number, (few, more) in enumerate(pairwise(curve)):
+        if more[0] <= few[0] or more[1] >= few[1]:
+            yield (
+                f"solver.curve[{number + 1}] has {more[0]} calls and {more[1]!r} s: expected more calls and "
+                f"less time than solver.curve[{number}], which has {few[0]} calls and {few[1]!r} s"
+            )
     own = len(schedule.transfers)
     expected_s = predicted.expected_s or 0.0
     if curve and not any(calls <= own and seconds <= expected_s for calls, seconds in curve):
-        yield f"solver.curve has no plan of {own} calls or fewer in {expected_s!r} s, as this one is"
+        yield (
+            f"solver.curve: expected an entry of at most {own} calls and {expected_s!r} s, which this "
+            f"schedule has; none of its {len(curve)} entries is one"
+        )
 
 
 class _Load:

@@ -9,6 +9,7 @@ from pace.documents.base import repeated
 from pace.documents.profile import ELEMENT_BYTES
 
 if TYPE_CHECKING:
+    from pace.documents.proofs import SetBound
     from pace.documents.schedule import Schedule, TransferOp
     from pace.documents.sharding import Sharding
 
@@ -132,16 +133,21 @@ def _refuse_unproved(schedule: Schedule) -> None:
         raise ValueError("a schedule must have norm_bound if updates wait for a norm, and bound otherwise")
     if schedule.exchange != "servers" and (schedule.chain_bound is None) != (schedule.exchange == "sharded"):
         raise ValueError("a schedule of all-reduces must have a chain_bound, and a sharded schedule none")
-    bound = schedule.bound
-    if bound is not None and (
-        (bound.link != "network") != on_servers
-        or (bound.round_trip_s and not on_servers)
-        or ((bound.stretch_s or bound.extra_s) and on_servers)
-    ):
-        raise ValueError("bound has a link or seconds that this exchange does not have")
+    if schedule.bound is not None:
+        _refuse_bound_of_other_exchange(schedule.bound, schedule.exchange)
     for number, group in enumerate(schedule.groups):
         if (group.transfer_s is None) != on_servers:
             raise ValueError(f"group {number} must have transfer_s, except with servers")
+
+
+def _refuse_bound_of_other_exchange(bound: SetBound, exchange: str) -> None:
+    on_servers = exchange == "servers"
+    if (bound.link != "network") != on_servers:
+        expected = '"up" or "down"' if on_servers else '"network"'
+        raise ValueError(f'bound.link is "{bound.link}": expected {expected} with exchange "{exchange}"')
+    for field in ("stretch_s", "extra_s") if on_servers else ("round_trip_s",):
+        if value := getattr(bound, field):
+            raise ValueError(f'bound.{field} is {value!r}: expected 0 with exchange "{exchange}"')
 
 
 def _refuse_gaps(schedule: Schedule, ops: tuple[TransferOp, ...]) -> None:

@@ -33,20 +33,23 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
     plan = schedule.graph_plan
     path = max((head[name] + seconds + tail[name] for name, seconds in own.items()), default=0.0)
     if abs(plan.longest_path_s - path) > slack_s:
-        yield f"longest_path_s is {plan.longest_path_s!r}, derived {path!r}"
+        yield f"graph.longest_path_s is {plan.longest_path_s!r}, derived {path!r}"
     for number, bound in enumerate(plan.sets):
         for fault in _check_set(graph, price, bound, head, tail, slack_s):
-            yield f"sets[{number}]: {fault}"
+            yield f"graph.sets[{number}].{fault}"
     if plan.late is not None:
         for fault in _check_late(graph, price, plan.late, plan.budget_bytes, slack_s):
-            yield f"late: {fault}"
+            yield f"graph.late.{fault}"
     proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
     if plan.late is not None:
         proven.append(plan.late.bound_s)
     if plan.enumerated is not None:
         yield from _check_enumerated(graph, plan.enumerated, plan.budget_bytes, tail, slack_s)
         if schedule.predicted.iteration_s > plan.enumerated.bound_s + slack_s:
-            yield f"enumerated: bound_s is {plan.enumerated.bound_s!r}, but the fastest plan was to be taken"
+            yield (
+                f"predicted.iteration_s is {schedule.predicted.iteration_s!r}: expected at most "
+                f"graph.enumerated.bound_s, {plan.enumerated.bound_s!r}, as all plans were compared"
+            )
         proven.append(plan.enumerated.bound_s)
     lower = max(proven)
     predicted = schedule.predicted
@@ -62,9 +65,9 @@ def _check_enumerated(
 ) -> Iterator[str]:
     try:
         if ends_before(graph, stated.bound_s - slack_s, budget_bytes, tail):
-            yield f"enumerated: a plan within the budget ends before {stated.bound_s!r}"
+            yield f"graph.enumerated.bound_s is {stated.bound_s!r}: a plan within the budget ends earlier"
     except TooManyPlans:
-        yield "enumerated: the graph has too many plans to compare"
+        yield "graph.enumerated: expected null, as the graph has too many plans to compare"
 
 
 def _heads(graph: CollectiveGraph, own: dict[str, float], nexts: dict[str, list[str]] | None = None) -> Times:
@@ -119,7 +122,7 @@ def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequen
         (line.op, line.communicator, line.dtype): line for line in lines
     }
     if stated.keys() != sizes.keys() or len(stated) != len(lines):
-        yield "lines are not those of the wire's collectives, each once"
+        yield "lines: expected one for each op, communicator and dtype of the wire's collectives"
         return
     samples: dict[tuple[str, str], list[int]] = {
         (each.name, cost.op): [size for size, _ in getattr(cost.cost, "samples", ())]
@@ -134,7 +137,7 @@ def _check_lines(graph: CollectiveGraph, price: Prices, wire: str, lines: Sequen
         for size in sorted(tried):
             lowest = line.latency_s + size * line.seconds_per_byte
             if lowest > price(communicator, op, size) * (1 + 1e-9):
-                yield f"the line of {op} on {communicator} lies above what {size} bytes cost"
+                yield f"lines: that of {op} on {communicator} is above the cost of {size} bytes"
                 break
 
 
@@ -161,15 +164,18 @@ def _check_set(
         )
         latency = min((line.latency_s for line in bound.lines), default=0.0) if calls else 0.0
     if bound.num_nodes > count:
-        yield f"num_nodes is {bound.num_nodes}, {count} qualify"
-    if bound.total_s > total + slack_s or bound.latency_s > latency + slack_s:
-        stated = f"total_s is {bound.total_s!r} and latency_s {bound.latency_s!r}"
-        yield f"{stated}, derived {total!r} and {latency!r}"
+        yield f"num_nodes is {bound.num_nodes}: expected at most {count}"
+    for field, stated, most in (
+        ("total_s", bound.total_s, total),
+        ("latency_s", bound.latency_s, latency),
+    ):
+        if stated > most + slack_s:
+            yield f"{field} is {stated!r}: expected at most {most!r}"
     parts = bound.min_head_s + bound.total_s + bound.latency_s + bound.min_tail_s
     if abs(bound.bound_s - parts) > slack_s:
         yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
     if not bound.num_nodes and bound.bound_s > slack_s:
-        yield "an empty set proves nothing"
+        yield f"bound_s is {bound.bound_s!r}: expected 0, as num_nodes is 0"
 
 
 def _check_late(
@@ -178,7 +184,7 @@ def _check_late(
     by_name = {node.name: node for node in graph.nodes}
     late = by_name.get(bound.collective)
     if late is None or late.collective is None:
-        yield f'"{bound.collective}" is no collective'
+        yield f'collective is "{bound.collective}", which is no collective of the graph'
         return
     wires = {each.name: each.wire for each in graph.communicators}
     wire = wires[late.collective.communicator]
@@ -206,12 +212,13 @@ def _check_late(
     if bound.held_s_per_byte:
         memory = MemoryBehind(graph, late.name, needed)
         if budget_bytes is None:
-            yield "held_s_per_byte is a price of memory, but there is no budget"
+            yield f"held_s_per_byte is {bound.held_s_per_byte!r}: expected 0, as there is no budget"
         elif bound.room_bytes < budget_bytes - memory.in_use_bytes:
-            yield f"room_bytes is {bound.room_bytes}, derived {budget_bytes - memory.in_use_bytes}"
+            least = budget_bytes - memory.in_use_bytes
+            yield f"room_bytes is {bound.room_bytes}: expected at least {least}"
         held = memory.held_bytes(bound.held_s_per_byte)
     elif bound.room_bytes:
-        yield f"room_bytes is {bound.room_bytes}, but memory has no price"
+        yield f"room_bytes is {bound.room_bytes}: expected 0, as held_s_per_byte is 0"
     hidden, shared = bound.held_s_per_byte * bound.room_bytes, dict.fromkeys(seconds, 0.0)
     for node in graph.nodes:
         if node.name in needed or node.collective is not None:
@@ -231,9 +238,9 @@ def _check_late(
         if abs(stated - derived) > slack_s:
             yield f"{field} is {stated!r}, derived {derived!r}"
     if bound.hidden_s < hidden - slack_s:
-        yield f"hidden_s is {bound.hidden_s!r}, derived {hidden!r}"
+        yield f"hidden_s is {bound.hidden_s!r}: expected at least {hidden!r}"
     if bound.latency_s > latency + slack_s:
-        yield f"latency_s is {bound.latency_s!r}, derived {latency!r}"
+        yield f"latency_s is {bound.latency_s!r}: expected at most {latency!r}"
     parts = bound.compute_s + bound.latency_s + bound.own_s - bound.hidden_s
     if abs(bound.bound_s - parts) > slack_s:
         yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"

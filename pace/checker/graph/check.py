@@ -38,7 +38,7 @@ def _check_identity(graph: CollectiveGraph, schedule: Schedule) -> Iterator[str]
     if schedule.links != graph.wires:
         yield f"links are {', '.join(schedule.links)}, the graph has {', '.join(graph.wires)}"
     if len(schedule.graph_plan.order) != len(graph.nodes):
-        yield f"order has {len(schedule.graph_plan.order)} nodes, the graph {len(graph.nodes)}"
+        yield f"graph.order has {len(schedule.graph_plan.order)} nodes: expected all {len(graph.nodes)}"
     sent = sorted(name for group in schedule.groups for name in group.tensors)
     if sent != sorted(node.name for node in graph.nodes if node.collective is not None):
         yield "groups are not made of the graph's collectives, each once"
@@ -108,4 +108,4 @@ def _check_predictions(graph: CollectiveGraph, schedule: Schedule, played: Repla
     budget = schedule.graph_plan.budget_bytes
     if budget is not None and played.peak_bytes > budget:
         used = f'{played.peak_bytes} bytes are in use at node "{played.peak_node}"'
-        yield f"memory: {used}, the budget is {budget}"
+        yield f"{used}: expected at most graph.budget_bytes, {budget}"

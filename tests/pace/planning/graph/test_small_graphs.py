@@ -138,7 +138,7 @@ def test_a_wrong_enumeration_is_found() -> None:
     document = pace.optimize(graph).model_dump()
     document["graph"]["enumerated"]["bound_s"] = 5.6
     found = check(graph, Schedule.model_validate(document))
-    assert "enumerated: a plan within the budget ends before 5.6" in found
+    assert "graph.enumerated.bound_s is 5.6: a plan within the budget ends earlier" in found
 
 
 def test_a_bucket_of_a_gather_and_another_collective_waits_for_its_inputs() -> None:
