@@ -70,7 +70,10 @@ def test_written_and_read_again(steps: StepsDocument) -> None:
         (with_op(0, stream="gpu"), "must not have a stream"),
         (with_op(1, server=0), "compute of the worker must not have a server"),
         (with_op(3, server=1), 'op "up/conv1" is on server 1: expected below 1'),
-        (with_op(0, size_bytes=-1), 'op "down/conv1": size_bytes: expected a whole number (of at least|from) 0'),
+        (
+            with_op(0, size_bytes=-1),
+            'op "down/conv1": size_bytes: expected a whole number (of at least|from) 0',
+        ),
         (with_op(0, color="red"), "color: Extra inputs are not permitted"),
         (changed(ops=[]), "ops: there are none"),
         (changed(steps=[]), "steps: there are none"),

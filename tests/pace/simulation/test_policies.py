@@ -383,7 +383,11 @@ def test_dear_gathers_behind_its_last_reduce_scatter() -> None:
     [
         ("lifo", {}, 'no policy "lifo": choose one of fifo, horovod'),
         ("ddp", {"credit_bytes": 1}, 'policy "ddp" has no knob "credit_bytes": it has first_bytes'),
-        ("p3", {"partition_bytes": 0}, 'policy "p3": partition_bytes: expected a number of at least 1 (got 0)'),
+        (
+            "p3",
+            {"partition_bytes": 0},
+            'policy "p3": partition_bytes: expected a number of at least 1 (got 0)',
+        ),
         (
             "horovod",
             {"cycle_s": -1.0},

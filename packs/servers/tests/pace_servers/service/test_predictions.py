@@ -75,7 +75,12 @@ def _cyclic(steps: StepsDocument) -> StepsDocument:
     ("change", "status", "type_", "words"),
     [
         ({"steps": {**STEPS, "steps": []}}, 422, "invalid-steps", "steps"),
-        ({"steps": {**STEPS, "link": {"bytes_per_s": 0}}}, 422, "invalid-steps", "bytes_per_s: expected a number above 0"),
+        (
+            {"steps": {**STEPS, "link": {"bytes_per_s": 0}}},
+            422,
+            "invalid-steps",
+            "bytes_per_s: expected a number above 0",
+        ),
         ({"options": {**OPTIONS, "workers": [0]}}, 422, "invalid-options", "workers"),
         ({"options": {**OPTIONS, "skip": 40}}, 422, "invalid-options", "nothing is left"),
         ({"more": 1}, 422, "invalid-request", "more"),
