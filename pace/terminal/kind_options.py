@@ -95,7 +95,10 @@ def _described(
             first = described.get(name) or replace(told, unset=told.unset or _listed(field.default))
             unset, default = first.unset, _listed(field.default)
             if default is not None and default != _listed(fields.setdefault(name, field).default):
-                unset = f"{unset}; for exchange {exchange} {default}"
+                nouns = (kinds()[each].noun for each in (first.exchanges[0], exchange))
+                unset = "; ".join(
+                    f"for a {noun}: {value}" for noun, value in zip(nouns, (unset, default), strict=True)
+                )
             described[name] = replace(first, exchanges=(*first.exchanges, exchange), unset=unset)
             fields.setdefault(name, field)
     return described, fields
