@@ -33,7 +33,7 @@ class For:
     example
         Several values as a command takes them: separated by commas.
     panel
-        Heading of the options of a command among which it is.
+        Heading under which a command's help lists the option; None for the first, unnamed list.
     """
 
     exchanges: tuple[Exchange, ...] = ()

@@ -149,7 +149,7 @@ class Kind(ABC):
         raise InvalidOptions(f'policies of exchange "{self.name}" cannot be drawn: leave the chart out')
 
     def grid(self) -> "type[PolicyGrid] | None":
-        """Return the class of this kind's what-ifs; None if it has none."""
+        """Return the class of the grids that ``what_if`` takes; None if this kind has no what-ifs."""
         return None
 
     def what_if(

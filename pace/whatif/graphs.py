@@ -31,10 +31,11 @@ Few = Field(max_length=MOST_CELLS)
 
 
 class GraphGrid(PolicyGrid):
-    """Axes of a graph's what-if; see ``pace.whatif.graph_ranks`` for ranks.
+    """Axes of a what-if question about a graph of sharded training.
 
-    Bandwidth factors leave the latency as it is: of a measured cost, that of its smallest sample. Only some
-    policies plan within a memory budget.
+    ``pace.whatif.graph_ranks`` says what changes with the number of ranks. A bandwidth factor does not change
+    latencies; the latency of a measured cost is the time of its fastest sample. Policies that cannot plan
+    within a memory budget ignore it.
     """
 
     exchange = "graph"

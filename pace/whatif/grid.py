@@ -48,7 +48,8 @@ class PolicyGrid(DescribedOptions):
     Attributes
     ----------
     exchange
-        Where the policies are simulated; None for all policies on one network.
+        The exchange whose policies a grid may have, such as "graph"; None for the policies of profiles, which
+        are simulated on the profile's network.
     """
 
     exchange: ClassVar[Exchange | None] = None

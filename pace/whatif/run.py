@@ -32,14 +32,16 @@ Progress = Callable[[int], None]
 def what_if(
     profile: Profile, grid: Grid, *, processes: int | None = None, progress: Progress | None = None
 ) -> WhatIf:
-    """Simulate every point of `grid` under every policy, and find the bandwidths of its target.
+    """Simulate every point of a grid under every policy.
+
+    If the grid has a `target_efficiency`, find the bandwidth at which each policy reaches it.
 
     Parameters
     ----------
     processes
-        How many work; by default one for each processor that this process may use, and one alone for small
-        grids. The results do not depend on it. They import the calling script anew: one that calls this at
-        its top level needs the usual ``if __name__ == "__main__"``.
+        Number of processes that simulate. By default, one for each CPU that this process may use, and only
+        one for small grids. The results do not depend on it. New processes import the calling script. If the
+        script calls this function at its top level, it needs ``if __name__ == "__main__":``.
     progress
         Called with the number of cells done since the last call.
 

@@ -54,7 +54,8 @@ class PricedPlan:
     Attributes
     ----------
     unqueued_s
-        How long wires carry a collective while no other is queued, before the last one; 0 if not known.
+        Seconds in which a wire carries a collective and the next one is not issued yet, added up over all
+        wires; 0 if not known. The last collective of a wire does not count.
     num_states
         Number of states that were compared to prove that no plan within the budget is faster; None without
         such a proof.

@@ -27,10 +27,15 @@ MEMORY_WEIGHT = 1e-3
 DEFERRED_WEIGHT = 2e-3
 """By what share of its time a plan may be slower that defers no ops, as these keep memory in use for long."""
 UNQUEUED_WEIGHT = 3e-2
-"""By what share of its time a plan may be slower whose wires always have a queue: they idle if compute is
-late.
+"""How much slower a plan may be whose wires always have the next collective queued, as a share of its time.
+
+A wire without a queue idles if compute is later than predicted.
 """
 TIGHT = 5e-3
+"""The memory budget is tight if it exceeds the peak of the unchanged program by at most this share.
+
+The search then starts without queues, because they take memory.
+"""
 AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""

@@ -222,10 +222,12 @@ def fewest_runs_under(
     slope: float,
     until: npt.NDArray[np.int32],
 ) -> int:
-    """Return the least number of runs that keep the limit for any monotone g; 0 if it is above `len(until)`.
+    """Return the least number of runs within the limit, for any cost that grows with the size.
 
-    ``until[m, i]`` becomes the last element of the run that starts at i, if at most m + 1 runs remain. Of
-    equally many runs, a smaller total duration from a run on leaves every earlier run more time.
+    0 if more than `len(until)` runs are needed. The function writes the runs to `until`: ``until[m, i]`` is the
+    last element of a run that begins with element i, if at most m runs follow it; i - 1 if there is none.
+    Among these runs, it is the one whose total duration, with those that follow, is smallest. That leaves the
+    runs before it the most time.
     """
     n = len(last)
     after = np.full(n + 1, np.inf)

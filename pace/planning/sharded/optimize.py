@@ -35,13 +35,16 @@ ONE_AT_A_TIME = 1
 
 
 def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedule:
-    """Return the sharded schedule that minimizes the predicted iteration time of a profile.
+    """Return the sharded schedule with the shortest predicted iteration time that was found for a profile.
 
-    With a global norm the plan is optimal up to 0.2 %, for which it has fewer calls, if the costs are affine
-    and all gradients have one dtype (``pace.solver.two_halves.behind_norm``). Else it is a heuristic
-    (``pace.solver.two_halves.chains``). The same profile and options give the same schedule, byte for byte.
-    The prediction assumes that the update of a shard takes no time, and that compute runs during every call:
-    each takes the extra time of the profile's load. Bounds contain no extra time.
+    - If updates wait for a global norm, costs are affine and all gradients have one dtype, the iteration is at
+      most 0.2 % longer than the shortest: a plan with fewer calls may be that much slower
+      (``pace.solver.two_halves.behind_norm``).
+    - Otherwise, a heuristic finds the plan (``pace.solver.two_halves.chains``).
+
+    The same profile and options give the same schedule, byte for byte. The prediction assumes that the update
+    of a shard takes no time. If the profile has a load with extra time for each call, every call takes it, as
+    if compute ran during all of them. Bounds leave this extra time out.
 
     Raises
     ------
