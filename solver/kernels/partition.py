@@ -224,10 +224,10 @@ def fewest_runs_under(
 ) -> int:
     """Return the least number of runs within the limit, for any cost that grows with the size.
 
-    0 if more than `len(until)` runs are needed. The function writes the runs to `until`: ``until[m, i]`` is the
-    last element of a run that begins with element i, if at most m runs follow it; i - 1 if there is none.
-    Among these runs, it is the one whose total duration, with those that follow, is smallest. That leaves the
-    runs before it the most time.
+    0 if more than `len(until)` runs are needed. The runs are written to `until`: ``until[m, i]`` is the last
+    element of a run that begins with element i, if at most m runs follow it; i - 1 if there is none. Among
+    these runs, it is the one whose total duration, with those that follow, is smallest. That leaves the runs
+    before it the most time.
     """
     n = len(last)
     after = np.full(n + 1, np.inf)

@@ -37,8 +37,8 @@ ONE_AT_A_TIME = 1
 def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedule:
     """Return the sharded schedule with the shortest predicted iteration time that was found for a profile.
 
-    - If updates wait for a global norm, costs are affine and all gradients have one dtype, the iteration is at
-      most 0.2 % longer than the shortest: a plan with fewer calls may be that much slower
+    - If updates wait for a global norm, costs are affine and all gradients have one dtype, the iteration is
+      at most 0.2 % longer than the shortest: a plan with fewer calls may be that much slower
       (``pace.solver.two_halves.behind_norm``).
     - Otherwise, a heuristic finds the plan (``pace.solver.two_halves.chains``).
 
