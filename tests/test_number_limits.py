@@ -5,17 +5,19 @@ import importlib.util
 import json
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field, ValidationError
 
 import pace
 from pace.api.http.app import create_app
 from pace.api.settings import Settings
 from pace.documents.base import LIMIT, ComputedDocument, Document
 from pace.documents.collective_costs import RingAllReduce
+from pace.documents.options import SimulationOptions
 from pace.documents.profile import parse_profile
-from pace.errors import InvalidProfile
+from pace.errors import InvalidOptions, InvalidProfile
 from tests.api.profiles import layered_profile
 
 # Importing these needs what trains; they define no documents that people write.
@@ -102,3 +104,21 @@ def test_a_profile_of_such_a_network_is_refused() -> None:
         parse_profile(json.dumps(profile))
     profile["allreduce"]["bandwidth_bytes_per_s"] = 1e17
     assert parse_profile(json.dumps(profile)).allreduce.kind == "ring"
+
+
+def test_an_error_names_all_limits_of_a_number() -> None:
+    """Whatever is wrong with it: too small, too large, no number, or of another type."""
+    for value in (-1, 11, "nan", "many"):
+        with pytest.raises(InvalidOptions) as refused:
+            SimulationOptions(jitter=value)
+        assert str(refused.value) == f"jitter: expected a number from 0 to 10 (got {value!r})"
+
+
+def test_an_error_names_the_stricter_of_two_limits() -> None:
+    """A type's own limit and that of a field."""
+
+    class Limited(Document):
+        size: Annotated[int, Field(ge=0, lt=2**63), Field(gt=0, le=100)]
+
+    with pytest.raises(ValidationError, match="expected a whole number above 0 and at most 100"):
+        Limited(size=0)
