@@ -98,6 +98,21 @@ def test_impossible_numbers_of_workers_name_the_option(tmp_path: Path, workers: 
         assert "--workers" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [("a,b", "only a, b"), ("bytes,size_mib,seconds", "2 (bytes, size_mib)")],
+    ids=["no size", "two sizes"],
+)
+def test_a_table_needs_one_column_of_sizes(tmp_path: Path, header: str, found: str) -> None:
+    """The message says which names are expected, and what the header has."""
+    table = tmp_path / "costs.csv"
+    table.write_text(f"{header}\n{','.join('1' * (header.count(',') + 1))}\n")
+    result = pace("fit", table)
+    assert result.returncode == 1
+    assert "expected one column of sizes, named bytes, kib, " in result.stderr
+    assert f"the header has {found}\n" in result.stderr
+
+
 def test_a_file_that_is_nested_too_deeply_is_refused_in_plain_words(tmp_path: Path) -> None:
     """A limit of the parser is not the reader's business."""
     deep = tmp_path / "deep.json"
