@@ -97,6 +97,7 @@ def optimize(
         kind = kinds()[kind_for(ctx.command, problem, ctx.params)]
         refuse_others(ctx, kind.name)
         asked |= fields_of_flags(ctx.command, kind, problem, asked)
+        tell_slowdown(problem)
         if isinstance(problem, CollectiveGraph):
             memory_bytes = budget_bytes(memory_gb)
             if fsdp2:
@@ -107,7 +108,6 @@ def optimize(
             asked["memory_bytes"] = memory_bytes
         else:
             warn_if_misleading(problem)
-            tell_slowdown(problem)
             if write_lp is not None and asked["slot_s"] is None:
                 raise InvalidOptions("--write-lp needs --slot-s: the linear program works in time slots")
         options = Options(**asked)

@@ -80,9 +80,9 @@ def what_if(
         model = kind.grid()
         assert model is not None
         grid: Any = model(**fields_of(model, asked))
+        tell_slowdown(loaded)
         if isinstance(loaded, Profile):
             warn_if_misleading(loaded)
-            tell_slowdown(loaded)
             warn_of_the_cost(loaded)
             _say_what_is_assumed(loaded, grid)
         if service is None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from pace.counted import counted
 from pace.documents.base import explain
+from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
 
@@ -140,11 +141,11 @@ def warn_if_misleading(profile: Profile) -> None:
         _show_warning(warning)
 
 
-def tell_slowdown(profile: Profile) -> None:
-    """Print on stderr that communication slows this profile's compute down, if it does."""
-    if profile.compute_slowdown != 1:
+def tell_slowdown(problem: Profile | CollectiveGraph) -> None:
+    """Print on stderr that communication slows compute down, if it does."""
+    if problem.compute_slowdown != 1:
         typer.echo(
-            f"pace: compute takes x {profile.compute_slowdown:.3g} as long while communication is under way",
+            f"pace: compute takes {problem.compute_slowdown:.3g} times as long during communication",
             err=True,
         )
 

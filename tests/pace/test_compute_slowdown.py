@@ -315,7 +315,7 @@ def test_people_are_told_that_compute_is_slowed_down(tmp_path: Path) -> None:
         for command in ("optimize", "headroom"):
             done = CliRunner().invoke(app, [command, str(path)])
             assert done.exit_code == 0
-            assert ("x 1.25 as long while communication is under way" in done.stderr) is told
+            assert ("1.25 times as long during communication" in done.stderr) is told
 
 
 def test_a_transfer_of_no_time_may_start_together_with_another() -> None:

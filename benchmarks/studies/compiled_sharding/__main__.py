@@ -121,6 +121,7 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
         "model_bytes": sum(shard.nbytes for each in weights["none"] for shard in each),
         "seconds": seconds,
         "predicted_s": _predicted(plans),
+        "compute_slowdown": plans[0][0].compute_slowdown,
         "compute_s": sum(schedule.predicted.compute_s for _, schedule in plans),
         "bound_s": sum(schedule.predicted.lower_bound_s or 0.0 for _, schedule in plans),
         "calls": [len(schedule.transfers) for _, schedule in plans],
@@ -177,8 +178,8 @@ def _print(found: dict[str, Any]) -> None:
     best = min(median(each) for name, each in seconds.items() if name != "pace")
     print(
         f"{found['model_bytes'] / 1e6:.0f} MB of parameters; compute {found['compute_s']:.3f} s, "
-        f"collectives {found['communication_s']:.3f} s, bound {found['bound_s']:.3f} s; PACE's plans have "
-        f"{' and '.join(map(str, found['calls']))} calls"
+        f"x {found['compute_slowdown']:.2f} beside collectives; collectives {found['communication_s']:.3f} s, "
+        f"bound {found['bound_s']:.3f} s; PACE's plans have {' and '.join(map(str, found['calls']))} calls"
     )
     print(f"{'':24} {'median s':>9} {'least':>7} {'most':>7} {'of none':>8} {'predicted':>9} {'error':>7}")
     for name, each in seconds.items():
