@@ -128,7 +128,8 @@ class Graphs(Kind):
         )
         if plan.enumerated is None:
             late = plan.late
-            priced = late is not None and late.held_s_per_byte and late.bound_s == predicted.lower_bound_s
+            late_s = 0.0 if late is None else late.bound_s + plan.stretch_s
+            priced = late is not None and late.held_s_per_byte and late_s == predicted.lower_bound_s
             memory = "within the budget" if priced else "with any amount of memory"
             yield (
                 "optimality",

@@ -10,10 +10,15 @@ least once.
 Proof. No job of S starts before min r, a machine serves one job at a time, and at least min q follows the
 last one. Two communicators of one wire serve two, each at half the rate, which takes no less time.
 
+Let compute take s times as long while a wire is busy. Let W be any of these bounds with collectives s times
+as fast, and P the least time that a wire is busy in any plan. Then W + (1 - 1 / s) P is a bound too
+(``pace.solver.compute_clock``): some wire is busy for at least P.
+
 It suffices to look at the sets {r >= rho, q >= theta}, and longest tail first finds the best of them
 (``pace.solver.one_machine``). The bound is that of 1 | r, q, pmtn | Cmax.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +75,18 @@ def machine_bounds(program: Program) -> tuple[MachineBound, ...]:
         if len(jobs):
             bounds.append(_wire_bound(program, wire, jobs, head, tail))
     return tuple(bounds)
+
+
+def least_stretch_s(program: Program, bounds: Iterable[MachineBound]) -> float:
+    """Return by how many seconds traffic lengthens every plan beyond bounds of ``program.clocked``."""
+    carried_s = 0.0
+    for bound in bounds:
+        of_bytes = sum(
+            float(program.input_bytes[program.key == key].sum()) * line.seconds_per_byte
+            for key, line in bound.lines.items()
+        )
+        carried_s = max(carried_s, of_bytes + bound.latency_s)
+    return (program.compute_slowdown - 1) * carried_s
 
 
 def longest_path_s(program: Program) -> float:

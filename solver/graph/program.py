@@ -120,6 +120,15 @@ class Program:
         weight = self.duration + self.alone_s
         return heads_and_tails(self.deps, self.users, weight, self.duration, self.kind == COLLECTIVE)
 
+    @cached_property
+    def clocked(self) -> "Program":
+        """The program on the compute clock, where traffic is faster instead of compute slower.
+
+        See ``pace.solver.compute_clock``.
+        """
+        costs = tuple(cost.faster(self.compute_slowdown) for cost in self.costs)
+        return replace(self, costs=costs, compute_slowdown=1.0)
+
     def in_order(self, order: IntArray) -> "Program":
         """Return the program whose own order is another one: node i is node ``order[i]`` of this program."""
         place = np.empty(len(order), dtype=np.int64)

@@ -17,7 +17,8 @@ Times = dict[str, float]
 
 def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) -> Iterator[str]:
     """Yield why the bounds do not prove predicted.lower_bound_s, and which heads and tails are wrong."""
-    price = Prices(graph)
+    plan = schedule.graph_plan
+    price = Prices(graph, faster=graph.compute_slowdown if plan.stretch_s else 1.0)
     own = {
         node.name: node.duration_s
         if node.collective is None
@@ -30,7 +31,6 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
             derived = max(times.get(member, 0.0) for member in group.tensors)
             if abs(stated - derived) > slack_s:
                 yield f"group {number}: {name} is {stated!r}, derived {derived!r}"
-    plan = schedule.graph_plan
     path = max((head[name] + seconds + tail[name] for name, seconds in own.items()), default=0.0)
     if abs(plan.longest_path_s - path) > slack_s:
         yield f"graph.longest_path_s is {plan.longest_path_s!r}, derived {path!r}"
@@ -40,9 +40,13 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
     if plan.late is not None:
         for fault in _check_late(graph, price, plan.late, plan.budget_bytes, slack_s):
             yield f"graph.late.{fault}"
+    most = (graph.compute_slowdown - 1) * max((_carried_s(graph, bound) for bound in plan.sets), default=0.0)
+    if plan.stretch_s > most + slack_s:
+        yield f"graph.stretch_s is {plan.stretch_s!r}: expected at most {most!r}"
     proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
     if plan.late is not None:
         proven.append(plan.late.bound_s)
+    proven = [max(proven) + plan.stretch_s]
     if plan.enumerated is not None:
         yield from _check_enumerated(graph, plan.enumerated, plan.budget_bytes, tail, slack_s)
         if schedule.predicted.iteration_s > plan.enumerated.bound_s + slack_s:
@@ -176,6 +180,17 @@ def _check_set(
         yield f"bound_s is {bound.bound_s!r}, its parts add up to {parts!r}"
     if not bound.num_nodes and bound.bound_s > slack_s:
         yield f"bound_s is {bound.bound_s!r}: expected 0, as num_nodes is 0"
+
+
+def _carried_s(graph: CollectiveGraph, bound: SetOfNodes) -> float:
+    """Return how long a set's wire carries collectives in every plan, by the set's lines."""
+    per_byte = {(line.op, line.communicator, line.dtype): line.seconds_per_byte for line in bound.lines}
+    seconds = min((line.latency_s for line in bound.lines), default=0.0)
+    for node in graph.nodes:
+        call = node.collective
+        if call is not None:
+            seconds += call.input_bytes * per_byte.get((call.op, call.communicator, call.dtype), 0.0)
+    return seconds
 
 
 def _check_late(

@@ -110,6 +110,9 @@ class GraphPlan(Document):
         Memory budget in bytes; null for no limit.
     longest_path_s
         Length of the longest path: the largest sum of a node's head, shortest time and tail.
+    stretch_s
+        By how much traffic lengthens every plan beyond the other bounds, which then count each collective as
+        `compute_slowdown` times as fast. 0 if bounds do not count that compute is slower beside traffic.
     enumerated
         Null if the graph is too large to compare all plans.
     """
@@ -121,4 +124,5 @@ class GraphPlan(Document):
     sets: tuple[SetOfNodes, ...]
     late: Annotated[LateCollective | None, Field(exclude_if=lambda late: late is None)] = None
     longest_path_s: Seconds
+    stretch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     enumerated: Annotated[EnumeratedPlans | None, Field(exclude_if=lambda plans: plans is None)] = None

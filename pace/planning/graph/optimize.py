@@ -1,5 +1,7 @@
 """The planner of exchange "graph": a search over complete plans, and lower bounds."""
 
+from dataclasses import dataclass, replace
+
 from pace.documents.graph.collective_graph import BucketKey, CollectiveGraph
 from pace.documents.graph.plan import EnumeratedPlans, GraphPlan, KeyLine, LateCollective, SetOfNodes
 from pace.documents.options import Options
@@ -8,13 +10,13 @@ from pace.errors import InvalidOptions
 from pace.planning.graph.arrays import bucket_keys, program_of
 from pace.solver.arrays import FloatArray
 from pace.solver.cost_curve import Line
-from pace.solver.graph.bounds import MachineBound, longest_path_s, machine_bounds
+from pace.solver.graph.bounds import MachineBound, least_stretch_s, longest_path_s, machine_bounds
 from pace.solver.graph.last_collective import LastCollective, last_collective
 from pace.solver.graph.list_schedule import UNLIMITED, PricedPlan
 from pace.solver.graph.memory import needed_bytes
 from pace.solver.graph.program import Program
 from pace.solver.graph.search import search
-from pace.solver.graph.timeline import run
+from pace.solver.graph.timeline import Timeline, run
 from pace.version import __version__
 
 CALLS = 56
@@ -46,11 +48,44 @@ def plan_of(graph: CollectiveGraph, program: Program, memory_bytes: int | None) 
 
 def lower_bound_s(program: Program) -> float:
     """Return the time in seconds that no plan of a program beats, with any amount of memory."""
-    return _best_bound_s(machine_bounds(program), last_collective(program), longest_path_s(program))
+    return _Bounds.of(program, None).bound_s
 
 
-def _best_bound_s(sets: tuple[MachineBound, ...], late: LastCollective | None, path_s: float) -> float:
-    return max(path_s, *(bound.bound_s for bound in sets), 0.0 if late is None else late.bound_s)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """What proves a bound; each field is one of ``GraphPlan``, for a program with these heads and tails."""
+
+    program: Program
+    sets: tuple[MachineBound, ...]
+    late: LastCollective | None
+    longest_path_s: float
+    stretch_s: float
+
+    @classmethod
+    def of(cls, program: Program, memory_bytes: int | None) -> "_Bounds":
+        """Return the bounds without slow-down of compute, or those with it if they are better."""
+        plain = cls._without_stretch(program, memory_bytes)
+        if program.compute_slowdown == 1:
+            return plain
+        clocked = cls._without_stretch(program.clocked, memory_bytes)
+        clocked = replace(clocked, stretch_s=least_stretch_s(program, clocked.sets))
+        return max(plain, clocked, key=lambda bounds: bounds.bound_s)
+
+    @classmethod
+    def _without_stretch(cls, program: Program, memory_bytes: int | None) -> "_Bounds":
+        return cls(
+            program=program,
+            sets=machine_bounds(program),
+            late=last_collective(program, memory_bytes),
+            longest_path_s=longest_path_s(program),
+            stretch_s=0.0,
+        )
+
+    @property
+    def bound_s(self) -> float:
+        """The time in seconds that no plan beats."""
+        late_s = 0.0 if self.late is None else self.late.bound_s
+        return max(self.longest_path_s, late_s, *(bound.bound_s for bound in self.sets)) + self.stretch_s
 
 
 def _too_small(graph: CollectiveGraph, program: Program, found: PricedPlan, budget: int) -> str:
@@ -82,17 +117,16 @@ def _too_small(graph: CollectiveGraph, program: Program, found: PricedPlan, budg
 
 def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, options: Options) -> Schedule:
     keys = bucket_keys(graph)
-    sets = machine_bounds(program)
-    late = last_collective(program, options.memory_bytes)
-    path = longest_path_s(program)
+    bounds = _Bounds.of(program, options.memory_bytes)
     times = run(program, found.plan)
     every = (
         None
         if found.num_states is None
         else EnumeratedPlans(num_states=found.num_states, bound_s=times.end_s)
     )
-    lower = times.end_s if every is not None else _best_bound_s(sets, late, path)
-    groups, transfers = _transfers(graph, program, found, times.start, times.end)
+    lower = times.end_s if every is not None else bounds.bound_s
+    heads_and_tails = bounds.program.heads_and_tails
+    groups, transfers = _transfers(graph, program, found, times, heads_and_tails)
     return Schedule(
         exchange="graph",
         profile_sha256=graph.sha256,
@@ -117,19 +151,24 @@ def _document(graph: CollectiveGraph, program: Program, found: PricedPlan, optio
         graph=GraphPlan(
             order=tuple(found.plan.order.tolist()),
             budget_bytes=options.memory_bytes,
-            sets=tuple(_set(graph, bound, keys) for bound in sets),
-            late=None if late is None else _late(graph, late, keys),
-            longest_path_s=path,
+            sets=tuple(_set(graph, bound, keys) for bound in bounds.sets),
+            late=None if bounds.late is None else _late(graph, bounds.late, keys),
+            longest_path_s=bounds.longest_path_s,
+            stretch_s=bounds.stretch_s,
             enumerated=every,
         ),
     )
 
 
 def _transfers(
-    graph: CollectiveGraph, program: Program, found: PricedPlan, start: FloatArray, end: FloatArray
+    graph: CollectiveGraph,
+    program: Program,
+    found: PricedPlan,
+    times: Timeline,
+    heads_and_tails: tuple[FloatArray, FloatArray],
 ) -> tuple[tuple[Group, ...], tuple[Segment, ...]]:
     """Return each bucket or single collective as a group and its transfer, in the order of issue."""
-    head, tail = program.heads_and_tails
+    head, tail = heads_and_tails
     bucket_of = {member: bucket for bucket in found.plan.buckets for member in bucket}
     groups: list[Group] = []
     transfers: list[Segment] = []
@@ -149,8 +188,8 @@ def _transfers(
                 size_bytes=size,
                 link=int(program.wire[node]),
                 priority=len(transfers),
-                start_s=float(start[node]),
-                end_s=float(end[node]),
+                start_s=float(times.start[node]),
+                end_s=float(times.end[node]),
             )
         )
         groups.append(

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import GraphNode
 from pace.planning.graph.arrays import program_of
+from pace.planning.graph.optimize import lower_bound_s
 from pace.solver.graph.bounds import longest_path_s, machine_bounds
 from pace.solver.graph.last_collective import last_collective
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler
@@ -26,7 +27,7 @@ def test_no_order_and_no_bucket_beats_a_bound(graph: CollectiveGraph) -> None:
     best = fastest(program)
     late = last_collective(program)
     bounds = [longest_path_s(program), *(bound.bound_s for bound in machine_bounds(program))]
-    bounds += [] if late is None else [late.bound_s]
+    bounds += [lower_bound_s(program), *([] if late is None else [late.bound_s])]
     assert max(bounds) <= best * (1 + 1e-9) + 1e-12
     assert search(program, UNLIMITED, 40).end_s >= max(bounds) * (1 - 1e-9) - 1e-12
 
@@ -65,3 +66,10 @@ def test_compute_on_both_sides_of_a_collective_adds_up() -> None:
     assert head.tolist() == [0, 0, 3, 5, 5, 5]
     assert tail.tolist() == [4 + 5, 4 + 5, 7, 4, 0, 0]
     assert longest_path_s(program) == 3 + 2 + 7 == search(program, UNLIMITED, 40).end_s
+
+
+def test_traffic_beside_compute_is_in_the_bound() -> None:
+    """An op of 3 s beside a gather of 2 s that halves its rate ends after 4 s, in every plan."""
+    nodes = [collective("gather", "all-gather"), GraphNode(name="op", duration_s=3.0), wait("gather")]
+    program = program_of(graph_of(nodes, latency_s=2.0, seconds_per_byte=0.0, compute_slowdown=2.0))
+    assert lower_bound_s(program) == 4 == search(program, UNLIMITED, 40).end_s
