@@ -268,7 +268,10 @@ class CollectiveTimer:
         start = _starter(op, size, group, self._device)
         side = 256 if self._device.type == "cpu" else 4096
         matrix = torch.ones(side, side, device=self._device, dtype=torch.bfloat16 if side > 256 else None)
-        product_s = _call_seconds(lambda: matrix @ matrix, self._device)
+        dist.barrier(group)
+        self._products(matrix, 1)
+        alone = self._products(matrix, NODE_REPEATS)
+        product_s = self._clock.seconds(alone)[1] / NODE_REPEATS
         times: list[float] = []
         for number in range(2 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
             dist.barrier(group)
@@ -277,18 +280,22 @@ class CollectiveTimer:
             in_flight = [start() for _ in range(IN_FLIGHT)]
             # The first ones tell how long to compute beside the others; the very first may connect.
             products = int(BESIDE_SHARE * times[1] / product_s) if number > 1 else 0
-            started = self._clock.now()
-            for _ in range(products):
-                torch.mm(matrix, matrix)
-            ended = self._clock.now()
+            beside = self._products(matrix, products)
             for each in in_flight:
                 torch.ops._c10d_functional.wait_tensor(each)
             synchronize(self._device)
             times.append(time.perf_counter() - begin)
             if products:
-                self._beside_s += self._clock.seconds((started, ended))[1]
+                self._beside_s += self._clock.seconds(beside)[1]
                 self._alone_s += products * product_s
         return median(times[2:]) / IN_FLIGHT
+
+    def _products(self, matrix: torch.Tensor, count: int) -> tuple[Any, Any]:
+        """Give the device matrix products; return stamps of before and after."""
+        start = self._clock.now()
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+        return start, self._clock.now()
 
 
 def _covers(cost: SampledAllReduce, least: int, most: int) -> bool:
