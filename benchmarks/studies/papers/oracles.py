@@ -30,7 +30,7 @@ BATCHES = {"vgg16": 64, "resnet50": 32, "transformer": 2048}
 DEVICE_TFLOPS = 5.65
 WORKERS = 8
 SLOTS = 400
-SEEDS = 20
+SEEDS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
