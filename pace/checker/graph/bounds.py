@@ -48,12 +48,7 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
         proven.append(plan.late.bound_s)
     proven = [max(proven) + plan.stretch_s]
     if plan.enumerated is not None:
-        yield from _check_enumerated(graph, plan.enumerated, plan.budget_bytes, tail, slack_s)
-        if schedule.predicted.iteration_s > plan.enumerated.bound_s + slack_s:
-            yield (
-                f"predicted.iteration_s is {schedule.predicted.iteration_s!r}: expected at most "
-                f"graph.enumerated.bound_s, {plan.enumerated.bound_s!r}, as all plans were compared"
-            )
+        yield from _check_enumerated(graph, schedule, plan.enumerated, tail, slack_s)
         proven.append(plan.enumerated.bound_s)
     lower = max(proven)
     predicted = schedule.predicted
@@ -65,10 +60,17 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
 
 
 def _check_enumerated(
-    graph: CollectiveGraph, stated: EnumeratedPlans, budget_bytes: int | None, tail: Times, slack_s: float
+    graph: CollectiveGraph, schedule: Schedule, stated: EnumeratedPlans, tail: Times, slack_s: float
 ) -> Iterator[str]:
+    end_s, before_s = schedule.predicted.iteration_s, stated.bound_s - slack_s
+    if end_s > stated.bound_s + slack_s:
+        yield (
+            f"predicted.iteration_s is {end_s!r}: expected at most graph.enumerated.bound_s, "
+            f"{stated.bound_s!r}, as all plans were compared"
+        )
+        return
     try:
-        if ends_before(graph, stated.bound_s - slack_s, budget_bytes, tail):
+        if end_s < before_s or ends_before(graph, before_s, schedule.graph_plan.budget_bytes, tail):
             yield f"graph.enumerated.bound_s is {stated.bound_s!r}: a plan within the budget ends earlier"
     except TooManyPlans:
         yield "graph.enumerated: expected null, as the graph has too many plans to compare"

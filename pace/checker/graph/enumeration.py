@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pace.checker.graph.replay import Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
 
-MOST_STATES = 100_000
+MOST_WORK = 20_000_000
+"""How many numbers are looked at before a comparison is given up: some seconds. Plans of ours take 1 % of it."""
 ROUNDING = 1e-9
 
 Buckets = tuple[tuple[str, ...], ...]
@@ -21,6 +22,19 @@ Reached = dict[frozenset[int], list[tuple[float, ...]]]
 
 class TooManyPlans(Exception):
     """More plans than can be compared."""
+
+
+class _Work:
+    """What a comparison may still do, however large the graph and whatever the schedule says."""
+
+    def __init__(self) -> None:
+        self._left = MOST_WORK
+
+    def spend(self, numbers: int) -> None:
+        """Look at so many numbers; raises TooManyPlans."""
+        self._left -= numbers
+        if self._left < 0:
+            raise TooManyPlans
 
 
 def ends_before(
@@ -38,18 +52,14 @@ def ends_before(
     TooManyPlans
         If there are more than can be compared.
     """
-    left = MOST_STATES
+    work = _Work()
+    before = seconds * (1 - ROUNDING)
     for buckets in _bucketings(graph):
-        steps = _Steps(graph, buckets, tail)
-        before = seconds * (1 - ROUNDING)
+        steps = _Steps(graph, buckets, tail, work)
         if sum(steps.seconds) >= before:
-            left -= 1
             continue
         reached: Reached = {frozenset(): [(0.0,) * (1 + len(graph.wires) + steps.num_calls)]}
         for _ in steps.names:
-            left -= sum(map(len, reached.values()))
-            if left < 0:
-                raise TooManyPlans
             reached = steps.follow(reached, before, budget_bytes)
         if reached:
             return True
@@ -57,8 +67,12 @@ def ends_before(
 
 
 def _bucketings(graph: CollectiveGraph) -> Iterator[Buckets]:
-    """Yield every way to put all collectives into buckets of one or more, each of one key."""
+    """Yield the ways to put all collectives into buckets, each of one key and of none that need another."""
     keys = {node.name: graph.bucket_key(node) for node in graph.nodes if node.collective is not None}
+    needs: dict[str, frozenset[str]] = {}  # the collectives that a node needs
+    for node in graph.nodes:
+        before = frozenset(dep for dep in node.deps if dep in keys)
+        needs[node.name] = before.union(*(needs[dep] for dep in node.deps))
 
     def extend(left: list[str], parts: Buckets) -> Iterator[Buckets]:
         if not left:
@@ -67,7 +81,7 @@ def _bucketings(graph: CollectiveGraph) -> Iterator[Buckets]:
         first, *others = left
         yield from extend(others, (*parts, (first,)))
         for at, part in enumerate(parts):
-            if keys[part[0]] == keys[first]:
+            if keys[part[0]] == keys[first] and needs[first].isdisjoint(part):
                 yield from extend(others, (*parts[:at], (*part, first), *parts[at + 1 :]))
 
     return extend(list(keys), ())
@@ -76,7 +90,9 @@ def _bucketings(graph: CollectiveGraph) -> Iterator[Buckets]:
 class _Steps:
     """The steps of a graph with some buckets: first the calls, then the wait of each, then ops."""
 
-    def __init__(self, graph: CollectiveGraph, buckets: Buckets, tail: Mapping[str, float]) -> None:
+    def __init__(
+        self, graph: CollectiveGraph, buckets: Buckets, tail: Mapping[str, float], work: _Work
+    ) -> None:
         nodes = {node.name: node for node in graph.nodes}
         waits = {node.waits_for: node.name for node in graph.nodes if node.waits_for is not None}
         ops = [node.name for node in graph.nodes if node.collective is None and node.waits_for is None]
@@ -111,19 +127,25 @@ class _Steps:
                 self.seconds[number + len(buckets)] = 2 * got / graph.copy_bytes_per_s
         self._resident = graph.resident_bytes
         self._storages = _storages(graph, buckets, step_of)
+        self._work = work
+        self._size = sum(map(len, (self.names, *self._needs, *(each.readers for each in self._storages))))
+        work.spend(self._size)
 
     def follow(self, reached: Reached, before: float, budget_bytes: int | None) -> Reached:
         """Return what follows by one more step that may still end before so many seconds."""
         following: Reached = {}
         for done, times in reached.items():
+            self._work.spend(self._size)
             for step in range(len(self.names)):
                 if step in done or not self._needs[step] <= done:
                     continue
+                self._work.spend(self._size)
                 if budget_bytes is not None and self._bytes(done, step) > budget_bytes:
                     continue
                 ran = done | {step}
                 kept = following.get(ran, [])
                 for each in times:
+                    self._work.spend(len(self.names) + len(kept))
                     new = self._times(step, each)
                     if self._least_s(ran, new) < before and not any(_no_later(old, new) for old in kept):
                         kept = [old for old in kept if not _no_later(new, old)] + [new]

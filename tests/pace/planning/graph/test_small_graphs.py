@@ -19,7 +19,7 @@ from pace.planning.graph.optimize import optimize_graph
 from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler
 from pace.solver.graph.memory import needed_bytes
 from pace.solver.graph.search import MOST_NODES
-from tests.sharded_graphs import collective, graph_of, graphs, tiny_graph, wait
+from tests.sharded_graphs import collective, forward, graph_of, graphs, tiny_graph, wait
 from tests.solver.graph.exhaustive import fastest, least_bytes
 
 
@@ -139,6 +139,28 @@ def test_a_wrong_enumeration_is_found() -> None:
     document["graph"]["enumerated"]["bound_s"] = 5.6
     found = check(graph, Schedule.model_validate(document))
     assert "graph.enumerated.bound_s is 5.6: a plan within the budget ends earlier" in found
+
+
+def test_collectives_that_need_one_another_are_in_no_bucket() -> None:
+    """The checker does not try the 4 million ways to divide 12 all-reduces of a chain into buckets."""
+    nodes: list[GraphNode] = []
+    before: tuple[str, ...] = ()
+    for number in range(12):
+        nodes += [collective(f"reduce {number}", "all-reduce", before), wait(f"reduce {number}")]
+        before = (nodes[-1].name,)
+    assert planned(graph_of(nodes)).graph_plan.enumerated is not None
+
+
+def test_a_claim_to_have_compared_all_plans_of_a_large_graph_is_refused() -> None:
+    """The checker gives up soon, whatever time is stated."""
+    graph = graph_of(forward(200))
+    schedule = planned(graph)
+    end_s = schedule.predicted.iteration_s
+    for bound_s in (0.0, end_s / 2, end_s, 2 * end_s, 1e17):
+        document = schedule.model_dump()
+        document["graph"]["enumerated"] = {"num_states": 1, "bound_s": bound_s}
+        found = check(graph, Schedule.model_validate(document))
+        assert any(fault.startswith("enumerated: ") for fault in found), bound_s
 
 
 def test_a_bucket_of_a_gather_and_another_collective_waits_for_its_inputs() -> None:
