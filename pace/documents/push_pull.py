@@ -94,7 +94,7 @@ class PushPull(CostDocument):
     worker_bytes_per_s
         Rate of a worker's link, in each direction.
     server_bytes_per_s
-        Rate of a server's link, in each direction; the workers' rate if left out.
+        Rate of a server's link, in each direction; the workers' rate if left out. Colocated servers have none.
     partition_s
         Fixed link time of each segment, whatever its size (theta).
     min_partition_bytes
@@ -113,6 +113,15 @@ class PushPull(CostDocument):
     round_trip_s: NonNegative = 0.0
     # Left out where it says nothing: older documents keep their digests, and older readers take newer ones.
     min_partition_bytes: int = Field(default=0, ge=0, lt=2**63, exclude_if=lambda least: least == 0)
+
+    @model_validator(mode="after")
+    def _own_links_have_rates(self) -> Self:
+        if self.colocated and self.server_bytes_per_s is not None:
+            raise ValueError(
+                f"server_bytes_per_s is {self.server_bytes_per_s:g}, but colocated servers use the workers' "
+                "links: leave it out, or set colocated to false"
+            )
+        return self
 
     def halves(self, workers: int) -> tuple[CostCurve, CostCurve]:  # noqa: ARG002  # as other costs have it
         """Raise ValueError: nothing is scattered or gathered."""

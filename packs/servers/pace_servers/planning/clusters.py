@@ -58,7 +58,7 @@ def cluster_for(
             servers=servers,
             colocated=colocated,
             worker_bytes_per_s=rate if worker_bytes_per_s is None else worker_bytes_per_s,
-            server_bytes_per_s=at_servers,
+            server_bytes_per_s=None if colocated else at_servers,
             partition_s=lost,
             round_trip_s=trip if round_trip_s is None else round_trip_s,
             min_partition_bytes=least,

@@ -52,7 +52,7 @@ def clusters(draw: st.DrawFn, profile: Profile, *, uneven: bool = True) -> Clust
         colocated=colocated,
         partition_s=draw(eighths(1)),
         round_trip_s=draw(eighths(1)),
-        server_bytes_per_s=draw(st.sampled_from([None, 8.0, 64.0])),
+        server_bytes_per_s=None if colocated else draw(st.sampled_from([None, 8.0, 64.0])),
         min_partition_bytes=draw(st.sampled_from([0, 0, 3, 10, 64, 10**6])),
         ratios={name: (draw(ratio), draw(ratio)) for name in chosen},
     )

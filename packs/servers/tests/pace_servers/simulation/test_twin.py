@@ -77,7 +77,7 @@ def trained(draw: st.DrawFn) -> tuple[Profile, Cluster]:
         colocated=colocated,
         partition_s=draw(st.sampled_from([0.0, 0.11])),
         round_trip_s=draw(st.sampled_from([0.0, 0.23])),
-        server_bytes_per_s=draw(st.sampled_from([None, 7.0])),
+        server_bytes_per_s=None if colocated else draw(st.sampled_from([None, 7.0])),
     )
     return profile, chosen
 
