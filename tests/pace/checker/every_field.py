@@ -1,15 +1,12 @@
-"""Changes every field of a schedule, one at a time: for tests of what its checker must refuse."""
+"""Changes every field of a schedule or a plan, one at a time: for tests of what its checker must refuse."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import isclose
 from typing import Any
 
 from pace.documents.base import Document
-from pace.documents.schedule import Schedule, parse_schedule
-from pace.errors import InvalidSchedule
-from pace.kinds import check
-from pace.kinds.kind import AnyProblem
+from pace.errors import PaceError
 from tests.strategies import changed
 
 Path = tuple[str | int, ...]
@@ -45,8 +42,8 @@ TEXTS = (
 )
 
 
-def donors_of(schedules: Iterable[Schedule]) -> Donors:
-    """Return the values that fields have in any of some schedules."""
+def donors_of(plans: Iterable[Document]) -> Donors:
+    """Return the values that fields have in any of some schedules or plans."""
     found: Donors = {}
 
     def collect(value: Any) -> None:
@@ -60,25 +57,30 @@ def donors_of(schedules: Iterable[Schedule]) -> Donors:
             for inner in value[:1]:
                 collect(inner)
 
-    for schedule in schedules:
-        collect(schedule)
+    for plan in plans:
+        collect(plan)
     return found
 
 
-def accepted_changes(problem: AnyProblem, schedule: Schedule, donors: Donors) -> set[str]:
+def accepted_changes(plan: Document, faults_of: Callable[[str], list[str]], donors: Donors) -> set[str]:
     """Return the fields of which the checker accepts a change, with "less" where only smaller numbers pass.
 
     Numbers become a little and much smaller and larger. Texts and missing values become others, also those
     that the field has in other schedules. Of a list, the first and the last entry are changed.
+
+    Parameters
+    ----------
+    faults_of
+        Reads a plan from JSON and returns what its checker finds.
     """
-    document = json.loads(schedule.to_json())
-    assert check(problem, schedule) == []
+    document = json.loads(plan.model_dump_json(by_alias=True))
+    assert faults_of(json.dumps(document)) == []
     found: dict[str, set[str]] = {}
-    for path, value, others in _fields(schedule, (), donors):
+    for path, value, others in _fields(plan, (), donors):
         for other in others:
             try:
-                faults = check(problem, parse_schedule(json.dumps(changed(document, path, other))))
-            except InvalidSchedule:
+                faults = faults_of(json.dumps(changed(document, path, other)))
+            except PaceError:
                 continue
             if not faults:
                 name = ".".join("#" if isinstance(part, int) else part for part in path)
@@ -90,16 +92,16 @@ def accepted_changes(problem: AnyProblem, schedule: Schedule, donors: Donors) ->
 def _fields(value: Any, path: Path, donors: Donors) -> Iterator[tuple[Path, Any, list[Any]]]:
     """Yield each field that holds no others: where it is, its value, and other values."""
     if isinstance(value, Document):
-        for name in type(value).model_fields:
-            inner = getattr(value, name)
+        for name, field in type(value).model_fields.items():
+            inner, place = getattr(value, name), (*path, field.alias or name)
             given = donors.get((type(value), name), [])
             if inner is None or inner == ():
-                yield (*path, name), inner, [other for other in [*given, 1, 1.5, *TEXTS] if other != inner]
+                yield place, inner, [other for other in [*given, 1, 1.5, *TEXTS] if other != inner]
             elif isinstance(inner, Document | tuple):
-                yield from _fields(inner, (*path, name), donors)
+                yield from _fields(inner, place, donors)
             else:
                 others = [other for other in (*_others(inner), *given) if not _same(other, inner)]
-                yield (*path, name), inner, others
+                yield place, inner, others
     elif isinstance(value, tuple):
         for at in sorted({0, len(value) - 1}):
             if isinstance(value[at], Document | tuple):

@@ -6,6 +6,7 @@ divergence is bounded by following the history instead of by its closed form.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,9 @@ from pace_fabric.documents.transfer_plan import TransferPlan
 
 # Shares of a size, a rate or the plan's length that count as rounding.
 _SLACK = 1e-6
+
+# Bytes are whole, and are planned in floats.
+_SIZE_SLACK = 2**-50
 
 # Two solutions of one linear program may differ by this share.
 _BOUND_SLACK = 1e-4
@@ -89,18 +93,29 @@ def _deadlines(batch: UpdateBatch) -> dict[str, int | None]:
 def _check_drops(batch: UpdateBatch, plan: TransferPlan) -> Iterator[str]:
     """Yield drops whose reason or witness is wrong."""
     deadlines = _deadlines(batch)
+    expired = {drop.id for drop in plan.dropped if drop.reason == "expired"}
+    try:
+        TopologicalSorter({drop.id: drop.witness for drop in plan.dropped}).prepare()
+    except CycleError as error:
+        yield f"dropped updates are witnesses of one another: {', '.join(sorted(set(error.args[1])))}"
     for drop in plan.dropped:
         if drop.id not in deadlines:
             continue
         last = deadlines[drop.id]
         if drop.id in drop.witness or len(set(drop.witness)) < len(drop.witness):
             yield f'update "{drop.id}": its witnesses are not other updates, each once'
+        if drop.witness and drop.reason in ("expired", "undeliverable"):
+            yield f'update "{drop.id}" is dropped as {drop.reason}, which needs no witnesses'
+        if false := [name for name in drop.witness if name in expired or name not in deadlines]:
+            yield f'update "{drop.id}": its witness "{false[0]}" is expired, or committed already'
         if drop.reason != "undeliverable" and last is None:
             yield f'update "{drop.id}" is dropped as {drop.reason}, and the batch has no delay bound'
         elif last is None:
             continue
         elif drop.reason == "expired" and last >= 1:
             yield f'update "{drop.id}" is dropped as expired, and may commit up to position {last}'
+        elif drop.reason in ("infeasible", "overtaken") and last < 1:
+            yield f'update "{drop.id}" is dropped as {drop.reason}, and is expired: no position is left'
         elif drop.reason == "infeasible":
             limits = [deadlines[name] for name in (drop.id, *drop.witness) if name in deadlines]
             latest = max((limit for limit in limits if limit is not None), default=0)
@@ -131,7 +146,7 @@ def _check_transfers(
     for transfer in plan.transfers:
         name = f"transfer {transfer.id}"
         size = _sum_size(batch, [known[update] for update in transfer.updates])
-        if abs(transfer.size_bytes - size) > 0.5 + _SLACK * size:
+        if abs(transfer.size_bytes - size) > _SIZE_SLACK * size:
             yield f"{name}: size_bytes is {transfer.size_bytes}, its updates have {size}"
         carried = sum((end - start) * rate for start, end, rate in transfer.rates)
         if abs(carried - transfer.size_bytes) > 1 + _SLACK * transfer.size_bytes:
@@ -301,6 +316,8 @@ def _check_replica(
         lead = _lead(batch, known, queue[:prefix], queue[prefix:count])
         if lead > most * (1 + 1e-9) + 1e-12:
             yield f'commit of "{commit.updates[0]}": the server leads by {lead:.6g}, the bound is {most:.6g}'
+    if not -slack_s <= replica.delay_s <= plan.predicted.last_commit_s + slack_s:
+        yield f"replica: delay_s is {replica.delay_s!r}, from 0 to the last commit was possible"
     stated = _lead(batch, known, list(replica.frozen), list(replica.punted))
     if abs(stated - replica.bound) > _SLACK * max(1.0, stated):
         yield f"replica: bound is {replica.bound!r}, derived {stated!r}"

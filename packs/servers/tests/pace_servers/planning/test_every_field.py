@@ -5,7 +5,7 @@ import pytest
 from pace.documents.options import Options
 from pace.kinds import optimize
 from tests.pace.checker.every_field import RECORDS, accepted_changes, donors_of
-from tests.pace.checker.test_every_field import PROFILE, WEAKER, schedules
+from tests.pace.checker.test_every_field import PROFILE, WEAKER, faults_for, schedules
 from tests.pace_servers.planning.clusters import cluster
 
 # The cluster is given, and servers that are alike have the same proofs. The rule of the order, the limit on
@@ -30,4 +30,4 @@ def test_every_field_is_judged(colocated: bool) -> None:
     servers = cluster(2, bytes_per_s=20.0, colocated=colocated, partition_s=0.25, round_trip_s=0.5)
     schedule = optimize(PROFILE, Options(cluster=servers))
     donors = donors_of([*schedules().values(), schedule])
-    assert accepted_changes(PROFILE, schedule, donors) <= RECORDS | WEAKER | GIVEN
+    assert accepted_changes(schedule, faults_for(PROFILE), donors) <= RECORDS | WEAKER | GIVEN
