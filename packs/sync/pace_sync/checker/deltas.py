@@ -3,11 +3,14 @@
 import math
 
 from pace.documents.base import refuse_other
+from pace_sync.checker.weight_sync import check_bound
 from pace_sync.documents.delta_sync import DeltaPlan, DeltaSync
 from pace_sync.documents.weight_sync import SyncTensor
 from pace_sync.errors import InvalidSync
 
 TOLERANCE = 1e-9
+# Any weights prove a bound; these are close to the best.
+_RATIOS = [2 ** (eighths / 8) for eighths in range(-48, 49)]
 
 
 def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
@@ -57,6 +60,21 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
         found.append(f"anchor_every is {plan.anchor_every}, derived {period}")
     if plan.bound_s > plan.mean_pause_s * (1 + TOLERANCE):
         found.append(f"bound_s {plan.bound_s!r} is above mean_pause_s {plan.mean_pause_s!r}")
+    part = problem.sync.model_copy(
+        update={
+            "tensors": tuple(
+                tensor.model_copy(update={"size_bytes": _changed_bytes(problem, tensor)})
+                for tensor in problem.sync.tensors
+            )
+        }
+    )
+    found += check_bound(part, plan.bound_s, _RATIOS, TOLERANCE * plan.bound_s)
+    above_s = hashed + plan.anchor_above_bytes * problem.sync.seconds_per_byte
+    if plan.anchor_above_bytes > total or above_s > plan.anchor_s * (1 + TOLERANCE):
+        found.append(
+            f"anchor_above_bytes is {plan.anchor_above_bytes}: a delta of so many bytes is not faster than an "
+            "anchor"
+        )
     return found
 
 

@@ -116,6 +116,18 @@ def _check_predictions(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
     ):
         if abs(stated - derived) > TOLERANCE * (1 + derived):
             yield f"{field} is {stated!r}, derived {derived!r}"
+    rules = [rival.rule for rival in plan.rivals]
+    if len(set(rules)) < len(rules):
+        yield "rivals: a rule is there twice"
+    for rival in plan.rivals:
+        within = problem.max_fragments is None or rival.num_fragments <= problem.max_fragments
+        if within and rival.utilization > bound.utilization + TOLERANCE:
+            yield f'rival "{rival.rule}": utilization {rival.utilization!r} is above the bound'
+        if rival.num_fragments < 1 or rival.delay_steps > problem.max_delay_steps:
+            yield (
+                f'rival "{rival.rule}": {rival.num_fragments} fragments that are applied after '
+                f"{rival.delay_steps} steps are not possible"
+            )
     under_way = [0] * problem.period_steps
     for fragment in plan.fragments:
         for step in range(fragment.send_step, fragment.send_step + fragment.delay_steps + 1):

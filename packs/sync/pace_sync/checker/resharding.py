@@ -27,7 +27,7 @@ def check_reshard(problem: Resharding, plan: ReshardPlan) -> list[str]:
         return ["the plan is for other tensors than the document"]
     violations = [*_check_streams(problem, plan)]
     if not violations:
-        violations = [*_check_wants(problem, plan), *_check_times(problem, plan)]
+        violations = [*_check_wants(problem, plan), *_check_times(problem, plan), *_check_rivals(problem, plan)]
     return [*violations, *_check_bound(problem, plan)]
 
 
@@ -202,6 +202,38 @@ def _check_finished(problem: Resharding, plan: ReshardPlan, slack: float) -> Ite
     gap = max(pause / plan.bound.bound_s - 1, 0.0) if plan.bound.bound_s else 0.0
     if abs(plan.predicted.gap - gap) > TOLERANCE * (1 + gap):
         yield f"predicted.gap is {plan.predicted.gap!r}, derived {gap!r}"
+
+
+def _check_rivals(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
+    """Derive what the other rules take: one sender for whole tensors, or the first holder of each element."""
+    first, whole = problem.senders[0], sum(tensor.size_bytes for tensor in problem.tensors)
+    missing = whole - sum(problem.size_bytes(box) for box in first.shards)
+    slowest = min(first.bytes_per_s, *(receiver.bytes_per_s for receiver in problem.receivers))
+    sent = [0] * len(problem.senders)
+    direct = 0.0
+    for receiver in problem.receivers:
+        size = sum(problem.size_bytes(box) for box in receiver.wants)
+        direct = max(direct, size / receiver.bytes_per_s)
+        for box in receiver.wants:
+            left = [_spans(box)]
+            for number, sender in enumerate(problem.senders):
+                before = sum(map(_volume, left))
+                for shard in sender.shards:
+                    if shard.tensor == box.tensor:
+                        left = _minus(left, _spans(shard))
+                taken = before - sum(map(_volume, left))
+                sent[number] += taken * (problem.size_bytes(box) // box.num_elements)
+    derived = {
+        "gather, then broadcast": max(missing, 0) / first.bytes_per_s + whole / slowest,
+        "first holder to each receiver": max(
+            direct, *(size / sender.bytes_per_s for size, sender in zip(sent, problem.senders, strict=True))
+        ),
+    }
+    if sorted(rival.rule for rival in plan.rivals) != sorted(derived):
+        yield f"rivals are not {', '.join(derived)}, each once"
+    for rival in plan.rivals:
+        if abs(rival.pause_s - derived[rival.rule]) > TOLERANCE * derived[rival.rule]:
+            yield f'rival "{rival.rule}": pause_s is {rival.pause_s!r}, derived {derived[rival.rule]!r}'
 
 
 def _check_bound(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:

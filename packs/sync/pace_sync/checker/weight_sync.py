@@ -5,7 +5,7 @@ Times are played back, Johnson's rule and the bound over all plans are derived a
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pace.documents.base import refuse_other
 from pace_sync.documents.sync_plan import SyncPlan
@@ -33,7 +33,8 @@ def check_sync(problem: WeightSync, plan: SyncPlan) -> list[str]:
         *_check_times(problem, plan, slack),
         *_check_predictions(problem, plan, pause, slack),
         *_check_order_bound(problem, plan, slack),
-        *_check_bound(problem, plan, slack),
+        *check_bound(problem, plan.bound.bound_s, plan.bound.ratios, slack),
+        *_check_rivals(problem, plan, slack),
     ]
 
 
@@ -160,14 +161,15 @@ def _check_order_bound(problem: WeightSync, plan: SyncPlan, slack: float) -> Ite
         yield f"order_bound.bound_s is {stated.bound_s!r}, derived {derived!r}"
 
 
-def _check_bound(problem: WeightSync, plan: SyncPlan, slack: float) -> Iterator[str]:
-    """Derive the bound over all plans from the ratios that the plan names (``docs``: New weights on time)."""
-    stated = plan.bound.bound_s
-    if not plan.buckets:
+def check_bound(
+    problem: WeightSync, stated: float, ratios: Sequence[float], slack: float
+) -> Iterator[str]:
+    """Derive the bound over all plans from the ratios that a plan names (``docs``: New weights on time)."""
+    total = sum(tensor.size_bytes for tensor in problem.tensors)
+    if not total:
         if stated > 0:
             yield f"bound.bound_s is {stated!r}, and nothing is sent"
         return
-    total = sum(tensor.size_bytes for tensor in problem.tensors)
     count = 1 if problem.credit_bytes is None else -(-total // problem.credit_bytes)
     # Tensors of one kind of work are alike.
     kinds: dict[tuple[str, ...], int] = {}
@@ -186,7 +188,7 @@ def _check_bound(problem: WeightSync, plan: SyncPlan, slack: float) -> Iterator[
             return  # so are those of more buckets: they rise with the count
         best = max(plain, _held_line(problem, loads, total, count))
         if count <= MOST_WEIGHED:
-            for ratio in plan.bound.ratios:
+            for ratio in ratios:
                 if best >= stated - slack:
                     break
                 best = max(best, _weighed_line(problem, loads, count, ratio))
@@ -237,12 +239,56 @@ def _weights(ratio: float, count: int) -> tuple[float, float, float]:
     if ratio > 1:
         first, last, mean = _weights(1 / ratio, count)
         return last, first, count + 1 - mean
-    if ratio > 0.999:  # the formula below loses its digits
-        weights = [ratio**k for k in range(count)]
-        whole = math.fsum(weights)
-        mean = math.fsum(k * weight for k, weight in enumerate(weights, start=1)) / whole
-        return weights[0] / whole, weights[-1] / whole, mean
+    if ratio > 0.999:  # the formula below loses its digits, and equal weights prove as well
+        return 1 / count, 1 / count, (count + 1) / 2
     power = ratio**count
     whole = (1 - power) / (1 - ratio)
     mean = (1 - (count + 1) * power + count * power * ratio) / ((1 - ratio) * (1 - power))
     return 1 / whole, ratio ** (count - 1) / whole, mean
+
+
+def _check_rivals(problem: WeightSync, plan: SyncPlan, slack: float) -> Iterator[str]:
+    """Fill the buckets of the other rules, and play them back."""
+    named = [(rival.rule, rival.largest_bytes) for rival in plan.rivals]
+    if len(set(named)) < len(named):
+        yield "rivals: a rule is there twice"
+    for number, rival in enumerate(plan.rivals):
+        if (rival.rule == "tensor by tensor") != (rival.largest_bytes is None):
+            yield f'rivals[{number}]: largest_bytes is {rival.largest_bytes} for rule "{rival.rule}"'
+        buckets: list[list[SyncTensor]] = []
+        room = 0
+        for tensor in problem.tensors:
+            if tensor.size_bytes:
+                if rival.largest_bytes is None or tensor.size_bytes > room:
+                    buckets.append([])
+                    room = rival.largest_bytes or 0
+                buckets[-1].append(tensor)
+                room -= tensor.size_bytes
+        derived = _pause(problem, buckets)
+        count = len(buckets) if derived is not None else 0
+        if rival.num_buckets != count:
+            yield f"rivals[{number}]: num_buckets is {rival.num_buckets}, derived {count}"
+        off_s = abs((rival.pause_s or 0.0) - (derived or 0.0))
+        if (rival.pause_s is None) != (derived is None) or off_s > slack + TOLERANCE * (derived or 0.0):
+            yield f"rivals[{number}]: pause_s is {rival.pause_s!r}, derived {derived!r}"
+
+
+def _pause(problem: WeightSync, buckets: list[list[SyncTensor]]) -> float | None:
+    """Return when the last receiver has finished buckets that are sent in this order; None without credit."""
+    free, held = 0.0, 0
+    done = [0.0] * len(problem.receivers)
+    ends = list[tuple[float, int]]()
+    for bucket in buckets:
+        size = sum(tensor.size_bytes for tensor in bucket)
+        while problem.credit_bytes is not None and held + size > problem.credit_bytes:
+            if not ends:
+                return None
+            end, given_back = heapq.heappop(ends)
+            free, held = max(free, end), held - given_back
+        free += problem.message_s + size * problem.seconds_per_byte
+        for place, (receiver, lag) in enumerate(zip(problem.receivers, problem.lags_s, strict=True)):
+            work = receiver.bucket_s + math.fsum(_rate(receiver, each) * each.size_bytes for each in bucket)
+            done[place] = max(done[place], free + lag) + work
+        heapq.heappush(ends, (max(done), size))
+        held += size
+    return max(done, default=0.0)

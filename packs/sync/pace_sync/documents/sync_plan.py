@@ -14,6 +14,10 @@ from pace.documents.profile import Name
 from pace_sync.errors import InvalidSync
 
 
+# The checker tries all of them for each number of buckets.
+MOST_RATIOS = 128
+
+
 class BucketPart(Document):
     """A stretch of a tensor's bytes."""
 
@@ -73,7 +77,7 @@ class SyncBound(Document):
 
     bound_s: NonNegative
     num_buckets: Index
-    ratios: tuple[Positive, ...]
+    ratios: Annotated[tuple[Positive, ...], Field(max_length=MOST_RATIOS)]
 
 
 class RivalRule(Document):
