@@ -98,6 +98,8 @@ def _ordered(problem: FabricProblem, options: TransferOptions) -> Ordering:
 def _exactly(problem: FabricProblem, options: TransferOptions) -> tuple[Ordering, Aggregation]:
     if options.rule != "strict" or options.late not in ("drop", "pace"):
         raise InvalidOptions('order "exact" needs rule "strict" and late "drop" or "pace"')
+    if options.aggregators or options.seed is not None:
+        raise InvalidOptions('order "exact" uses no aggregators: leave aggregators and seed out')
     from pace_fabric.solver.exact import solve_exactly  # its libraries are large
 
     try:

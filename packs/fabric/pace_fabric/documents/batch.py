@@ -86,6 +86,8 @@ class UpdateBatch(Document):
         Momentum of the server's update rule, and the norm of its history at the replica's model.
     punted
         Committed updates that the replica has not received yet, in commit order.
+    merge
+        How the server applies a commit of several updates; the plan does not depend on it.
     buffer_bytes
         Largest number of bytes that a host keeps for the replica; null for no limit.
     """
@@ -111,6 +113,19 @@ class UpdateBatch(Document):
                 raise ValueError(
                     f'update "{update.id}" is from version {update.version}, later than {self.version}'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_given_is_used(self) -> Self:
+        if self.divergence is None:
+            for name, value in (("punted", self.punted), ("buffer_bytes", self.buffer_bytes is not None)):
+                if value:
+                    raise ValueError(f"{name} is for a replica: give a divergence limit, or leave it out")
+        if self.merge == "weighted-mean" and self.sum_size.momentum == "exact":
+            raise ValueError(
+                'sum_size: momentum "exact" takes a step for each update, merge "weighted-mean" one for all: '
+                "choose one of them"
+            )
         return self
 
     @property

@@ -93,6 +93,12 @@ class FabricScenario(Document):
     duration_s: Annotated[float, Field(gt=0, le=100_000)] = 30.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
+    @model_validator(mode="after")
+    def _patience_needs_a_replica(self) -> Self:
+        if self.replicate_patiently and self.replicate_updates is None:
+            raise ValueError("replicate_patiently needs replicate_updates: give it, or leave both out")
+        return self
+
     @property
     def sha256(self) -> str:
         """SHA-256 of the document in its canonical form."""

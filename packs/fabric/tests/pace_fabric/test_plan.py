@@ -16,6 +16,7 @@ from pace_fabric.checker.transfers import check_transfers
 from pace_fabric.documents.batch import UpdateBatch
 from pace_fabric.documents.network import FabricNetwork
 from pace_fabric.documents.reading import parse_document
+from pace_fabric.documents.scenario import FabricScenario
 from pace_fabric.documents.transfer_plan import LatePolicy, TransferOptions, TransferPlan
 from pace_fabric.errors import InvalidFabric
 from pace_fabric.plan import plan_transfers
@@ -47,6 +48,30 @@ def test_plans_pass_the_checker(options: TransferOptions) -> None:
     assert plan.to_json() == plan_transfers(network, batch, options).to_json()
     assert parse_document(TransferPlan, plan.to_json()) == plan
     assert plan.predicted.gap >= 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (UpdateBatch, {"buffer_bytes": 1}, "buffer_bytes is for a replica"),
+        (UpdateBatch, {"merge": "weighted-mean", "sum_size": {"momentum": "exact"}}, "choose one of them"),
+        (FabricScenario, {"replicate_patiently": True}, "needs replicate_updates"),
+    ],
+)
+def test_a_field_that_nothing_would_use_is_refused(
+    kind: type[UpdateBatch | FabricScenario], fields: dict[str, Any], said: str
+) -> None:
+    """It names what is missing."""
+    document = {"version": 1, "updates": []} if kind is UpdateBatch else {}
+    with pytest.raises(InvalidFabric, match=said):
+        parse_document(kind, json.dumps(document | fields))
+
+
+@pytest.mark.parametrize("options", [TransferOptions(aggregators=1), TransferOptions(seed=1)])
+def test_the_exact_order_takes_no_aggregators(options: TransferOptions) -> None:
+    """It plans direct transfers only, and says so."""
+    with pytest.raises(InvalidOptions, match="leave aggregators and seed out"):
+        plan_transfers(*whole(), options.model_copy(update={"order": "exact"}))
 
 
 def test_the_whole_plan_has_everything() -> None:

@@ -63,6 +63,8 @@ class Fleet(Document):
                 raise ValueError(f'barrier "{barrier}" needs {name}')
             if self.barrier != barrier and field is not None:
                 raise ValueError(f'{name} is given, but barrier "{self.barrier}" does not use it')
+        if self.late == "drop" and self.barrier != "quorum":
+            raise ValueError(f'late "drop" needs barrier "quorum": with "{self.barrier}" no step is late')
         if self.join_s and self.leave_s:
             for at in range(max(len(self.join_s), len(self.leave_s))):
                 leave = self.leave_s[at % len(self.leave_s)]

@@ -1,6 +1,6 @@
 """The simulation of asynchronous training: worked instances, its exact twin, and what always holds."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -291,3 +291,10 @@ def test_numbers_out_of_range_are_refused(options: dict[str, object], complaint:
     arguments: dict[str, object] = {"workers": 1, "steps": 10, "skip": 1} | options
     with pytest.raises(InvalidOptions, match=complaint):
         simulate_steps(pull_compute_push(), **arguments)  # type: ignore[arg-type]  # one of them is wrong
+
+
+@pytest.mark.parametrize("barrier", ["none", "all"])
+def test_late_steps_are_only_dropped_where_rounds_end(barrier: Literal["none", "all"]) -> None:
+    """Without a quorum no step is late, and "drop" would mean nothing."""
+    with pytest.raises(InvalidOptions, match='late "drop" needs barrier "quorum"'):
+        Fleet(barrier=barrier, late="drop")
