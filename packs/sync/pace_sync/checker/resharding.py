@@ -9,6 +9,8 @@ from pace_sync.documents.resharding import Resharding, TensorBox
 from pace_sync.errors import InvalidSync
 
 TOLERANCE = 1e-6
+# Fair shares of more streams take minutes to play back.
+MOST_FAIR_STREAMS = 1000
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -143,6 +145,9 @@ def _check_times(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
             if used > rate * (1 + TOLERANCE):
                 yield f"{name} carries {used!r} bytes/s, its rate is {rate!r}"
         derived = [stream.size_bytes / rate for stream, rate in zip(plan.streams, rates, strict=True)]
+    elif len(plan.streams) > MOST_FAIR_STREAMS:
+        yield f"{len(plan.streams)} streams have no pace: up to {MOST_FAIR_STREAMS} are played back, give them one"
+        return
     else:
         derived = _played_back([stream.size_bytes for stream in plan.streams], list(links.values()))
     for number, (stated, end) in enumerate(zip(ends, derived, strict=True)):
@@ -209,20 +214,24 @@ def _check_rivals(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
     first, whole = problem.senders[0], sum(tensor.size_bytes for tensor in problem.tensors)
     missing = whole - sum(problem.size_bytes(box) for box in first.shards)
     slowest = min(first.bytes_per_s, *(receiver.bytes_per_s for receiver in problem.receivers))
+    holders: dict[str, list[tuple[int, Spans]]] = {}
+    for number, sender in enumerate(problem.senders):
+        for shard in sender.shards:
+            holders.setdefault(shard.tensor, []).append((number, _spans(shard)))
     sent = [0] * len(problem.senders)
     direct = 0.0
     for receiver in problem.receivers:
         size = sum(problem.size_bytes(box) for box in receiver.wants)
         direct = max(direct, size / receiver.bytes_per_s)
         for box in receiver.wants:
-            left = [_spans(box)]
-            for number, sender in enumerate(problem.senders):
-                before = sum(map(_volume, left))
-                for shard in sender.shards:
-                    if shard.tensor == box.tensor:
-                        left = _minus(left, _spans(shard))
-                taken = before - sum(map(_volume, left))
-                sent[number] += taken * (problem.size_bytes(box) // box.num_elements)
+            left, volume = [_spans(box)], box.num_elements
+            for number, held in holders.get(box.tensor, ()):
+                if not left:
+                    break
+                left = _minus(left, held)
+                rest = sum(map(_volume, left))
+                sent[number] += (volume - rest) * (problem.size_bytes(box) // box.num_elements)
+                volume = rest
     derived = {
         "gather, then broadcast": max(missing, 0) / first.bytes_per_s + whole / slowest,
         "first holder to each receiver": max(

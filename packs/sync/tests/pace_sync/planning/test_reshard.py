@@ -73,6 +73,11 @@ def test_very_many_streams_have_a_pace() -> None:
     assert all(stream.bytes_per_s is not None for stream in plan.streams)
     assert plan.predicted.gap < 1e-9
     assert check_reshard(problem, plan) == []
+    fair = tuple(stream.model_copy(update={"bytes_per_s": None}) for stream in plan.streams)
+    assert any(
+        "1024 streams have no pace" in fault
+        for fault in check_reshard(problem, plan.model_copy(update={"streams": fair}))
+    )
 
 
 def test_bytes_for_several_receivers_leave_once() -> None:
