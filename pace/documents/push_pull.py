@@ -94,7 +94,7 @@ class PushPull(CostDocument):
     worker_bytes_per_s
         Rate of a worker's link, in each direction.
     server_bytes_per_s
-        Rate of a server's link, in each direction; the workers' rate if left out. Colocated servers have none.
+        Rate of a server's link, in each direction; the workers' rate if left out, as for colocated servers.
     partition_s
         Fixed link time of each segment, whatever its size (theta).
     min_partition_bytes

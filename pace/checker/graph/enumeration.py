@@ -12,7 +12,7 @@ from pace.checker.graph.replay import Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
 
 MOST_WORK = 20_000_000
-"""How many numbers are looked at before a comparison is given up: some seconds. Plans of ours take 1 % of it."""
+"""A comparison that looks at more numbers is given up, after some seconds. PACE's plans take 2 % of this."""
 ROUNDING = 1e-9
 
 Buckets = tuple[tuple[str, ...], ...]

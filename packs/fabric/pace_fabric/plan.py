@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pace.documents.profile import MAX_TOTAL_S
 from pace.errors import InvalidOptions, SolverFailed
 from pace.version import __version__
 from pace_fabric.documents.batch import UpdateBatch
@@ -82,6 +83,12 @@ def plan_transfers(
     replication = _replicated(problem, ordering, server, aggregators, chosen)
     if replication is not None:
         server = replication.server
+    frozen = () if replication is None else replication.frozen
+    last_s = max([server.last_s, *(hop.reservation.end_s for hop in (*server.hops, *frozen))])
+    if last_s > MAX_TOTAL_S:
+        raise InvalidFabric(
+            f"the last update arrives at {last_s:g} s, later than {MAX_TOTAL_S:g} s: raise the rates"
+        )
     return _document(problem, ordering, server, replication, chosen)
 
 

@@ -98,10 +98,9 @@ def test_servers_need_hosts() -> None:
 
 def test_colocated_servers_have_no_links_of_their_own() -> None:
     """A rate that nothing would use is refused, by its name."""
-    with pytest.raises(InvalidCluster, match="server_bytes_per_s is 2, but colocated servers use the workers'"):
-        cluster = Cluster(name="two", exchange=PushPull(servers=2, worker_bytes_per_s=1.0)).model_dump()
-        cluster["exchange"] |= {"colocated": True, "server_bytes_per_s": 2.0}
-        parse_cluster(json.dumps(cluster))
+    exchange = DOCUMENT["exchange"] | {"colocated": True, "server_bytes_per_s": 2.0}
+    with pytest.raises(InvalidCluster, match="server_bytes_per_s is 2, but colocated servers use the"):
+        parse_cluster(json.dumps(DOCUMENT | {"exchange": exchange}))
 
 
 def test_connections_are_paced_so_that_no_queue_forms() -> None:

@@ -10,6 +10,9 @@ from pace.documents.profile import Name
 from pace_fabric.documents.transfer_plan import LatePolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_WORKERS = 10_000
+MOST_TICKS = 10_000_000
+MOST_RATES = 10_000_000
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -92,6 +95,18 @@ class FabricScenario(Document):
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     duration_s: Annotated[float, Field(gt=0, le=100_000)] = 30.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @model_validator(mode="after")
+    def _can_be_simulated(self) -> Self:
+        rates = self.machines * self.duration_s / self.links.every_s
+        for name, count, most in (
+            ("machines * workers_per_machine", self.num_workers, MOST_WORKERS),
+            ("duration_s / tick_s", self.duration_s / self.tick_s, MOST_TICKS),
+            ("machines * duration_s / links.every_s", rates, MOST_RATES),
+        ):
+            if count > most:
+                raise ValueError(f"{name} is {count:g}, at most {most:,} are simulated")
+        return self
 
     @model_validator(mode="after")
     def _patience_needs_a_replica(self) -> Self:

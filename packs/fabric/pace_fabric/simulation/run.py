@@ -85,13 +85,16 @@ def carried_by(
     tree: bool,
     down: bool = False,
 ) -> float:
-    """Return when a collective that began at `start_s` has moved its bytes over its slowest link."""
+    """Return when a collective that began at `start_s` has moved its bytes over its slowest link.
+
+    If that is after the end of the run, it may be any moment after the end.
+    """
     now, left = start_s, size_bytes
     every = scenario.links.every_s
     children = np.zeros(scenario.machines)
     for machine in range(1, scenario.machines):
         children[(machine - 1) // 2] += 1
-    while True:
+    while now <= scenario.duration_s:
         rates = rates_at(links, now)[: 2 * scenario.machines]
         up, way_down = rates[0::2], rates[1::2]
         if not tree:
@@ -105,3 +108,4 @@ def carried_by(
             return now + left / rate
         left -= rate * (change - now)
         now = change
+    return now

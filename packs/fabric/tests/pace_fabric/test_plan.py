@@ -501,3 +501,24 @@ def test_the_checker_imports_nothing_that_solves() -> None:
     ours = imported_from_pace(checker)
     assert any(name.startswith("pace_fabric.documents.") for name in ours)
     assert {name for name in ours if not name.startswith("pace_fabric.documents.")} <= {"pace.errors"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"machines": 10_000, "workers_per_machine": 10_000}, "machines \\* workers_per_machine is 1e\\+08"),
+        ({"tick_s": 1e-12}, "duration_s / tick_s is 3e\\+13"),
+        ({"links": {"every_s": 1e-12}}, "links.every_s is 4.5e\\+14"),
+    ],
+)
+def test_a_scenario_that_takes_for_ever_is_refused(fields: dict[str, Any], said: str) -> None:
+    """In one line, before anything is allocated."""
+    with pytest.raises(InvalidFabric, match=said):
+        parse_document(FabricScenario, json.dumps(fields))
+
+
+def test_a_plan_without_an_end_is_refused() -> None:
+    """Rates close to 0 would give times that no document holds."""
+    network = network_of({"h0": 1e-300})
+    with pytest.raises(InvalidFabric, match="raise the rates"):
+        plan_transfers(network, batch_of({"u0": (100, "h0", 100)}))

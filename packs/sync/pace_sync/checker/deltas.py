@@ -72,8 +72,7 @@ def check_deltas(problem: DeltaSync, plan: DeltaPlan) -> list[str]:
     above_s = hashed + plan.anchor_above_bytes * problem.sync.seconds_per_byte
     if plan.anchor_above_bytes > total or above_s > plan.anchor_s * (1 + TOLERANCE):
         found.append(
-            f"anchor_above_bytes is {plan.anchor_above_bytes}: a delta of so many bytes is not faster than an "
-            "anchor"
+            f"anchor_above_bytes is {plan.anchor_above_bytes}: such a delta is not faster than an anchor"
         )
     return found
 

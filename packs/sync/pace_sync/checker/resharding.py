@@ -29,7 +29,11 @@ def check_reshard(problem: Resharding, plan: ReshardPlan) -> list[str]:
         return ["the plan is for other tensors than the document"]
     violations = [*_check_streams(problem, plan)]
     if not violations:
-        violations = [*_check_wants(problem, plan), *_check_times(problem, plan), *_check_rivals(problem, plan)]
+        violations = [
+            *_check_wants(problem, plan),
+            *_check_times(problem, plan),
+            *_check_rivals(problem, plan),
+        ]
     return [*violations, *_check_bound(problem, plan)]
 
 
@@ -146,7 +150,7 @@ def _check_times(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
                 yield f"{name} carries {used!r} bytes/s, its rate is {rate!r}"
         derived = [stream.size_bytes / rate for stream, rate in zip(plan.streams, rates, strict=True)]
     elif len(plan.streams) > MOST_FAIR_STREAMS:
-        yield f"{len(plan.streams)} streams have no pace: up to {MOST_FAIR_STREAMS} are played back, give them one"
+        yield f"{len(plan.streams)} streams have no pace: more than {MOST_FAIR_STREAMS} need one"
         return
     else:
         derived = _played_back([stream.size_bytes for stream in plan.streams], list(links.values()))

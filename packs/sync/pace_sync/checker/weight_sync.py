@@ -161,9 +161,7 @@ def _check_order_bound(problem: WeightSync, plan: SyncPlan, slack: float) -> Ite
         yield f"order_bound.bound_s is {stated.bound_s!r}, derived {derived!r}"
 
 
-def check_bound(
-    problem: WeightSync, stated: float, ratios: Sequence[float], slack: float
-) -> Iterator[str]:
+def check_bound(problem: WeightSync, stated: float, ratios: Sequence[float], slack: float) -> Iterator[str]:
     """Derive the bound over all plans from the ratios that a plan names (``docs``: New weights on time)."""
     total = sum(tensor.size_bytes for tensor in problem.tensors)
     if not total:

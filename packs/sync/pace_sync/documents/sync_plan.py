@@ -13,7 +13,6 @@ from pace.documents.cost_document import NonNegative, Positive
 from pace.documents.profile import Name
 from pace_sync.errors import InvalidSync
 
-
 # The checker tries all of them for each number of buckets.
 MOST_RATIOS = 128
 
