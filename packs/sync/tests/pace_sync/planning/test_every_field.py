@@ -29,8 +29,8 @@ from tests.pace_sync.planning.problems import reshard_fields, small_sync
 from tests.pace_sync.planning.test_deltas import problem_of
 
 # Records; what the sender chose and would be as right otherwise; and proofs that prove less, or another way.
-# Several sizes of the largest bucket give the same buckets. Only limits are derived of torchft's best settings,
-# and of the bytes from which an anchor is faster than a delta.
+# Several sizes of the largest bucket give the same buckets. Of torchft's best settings, and of the bytes from
+# which an anchor is faster than a delta, only limits are derived.
 GIVEN = {
     "version",
     "method",
