@@ -178,8 +178,9 @@ def _print(found: dict[str, Any]) -> None:
     best = min(median(each) for name, each in seconds.items() if name != "pace")
     print(
         f"{found['model_bytes'] / 1e6:.0f} MB of parameters; compute {found['compute_s']:.3f} s, "
-        f"x {found['compute_slowdown']:.2f} beside collectives; collectives {found['communication_s']:.3f} s, "
-        f"bound {found['bound_s']:.3f} s; PACE's plans have {' and '.join(map(str, found['calls']))} calls"
+        f"{found['compute_slowdown']:.2f} times as long beside collectives; "
+        f"collectives {found['communication_s']:.3f} s, bound {found['bound_s']:.3f} s; "
+        f"PACE's plans have {' and '.join(map(str, found['calls']))} calls"
     )
     print(f"{'':24} {'median s':>9} {'least':>7} {'most':>7} {'of none':>8} {'predicted':>9} {'error':>7}")
     for name, each in seconds.items():
