@@ -32,6 +32,8 @@ LONGEST_CALL_RATIO = 4
 
 SECONDS_PER_RUN = 0.012
 MOST_RUNS = 7
+# Number of times that a size is repeated before a larger one is cut or left out because of its time.
+CONFIRMING_RUNS = 2
 CONFIDENCE = 0.95
 
 # The last size is cut to what fits, but not nearer to the one before: the slope between the two counts for
@@ -104,13 +106,22 @@ class CostSampler:
         size_bytes: int | None = self._candidates[0]
         while size_bytes is not None:
             yield from self._first_run(size_bytes)
+            for _ in range(CONFIRMING_RUNS):
+                # One slow run would end the sizes, and all larger ones would be guessed from latencies.
+                if self._spent_s >= BUDGET_S / 2 or not self._is_last(size_bytes):
+                    break
+                yield self._repeat(size_bytes)
             size_bytes = self._after(size_bytes)
-        for _ in range(MOST_RUNS - 1):
+        while min(map(len, self._durations.values())) < MOST_RUNS:
             for each in self._durations:
                 if self._spent_s >= BUDGET_S:
                     return
-                self._durations[each].append(self._run(each, self._calls[each]))
-                yield each
+                if len(self._durations[each]) < MOST_RUNS:
+                    yield self._repeat(each)
+
+    def _repeat(self, size_bytes: int) -> int:
+        self._durations[size_bytes].append(self._run(size_bytes, self._calls[size_bytes]))
+        return size_bytes
 
     def _first_run(self, size_bytes: int) -> Iterator[int]:
         """Find the number of calls of a run, and make the run."""
@@ -127,12 +138,17 @@ class CostSampler:
         self._calls[size_bytes] = calls
         self._durations[size_bytes] = [mean_s]
 
+    def _is_last(self, size_bytes: int) -> bool:
+        """Return whether this size takes so long that the next candidate is cut or left out."""
+        larger = next((each for each in self._candidates if each > size_bytes), None)
+        return larger is not None and self._after(size_bytes) != larger
+
     def _after(self, size_bytes: int) -> int | None:
         """Return the size to measure after this one; None after the largest."""
         larger = next((each for each in self._candidates if each > size_bytes), None)
         if larger is None:
             return None
-        measured = [(size, durations[0]) for size, durations in self._durations.items()]
+        measured = [(size, min(durations)) for size, durations in self._durations.items()]
         longest_s = max(LONGEST_CALL_S, LONGEST_CALL_RATIO * measured[0][1])
         if len(measured) == 1:
             return larger

@@ -1,6 +1,7 @@
 """What an all-reduce costs, measured between real processes."""
 
 import math
+import random
 import subprocess
 import sys
 import time
@@ -212,6 +213,29 @@ def test_slices_stay_short_and_the_cost_exact(network: _Affine, monkeypatch: pyt
     for size_bytes in (1024, 50_000, 3_000_000, 400_000_000):
         expected_s = network.latency_s + size_bytes * network.seconds_per_byte
         assert float(cost(size_bytes)) == pytest.approx(expected_s, rel=1e-6)
+
+
+class _Interrupted(_Affine):
+    """A network whose latency varies, of a host that does something else during one of the calls."""
+
+    def __init__(self, at_call: int) -> None:
+        super().__init__(0.003, 1.6e-8)
+        self._left = at_call
+        self._pick = random.Random(at_call)
+
+    def start(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        self._left -= 1
+        self.now_s += 0.1 * (self._left == 0) + self._pick.uniform(0.0, 0.002)
+        return super().start(tensor, name)
+
+
+@pytest.mark.parametrize("at_call", range(1, 80, 3))
+def test_one_interruption_does_not_end_the_sizes(at_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 MB take 0.4 s; from latencies alone, the cost would be 0.004 s."""
+    network = _Interrupted(at_call)
+    monkeypatch.setattr(time, "perf_counter", lambda: network.now_s)
+    measured = CostSampler(network, largest_bytes=25_000_000, slices=1).finish()
+    assert float(measured.document.cost(2)(25_000_000)) == pytest.approx(0.404, rel=0.1)
 
 
 @given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=12))
