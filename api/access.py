@@ -16,6 +16,7 @@ import structlog
 from limits import parse
 
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
+from pace.api.problems import brief
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
 from pace.api.storage.threads import DatabaseThreads
 
@@ -300,7 +301,7 @@ class AccessControl:
         try:
             await self._threads.run(keys.note_use, key_id)
         except Exception as error:
-            log.warning("key-use-not-stored", key=key_id, error=str(error))
+            log.warning("key-use-not-stored", key=key_id, error=brief(error))
 
 
 def _holder(key: ApiKey | None, secret: str) -> Principal:

@@ -151,9 +151,10 @@ def kinds_of_problems() -> Iterator[tuple[str, int | None, str]]:
 
 
 def brief(error: BaseException | None) -> str:
-    """Return what went wrong in few words, for a line of the log: SQLAlchemy's own have many."""
+    """Return what went wrong in one line, for the log: SQLAlchemy and PostgreSQL add the statement."""
     cause = getattr(error, "orig", None) or error
-    return str(cause) or type(cause).__name__
+    said = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
+    return " ".join(said.split()) or type(cause).__name__
 
 
 def is_foreseen(error: BaseException) -> bool:

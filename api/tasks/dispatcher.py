@@ -12,7 +12,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pace.api.errors import ObjectsUnavailable, WorkerDied
 from pace.api.metrics import Metrics
-from pace.api.problems import problem_of
+from pace.api.problems import brief, problem_of
 from pace.api.questions.all_kinds import KINDS, answer_question
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.places import TaskPlaces, WorkAhead, timed
@@ -130,12 +130,16 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*renew, *running, return_exceptions=True)
         await self.watches.close()
+        if not self._loops:
+            return  # never started, perhaps because the database has no tables
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                 await asyncio.to_thread(self._tasks.release)
         except (OperationalError, InterfaceError, TimeoutError) as error:
             # The leases end by themselves.
-            log.warning("release-failed", error=str(error) or "the database does not answer")
+            log.warning(
+                "release-failed", error=brief(error) if str(error) else "the database does not answer"
+            )
 
     async def _claim_tasks(self, kind: str) -> None:
         queued = self._queued[kind]
@@ -157,7 +161,7 @@ class Dispatcher:
                 except Exception as error:
                     # The database may be gone or full for a while; the service must outlast that.
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                    log.warning("claim-failed", error=str(error))
+                    log.warning("claim-failed", error=brief(error))
                     await asyncio.sleep(pause_s)
                     continue
             if task is not None:
@@ -179,7 +183,7 @@ class Dispatcher:
             except Exception as error:
                 # As above.
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                log.warning("claim-failed", error=str(error))
+                log.warning("claim-failed", error=brief(error))
 
     def _freed(self, kind: str) -> None:
         self._queued[kind].set()
@@ -267,7 +271,7 @@ class Dispatcher:
             try:
                 wanted = self._tasks.progress(task.id, num_done)
             except (OperationalError, InterfaceError) as error:
-                log.warning("progress-not-stored", task=task.id, error=str(error.orig))
+                log.warning("progress-not-stored", task=task.id, error=brief(error))
                 return
             if not wanted:
                 loop.call_soon_threadsafe(self.cancel, task.id)
@@ -285,7 +289,7 @@ class Dispatcher:
                         self.cancel(task_id)
                 except Exception as error:
                     # As above; a lease that is not renewed in time is taken by another service.
-                    log.warning("renew-failed", error=str(error))
+                    log.warning("renew-failed", error=brief(error))
 
 
 def _about(task: ClaimedTask) -> dict[str, str]:
@@ -303,6 +307,6 @@ async def _persist(store: Callable[[], T], waits: Callable[[], None]) -> T:
             return await asyncio.to_thread(store)
         except (OperationalError, InterfaceError, ObjectsUnavailable) as error:
             waits()
-            log.warning("result-not-stored", error=str(getattr(error, "orig", error)), retry_in_s=pause_s)
+            log.warning("result-not-stored", error=brief(error), retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from pace.api.problems import brief
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus
@@ -104,7 +105,7 @@ class Watches:
     def _ended(self, tenant: str, task_id: str, done: "asyncio.Task[TaskStatus | None]") -> None:
         self._watches.pop((tenant, task_id)).changed.set()
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.warning("watch-ended", task=task_id, error=str(error))
+            log.warning("watch-ended", task=task_id, error=brief(error))
 
     async def _run(self, watch: "_Watch", tenant: str, task_id: str, *, look: bool) -> TaskStatus | None:
         while True:

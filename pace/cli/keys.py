@@ -148,6 +148,7 @@ def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRi
     with reported():
         from sqlalchemy.exc import OperationalError
 
+        from pace.api.problems import brief
         from pace.api.settings import load_settings
         from pace.api.storage.database import Database, is_missing
         from pace.api.storage.keys import KeyRing
@@ -168,7 +169,7 @@ def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRi
                 upgrade(database)
             yield KeyRing(database)
         except OperationalError as error:
-            typer.echo(f"pace keys: {url.render_as_string()}: {error.orig}", err=True)
+            typer.echo(f"pace keys: {url.render_as_string()}: {brief(error)}", err=True)
             raise typer.Exit(3) from None
         finally:
             database.close()

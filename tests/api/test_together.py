@@ -112,6 +112,7 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, frail: Postgre
         failed = service.events("request-failed", 1)
         assert not any("exception" in entry for entry in service.log())
         assert all(len(json.dumps(entry)) < 1000 for entry in failed)
+        assert not any("\n" in entry.get("error", "") for entry in service.log())
 
 
 def test_a_database_that_can_only_be_read_for_a_while(tmp_path: Path, frail: PostgresqlServer) -> None:

@@ -14,6 +14,7 @@ from pace.api.http.answers import document_answer
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader, Submitter, audit
+from pace.api.problems import brief
 from pace.api.questions.all_kinds import KINDS
 from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
@@ -90,7 +91,7 @@ async def _events(service: Service, tenant: str, task_id: str) -> AsyncIterator[
             yield ServerSentEvent(task_resource(status).model_dump_json(), event=status.state)
     except Exception as error:
         # The answer has begun: it can only end, and the follower asks again.
-        log.warning("events-ended", task=task_id, error=str(error))
+        log.warning("events-ended", task=task_id, error=brief(error))
 
 
 @router.delete(
