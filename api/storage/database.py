@@ -21,6 +21,9 @@ from pace.api.errors import DatabaseReplaced
 from pace.api.storage.records import Record
 
 _POSTGRESQL_READ_ONLY = "25006"
+# PostgreSQL's states that operators cause and end: the database can only be read, it ended a connection whose
+# transaction was idle or took long, or a privilege is missing. What was refused is tried again.
+_POSTGRESQL_REFUSES = (_POSTGRESQL_READ_ONLY, "25P03", "25P04", "42501")
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -117,7 +120,7 @@ def make_engine(url: URL) -> Engine:
         engine = create_engine(
             url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"connect_timeout": 5}
         )
-        event.listen(engine, "handle_error", _note_read_only, retval=True)
+        event.listen(engine, "handle_error", _note_refusal, retval=True)
         return engine
     engine = create_engine(url, connect_args={"timeout": 30})
     event.listen(engine, "handle_error", _name_unusable_file, retval=True)
@@ -187,12 +190,14 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _note_read_only(context: ExceptionContext) -> OperationalError | None:
-    # As after a failover: writes are tried again, and on new connections, which may reach the new primary.
+def _note_refusal(context: ExceptionContext) -> OperationalError | None:
     cause = context.original_exception
-    if getattr(cause, "sqlstate", None) != _POSTGRESQL_READ_ONLY:
+    state = getattr(cause, "sqlstate", None)
+    # Without a connection, an option of the URL may be wrong. A ping that fails gets a new connection.
+    if context.is_pre_ping or (context.connection is not None and state not in _POSTGRESQL_REFUSES):
         return None
-    context.is_disconnect = True
+    # After a failover, new connections may reach the new primary.
+    context.is_disconnect |= state == _POSTGRESQL_READ_ONLY
     return OperationalError(context.statement, context.parameters, cause)
 
 

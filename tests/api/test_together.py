@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from pace.api.problems import problem_of
+from pace.api.problems import brief, problem_of
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade
@@ -166,6 +166,56 @@ def test_a_service_that_starts_before_its_database(tmp_path: Path, frail: Postgr
         assert service.post_schedule(layered_profile(3)).status_code == 201
         assert service.http.get("/readyz").status_code == 200
     assert "Traceback" not in service.log_path.read_text()
+
+
+def test_a_role_without_privileges_is_told_what_it_lacks(tmp_path: Path, frail: PostgresqlServer) -> None:
+    """The service waits until they are granted, then and later; requests are told to come again."""
+    url = frail.create_database(bare=True)
+    _execute(url, "CREATE ROLE weak LOGIN")
+    with ServiceProcess(tmp_path, url.replace("pace@", "weak@"), drain_s=0.5) as service:
+        assert service.events("database-not-ready", 1)[0]["error"] == "permission denied for schema public"
+        assert service.post_schedule(layered_profile(3)).status_code == 503
+        assert service.stop() == 0
+        service.start()
+        _execute(url, "GRANT ALL ON SCHEMA public TO weak")
+        service.events("database-ready", 1)
+        assert service.post_schedule(layered_profile(3)).status_code == 201
+        _execute(url, "REVOKE INSERT ON profiles FROM weak")
+        refused = service.http.post("/v1/profiles", json=layered_profile(4))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        _execute(url, "GRANT INSERT ON profiles TO weak")
+        assert service.http.post("/v1/profiles", json=layered_profile(4)).status_code == 201
+        (said,) = service.events("request-failed", 1)[-1:]
+        assert said["error"] == "permission denied for table profiles"
+        assert not service.events("release-failed")
+    assert "Traceback" not in service.log_path.read_text()
+
+
+def test_a_transaction_that_postgresql_ends_is_one_that_can_be_tried_again(frail: PostgresqlServer) -> None:
+    """It was idle for too long, as that of a process that was stopped for a while."""
+    url = f"{frail.create_database()}?options=-cidle_in_transaction_session_timeout%3D10ms"
+    database = Database(Settings(database_url=url).parsed_database_url)
+
+    def be_idle() -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            time.sleep(0.2)
+            connection.exec_driver_sql("SELECT 1")
+
+    with pytest.raises(OperationalError) as ended:
+        be_idle()
+    assert problem_of(ended.value).status == 503
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+    database.close()
+
+
+def test_an_unknown_option_of_the_url_is_named(frail: PostgresqlServer) -> None:
+    """As a wrong password is: the service is not ready, and the log says why."""
+    database = Database(Settings(database_url=f"{frail.url('postgres')}?color=blue").parsed_database_url)
+    with pytest.raises(OperationalError) as refused:
+        upgrade(database)
+    assert brief(refused.value) == 'invalid connection option "color"'
 
 
 def test_a_database_that_turns_out_to_be_too_new_ends_the_service(
