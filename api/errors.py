@@ -33,6 +33,7 @@
     ├── ObjectsUnavailable     object storage that does not answer, or refuses
     ├── ObjectLost             a document that object storage does not have
     ├── OtherSchema            a database with the schema of another version
+    ├── OtherEncoding          a database that cannot hold all names
     ├── ResultDeleted          a result that was deleted while its request was answered
     └── ServiceStopping        the service is being stopped
 
@@ -187,6 +188,10 @@ class ObjectLost(Refused):
 
 class OtherSchema(Refused):
     """A database with the schema of another version."""
+
+
+class OtherEncoding(Refused):
+    """A database with an encoding that cannot hold all names."""
 
 
 class ResultDeleted(Refused):

@@ -167,7 +167,7 @@ class Service:
 
         Raises
         ------
-        OtherSchema, OperationalError
+        OtherSchema, OtherEncoding, OperationalError
             If the service cannot work with this database.
         """
         if not self.settings.needs_keys:

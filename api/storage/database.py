@@ -118,7 +118,11 @@ def make_engine(url: URL) -> Engine:
     """Create the engine; SQLite gets WAL and explicit transactions."""
     if url.get_backend_name() != "sqlite":
         engine = create_engine(
-            url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"connect_timeout": 5}
+            url,
+            pool_size=10,
+            max_overflow=20,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 5, "client_encoding": "utf8"},
         )
         event.listen(engine, "handle_error", _note_refusal, retval=True)
         return engine

@@ -17,7 +17,13 @@ ARGUMENTS: dict[type[errors.Refused], tuple[object, ...]] = {
     errors.TaskFailed: (STORED,),
 }
 # Roots of others, and what nobody foresaw: the caller is told no more than that the service failed.
-WITHOUT_A_PROBLEM = {errors.Refused, errors.Overloaded, errors.WorkerFailed, errors.OtherSchema}
+WITHOUT_A_PROBLEM = {
+    errors.Refused,
+    errors.Overloaded,
+    errors.WorkerFailed,
+    errors.OtherSchema,
+    errors.OtherEncoding,
+}
 REFUSALS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Refused)),
     key=lambda kind: kind.__name__,

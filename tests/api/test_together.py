@@ -218,6 +218,23 @@ def test_an_unknown_option_of_the_url_is_named(frail: PostgresqlServer) -> None:
     assert brief(refused.value) == 'invalid connection option "color"'
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_cannot_hold_all_names_ends_the_start_in_a_line(
+    tmp_path: Path, frail: PostgresqlServer, encoding: str
+) -> None:
+    """Names of other alphabets would be refused later, one by one."""
+    locale = "LOCALE 'C' LOCALE_PROVIDER libc"
+    _execute(
+        frail.url("postgres"), f"CREATE DATABASE {encoding} ENCODING '{encoding}' {locale} TEMPLATE template0"
+    )
+    code, said = serve_in_vain(tmp_path, "--database-url", frail.url(encoding.lower()))
+    assert code == 3
+    (line,) = [line for line in said.splitlines() if '"not-started"' in line]
+    assert f"the database has the encoding {encoding}" in json.loads(line)["reason"]
+    assert "createdb --encoding=UTF8 --template=template0" in json.loads(line)["reason"]
+    assert "Traceback" not in said
+
+
 def test_a_database_that_turns_out_to_be_too_new_ends_the_service(
     tmp_path: Path, frail: PostgresqlServer
 ) -> None:

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from pace.api.errors import OtherSchema
+from pace.api.errors import OtherEncoding, OtherSchema
 from pace.api.storage.database import Database
 
 # Any number that nobody else uses: one service at a time may migrate a shared PostgreSQL.
@@ -26,11 +26,19 @@ def upgrade(database: Database) -> None:
     ------
     OtherSchema
         If a newer version has migrated the database.
+    OtherEncoding
+        If it cannot hold all names.
     """
     config = _config()
     script = ScriptDirectory.from_config(config)
     with database.write() as connection:
         if not database.is_sqlite:
+            encoding = connection.scalar(text("SHOW server_encoding"))
+            if encoding != "UTF8":
+                raise OtherEncoding(
+                    f"the database has the encoding {encoding}, in which not all names can be stored: create "
+                    "one with UTF8, as createdb --encoding=UTF8 --template=template0 does"
+                )
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         found = _revision(connection)
         if found is not None and found not in {known.revision for known in script.walk_revisions()}:
