@@ -48,6 +48,11 @@ class Database:
         """Whether this is SQLite."""
         return self.engine.dialect.name == "sqlite"
 
+    @property
+    def bytewise(self) -> str:
+        """The collation that orders names in the same way in all databases: by their characters' numbers."""
+        return "BINARY" if self.is_sqlite else "C"
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
@@ -236,6 +241,10 @@ def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("pace_writes", True)
     driver: Any = connection.connection.dbapi_connection
     driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 async def when_it_answers(

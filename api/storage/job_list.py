@@ -78,7 +78,7 @@ class JobList:
         listed: FromClause = _requested(_jobs(tenant, asked.contains).subquery(), asked)
         if asked.needs_reports:
             listed = _with_report(listed, tenant).subquery()
-        place = _place(listed.c, asked)
+        place = _place(listed.c, asked, self.database.bytewise)
         question: Select[Any] = select(*listed.c, place[0].label("place"))
         if asked.min_drift is not None:
             question = question.where(_drift(listed.c, otherwise=-1.0) >= asked.min_drift)
@@ -91,7 +91,8 @@ class JobList:
             page = _with_report(page, tenant).subquery()
         final = select(*page.c, QuestionRecord.asked_at, QuestionRecord.asked_by)
         final = final.join_from(page, QuestionRecord, QuestionRecord.asked_number == page.c.asked_number)
-        final = final.order_by(*_ordered((page.c.place, page.c.job), asked))
+        place = page.c.place, page.c.job.collate(self.database.bytewise)
+        final = final.order_by(*_ordered(place, asked))
         with self.database.read() as connection:
             rows = [dict(row._mapping) for row in connection.execute(final)]
         places = [row.pop("place") for row in rows]
@@ -158,18 +159,21 @@ def _drift(columns: _Columns, *, otherwise: float) -> ColumnElement[float]:
     return case((told, func.abs(measured / predicted - 1.0)), else_=literal(otherwise, Double))
 
 
-def _place(columns: _Columns, asked: JobQuery) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+def _place(
+    columns: _Columns, asked: JobQuery, bytewise: str
+) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    job = columns.job.collate(bytewise)
     # Jobs without a report are last whichever way the list goes; no NULL, with which nothing compares.
     missing = 1e300 if asked.rises else -1.0
     places: dict[JobOrder, Callable[[], ColumnElement[Any]]] = {
         "newest": lambda: columns.asked_number,
-        "name": lambda: columns.job,
+        "name": lambda: job,
         "schedules": lambda: columns.num_schedules,
         "predicted": lambda: func.coalesce(columns.predicted_iteration_s, literal(missing, Double)),
         "measured": lambda: func.coalesce(columns.measured_iteration_s, literal(missing, Double)),
         "drift": lambda: _drift(columns, otherwise=missing),
     }
-    return places[asked.order](), columns.job
+    return places[asked.order](), job
 
 
 def _ordered(

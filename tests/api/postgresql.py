@@ -45,7 +45,12 @@ class PostgresqlServer:
 
     def __enter__(self) -> Self:
         subprocess.run(
-            [self.programs / "initdb", "-D", self.folder / "data", "-A", "trust", "-U", "pace", "--no-sync"],
+            [
+                self.programs / "initdb",
+                *("-D", self.folder / "data", "-A", "trust", "-U", "pace", "--no-sync", "-E", "UTF8"),
+                # Names are ordered as in a dictionary, unless a statement says otherwise.
+                *("--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"),
+            ],
             check=True,
             capture_output=True,
             cwd=self.folder,

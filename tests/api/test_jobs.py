@@ -64,6 +64,20 @@ def test_jobs_are_listed_by_page_order_and_name(service: Caller) -> None:
     assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:pace:problem:invalid-request")
 
 
+def test_names_are_ordered_and_found_alike_in_all_databases(service: Caller) -> None:
+    """Whatever the database's language: by the characters' numbers, and in any case of any alphabet."""
+    ordered = ["%", "B", "Z_", "_", "a b", "a-c", "ab", "b", "É", "é", "日本", "😀"]
+    for name in reversed(ordered):
+        answer = service.post_schedule(layered_profile(2, name=name), job=name)
+        assert answer.status_code == 201
+    assert names(service, order="name", limit=5) == ordered
+    assert names(service, order="schedules", reverse=True, limit=5) == ordered  # all have one
+    for contained, found in (("É", {"É", "é"}), ("é", {"É", "é"}), ("b", {"B", "a b", "ab", "b"})):
+        assert set(names(service, contains=contained)) == found
+        listed = service.http.get("/v1/profiles", params={"contains": contained}).json()["items"]
+        assert {profile["name"] for profile in listed} == found
+
+
 def test_jobs_are_filtered_by_who_asked_and_when(shared_service: ServiceProcess) -> None:
     """By the last request of each job; moments without an offset are UTC."""
     with shared_service.tenant() as service:
