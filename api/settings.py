@@ -34,10 +34,12 @@ Bytes = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # as long as timers can be
 
 MIB = 2**20
+# What database URLs may begin with; the first of each is the driver that the service installs.
+_SQLITE, _POSTGRESQL = ("sqlite", "sqlite+pysqlite"), ("postgresql+psycopg", "postgresql", "postgres")
 _SHORTEST_TOKEN = 20
-# Values that no message shows; a URL may hold a password.
 # What `pace serve` and `pace keys` take as options, too.
 _TYPED = ("host", "port", "database_url")
+# Values that no message shows; a URL may hold a password.
 _SECRET = ("database_url", "metrics_token", "webhook_secret", "webhook_url")
 
 
@@ -172,11 +174,14 @@ class StorageSettings(BaseSettings):
     @classmethod
     def _known_database(cls, value: str) -> str:
         try:
-            backend = make_url(value).get_backend_name()
-        except ArgumentError:
-            backend = ""
-        if backend not in ("sqlite", "postgresql", "postgres"):
+            driver = make_url(value).drivername
+        except (ArgumentError, ValueError):
+            driver = ""
+        if driver not in _SQLITE and driver not in _POSTGRESQL:
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        # It would be read as a host that begins within the password, and logged.
+        if driver in _POSTGRESQL and value.count("@") > 1:
+            raise ValueError("write @ as %40, / as %2F and % as %25 in the user's name and the password")
         return value
 
     @field_validator("objects")
@@ -491,6 +496,4 @@ class Settings(LimitSettings, WorkSettings, AccessSettings, StorageSettings):
     def parsed_database_url(self) -> URL:
         """The database URL, with the driver that the service installs for PostgreSQL."""
         url = make_url(self.database_url)
-        if url.drivername in ("postgresql", "postgres"):
-            return url.set(drivername="postgresql+psycopg")
-        return url
+        return url.set(drivername=_POSTGRESQL[0]) if url.drivername in _POSTGRESQL else url

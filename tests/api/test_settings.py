@@ -32,6 +32,22 @@ def test_bad_settings_are_named_in_a_line_each(tmp_path: Path) -> None:
     assert "secret" not in said
 
 
+def test_urls_of_databases_that_would_be_misread_are_refused(tmp_path: Path) -> None:
+    """A driver that is not installed, a port that is none, and a password that would become a host's name."""
+    for url, reason in (
+        ("postgresql+asyncpg://me@host/x", "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"),
+        ("postgresql://me@host:port/x", "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"),
+        (
+            "postgres://me:p@secret/word@host/x",
+            "write @ as %40, / as %2F and % as %25 in the user's name and the password",
+        ),
+    ):
+        refused = serve_in_vain(tmp_path, database_url=url)
+        assert refused == (2, f"pace serve: PACE_DATABASE_URL: {reason}\n")
+    parsed = Settings(database_url="postgres://me:p%40ss%2Fword@[::1]:5433/x").parsed_database_url
+    assert (parsed.password, parsed.host, parsed.port) == ("p@ss/word", "::1", 5433)
+
+
 def test_metrics_by_tenant_need_a_token_where_there_are_keys(tmp_path: Path) -> None:
     """Or everyone who reaches /metrics would read who uses the service; a guessable token would not help."""
     named = {"metrics_tenants": "5", "auth": "required"}
