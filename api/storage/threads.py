@@ -10,18 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from sqlalchemy.exc import OperationalError
+
 from pace.api.errors import StorageTimeout
 from pace.api.fairness.loop_shares import RequestMeter, current_meter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_POSTGRESQL_DEADLOCK = "40P01"
 _NUM_THREADS = 24
 _MOST_WAITING = 2000
 
 
 class DatabaseThreads:
-    """Calls functions that wait for the database or for object storage.
+    """Calls functions that wait for the database, for one transaction each, or for object storage.
 
     Parameters
     ----------
@@ -97,7 +100,13 @@ class DatabaseThreads:
     def _timed(self, call: Callable[[], T], meter: RequestMeter | None) -> T:
         started_s, busy_before_s = time.perf_counter(), time.thread_time()
         try:
-            return call()
+            try:
+                return call()
+            except OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) != _POSTGRESQL_DEADLOCK:
+                    raise
+                # Two transactions waited for each other, and this one was undone: the other goes on now.
+                return call()
         finally:
             self._observe(time.perf_counter() - started_s)
             if meter is not None:

@@ -1,5 +1,6 @@
 """Deletions that meet requests for the same rows on PostgreSQL, each meeting brought about by a lock."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, select, text, update
+from sqlalchemy import Connection, delete, event, func, select, text, update
 
 from pace.api.errors import InUse, InvalidRequest
 from pace.api.fairness.tenants import Tenants
@@ -23,6 +24,7 @@ from pace.api.storage.questions import QuestionStore
 from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord
 from pace.api.storage.resources import ResourceStore
 from pace.api.storage.retention import prune
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from tests.api.postgresql import PostgresqlServer
 from tests.api.profiles import layered_profile
@@ -254,6 +256,36 @@ def test_a_document_that_just_came_stays_for_who_joined_its_task(
     assert ended[0].result()
     assert submitted.task_id == first.task_id
     assert questions.get("a", KINDS["schedule"], submitted.result_id) is not None
+
+
+def test_a_call_that_lost_a_deadlock_is_done_again(shared: Shared, threads: ThreadPoolExecutor) -> None:
+    """PostgreSQL undoes one of two transactions that wait for each other."""
+    database, calls = shared.open(), []
+
+    def lock(connection: Connection, number: int) -> None:
+        connection.execute(select(func.pg_advisory_xact_lock(number)))
+
+    def call() -> None:
+        with database.write() as connection:
+            calls.append("call")
+            lock(connection, 1)
+            lock(connection, 2)
+
+    async def run() -> None:
+        database_threads = DatabaseThreads(60)
+        try:
+            await database_threads.run(call)
+        finally:
+            database_threads.close()
+
+    with shared.open().write() as other:
+        other.execute(text("SET LOCAL deadlock_timeout = '60s'"))  # never the one that is undone
+        lock(other, 2)
+        done = threads.submit(asyncio.run, run())
+        shared.wait_until_blocked(1, done)
+        lock(other, 1)
+    done.result()
+    assert len(calls) == 2
 
 
 def test_a_task_that_ends_while_its_profile_is_looked_for_keeps_its_schedule(shared: Shared) -> None:
