@@ -5,13 +5,13 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tenacity
-from sqlalchemy import Connection, CursorResult, Engine, create_engine, event
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -91,6 +91,8 @@ class Upsert:
         existing row stays unchanged.
     returned
         Columns of the resulting row to return; only with `changed`.
+    computed
+        Columns of a new row that the database computes.
     """
 
     def __init__(
@@ -99,10 +101,13 @@ class Upsert:
         keys: Sequence[str] = (),
         changed: Sequence[str] = (),
         returned: Sequence[str] = (),
+        computed: Mapping[str, ColumnElement[Any]] | None = None,
     ) -> None:
         made: dict[str, Any] = {}
         for dialect, insert in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert)):
             statement: Any = insert(record)
+            if computed:
+                statement = statement.values(computed)
             if changed:
                 values = {name: statement.excluded[name] for name in changed}
                 statement = statement.on_conflict_do_update(index_elements=keys, set_=values)
@@ -227,6 +232,8 @@ def _name_unusable_file(context: ExceptionContext) -> OperationalError | None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # The driver must open no transactions of its own: _begin_sqlite does.
     connection.isolation_level = None
+    # SQLite's own knows only the letters of English, unlike PostgreSQL's.
+    connection.create_function("lower", 1, _lower, deterministic=True)
     cursor = connection.cursor()
     # Before anything is written, or it has no effect: lets the retention job shrink the file.
     cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
@@ -236,15 +243,15 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 def _begin_sqlite(connection: Connection) -> None:
     # A transaction that starts as a reader and writes later can fail with SQLITE_BUSY at once.
     writes = connection.get_execution_options().get("pace_writes", True)
     driver: Any = connection.connection.dbapi_connection
     driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
 
 
 async def when_it_answers(

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     DateTime,
     Dialect,
     Double,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     String,
     Text,
     TypeDecorator,
+    literal,
     literal_column,
     text,
 )
@@ -70,6 +72,31 @@ def _after_the_last(element: _NextNumber, compiler: SQLCompiler, **named: Any) -
     # One transaction writes at a time, and the column has an index.
     column = compiler.process(element.clauses, **named).strip("()")
     return f"(SELECT coalesce(max({column}), 0) + 1 FROM {column.partition('.')[0]})"
+
+
+class FromNow(GenericFunction[datetime]):
+    """The database's own time, some seconds from now: hosts' clocks differ, and statements wait for locks."""
+
+    name = "pace_from_now"
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(FromNow, "postgresql")
+def _on_the_server(element: FromNow, compiler: SQLCompiler, **named: Any) -> str:
+    return f"clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **named)})"
+
+
+@compiles(FromNow, "sqlite")
+def _on_this_host(element: FromNow, compiler: SQLCompiler, **named: Any) -> str:
+    # As times are stored; SQLite knows no microseconds.
+    seconds = compiler.process(element.clauses, **named)
+    return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', {seconds} || ' seconds')"
+
+
+def from_now(seconds: float | ColumnElement[float | None] = 0.0) -> FromNow:
+    """Return the database's own time, some seconds from now; NULL for NULL."""
+    return FromNow(literal(seconds, Double) if isinstance(seconds, float) else seconds)
 
 
 def _number(last: str) -> MappedColumn[int]:

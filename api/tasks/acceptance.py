@@ -2,9 +2,9 @@
 
 import uuid
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, Double, bindparam, delete, select
 
 from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import Question, ReceivedProfile
@@ -16,7 +16,7 @@ from pace.api.storage.questions import (
     keep_profile,
     save_question,
 )
-from pace.api.storage.records import IS_LIVE, TaskRecord
+from pace.api.storage.records import IS_LIVE, TaskRecord, from_now
 from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small
 from pace.api.tasks.state import ClaimedTask, Submitted
@@ -29,7 +29,7 @@ _LIVE_WITH_KEY = (
     .where(TaskRecord.tenant == bindparam("tenant"), TaskRecord.key == bindparam("key"), IS_LIVE)
     .with_for_update(read=True)
 )
-_ADD = Upsert(TaskRecord)
+_ADD = Upsert(TaskRecord, computed={"lease_until": from_now(bindparam("lease_s", type_=Double()))})
 
 
 class Acceptance:
@@ -37,14 +37,14 @@ class Acceptance:
 
     Parameters
     ----------
-    owner, lease
+    owner, lease_s
         Owner and lease of tasks that are claimed as they are accepted.
     """
 
-    def __init__(self, room: QueueLimits, owner: str, lease: timedelta) -> None:
+    def __init__(self, room: QueueLimits, owner: str, lease_s: float) -> None:
         self._room = room
         self._owner = owner
-        self._lease = lease
+        self._lease_s = lease_s
 
     def accept(
         self,
@@ -118,7 +118,7 @@ class Acceptance:
             attempts=int(at_once),
             started_at=now if at_once else None,
             lease_owner=self._owner if at_once else None,
-            lease_until=now + self._lease if at_once else None,
+            lease_s=self._lease_s if at_once else None,
         )
         return task_id if added.rowcount else None
 

@@ -5,11 +5,13 @@ A lease that is not renewed ends, and the task is queued again: it outlives any 
 process finishes it, the first answer stays.
 """
 
+import math
+import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
@@ -25,13 +27,16 @@ from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.pages import read_page
 from pace.api.storage.questions import ABOUT_PROFILE, NAME, find_input
 from pace.api.storage.quota import StorageQuota
-from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord, TaskRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord, TaskRecord, from_now
 from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small_solve
 from pace.api.tasks.state import LIVE, ClaimedTask, Submitted, TaskStatus
 from pace.client.documents import Problem
 from pace.errors import PaceError
+
+# The longest pause between two answers that says nothing about the database: looks for tasks come more often.
+_PAUSE_S = 2.0
 
 
 class TaskQueue:
@@ -69,9 +74,12 @@ class TaskQueue:
         room = QueueLimits(max_queued, tenants, quota or StorageQuota(tenants))
         self._tenants = tenants
         self.shares = TaskShares(tenants)
-        self._lease = timedelta(seconds=lease_s)
+        self._lease_s = lease_s
+        # When the database last answered a look for tasks, and since when it has without a long pause.
+        self._answered_s: float | None = None
+        self._answers_since_s = -math.inf
         self._max_attempts = max_attempts
-        self._acceptance = Acceptance(room, self.owner, self._lease)
+        self._acceptance = Acceptance(room, self.owner, lease_s)
 
     def submit(
         self,
@@ -121,7 +129,7 @@ class TaskQueue:
             queued &= is_small_solve()
         with self.database.read() as connection:
             waiting = connection.scalar(_SMALL_QUEUED if small_only else _QUEUED_OF_KIND, {"kind": kind})
-            if waiting is None and kind not in _expired_kinds(connection, now, running):
+            if waiting is None and kind not in self._expired_kinds(connection, running):
                 return None
         with self.database.write() as connection:
             self._take_back_expired(connection, now, running)
@@ -169,9 +177,30 @@ class TaskQueue:
                     return claimed
         return None
 
+    def _expired_kinds(self, connection: Connection, running: Collection[str]) -> set[str]:
+        if not self._may_take_back():
+            return set()
+        return {kind for task_id, kind in connection.execute(_EXPIRED) if task_id not in running}
+
+    def _may_take_back(self) -> bool:
+        """Whether tasks whose leases ended have lost their processes.
+
+        If the database did not answer for a while, the others could not renew their leases either, and have
+        one lease to do so. Call this when the database has just answered.
+        """
+        now_s = time.monotonic()
+        if self._answered_s is not None and now_s - self._answered_s > max(_PAUSE_S, self._lease_s / 2):
+            self._answers_since_s = now_s
+        self._answered_s = now_s
+        return now_s - self._answers_since_s >= self._lease_s
+
     def _take_back_expired(self, connection: Connection, now: datetime, running: Collection[str]) -> None:
+        if not self._may_take_back():
+            return
         expired = (
-            (TaskRecord.state == "running") & (TaskRecord.lease_until < now) & TaskRecord.id.not_in(running)
+            (TaskRecord.state == "running")
+            & (TaskRecord.lease_until < from_now())
+            & TaskRecord.id.not_in(running)
         )
         died = WorkerDied(f"the processes that worked on this died {self._max_attempts} times")
         connection.execute(
@@ -201,7 +230,7 @@ class TaskQueue:
             "started_at": now,
             "attempts": attempts + 1,
             "lease_owner": self.owner,
-            "lease_until": now + self._lease,
+            "lease_until": from_now(self._lease_s),
         }
 
     def _claimed(self, connection: Connection, task_id: str) -> ClaimedTask | None:
@@ -232,7 +261,7 @@ class TaskQueue:
         """
         with self.database.read() as connection:
             queued = set(connection.scalars(_QUEUED_KINDS))
-            return (queued | _expired_kinds(connection, datetime.now(UTC), running)) & KINDS.keys()
+            return (queued | self._expired_kinds(connection, running)) & KINDS.keys()
 
     def renew(self, running: Collection[str]) -> list[str]:
         """Keep the leases of the tasks that run here; return which of them were cancelled.
@@ -247,7 +276,7 @@ class TaskQueue:
                     TaskRecord.state == "running",
                     TaskRecord.lease_owner == self.owner,
                 )
-                .values(lease_until=datetime.now(UTC) + self._lease)
+                .values(lease_until=from_now(self._lease_s))
             )
             cancelled = select(TaskRecord.id).where(
                 TaskRecord.id.in_(running), TaskRecord.state == "cancelled"
@@ -398,7 +427,7 @@ _QUEUED_OF_KIND = (
 _SMALL_QUEUED = _QUEUED_OF_KIND.where(is_small_solve())
 _QUEUED_KINDS = select(TaskRecord.kind).where(TaskRecord.state == literal_column("'queued'")).distinct()
 _EXPIRED = select(TaskRecord.id, TaskRecord.kind).where(
-    TaskRecord.state == literal_column("'running'"), TaskRecord.lease_until < bindparam("now")
+    TaskRecord.state == literal_column("'running'"), TaskRecord.lease_until < from_now()
 )
 _FINISH = (
     update(TaskRecord)
@@ -412,10 +441,6 @@ _FINISH = (
     )
 )
 _SOLVE = Upsert(SolutionRecord)
-
-
-def _expired_kinds(connection: Connection, now: datetime, running: Collection[str]) -> set[str]:
-    return {kind for task_id, kind in connection.execute(_EXPIRED, {"now": now}) if task_id not in running}
 
 
 def _stored(error: PaceError) -> str:

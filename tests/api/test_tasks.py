@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from pace.api.errors import InUse, QueueFull
 from pace.api.fairness.tenants import TenantLimits, Tenants
@@ -15,8 +16,10 @@ from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
 from pace.api.storage.questions import QuestionStore
-from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord
+from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord, from_now
 from pace.api.storage.resources import ResourceStore
+from pace.api.tasks import acceptance
+from pace.api.tasks import queue as tasks_queue
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.solve_size import MOST_GRADIENTS, is_small, is_small_solve
 from pace.api.tasks.state import ClaimedTask
@@ -115,6 +118,48 @@ def test_a_claimed_task_of_which_nobody_learned_is_claimed_again(queue: TaskQueu
     assert again is not None
     assert (again.id, again.attempts) == (lost.id, 2)
     assert queue.claim("schedule") is None
+
+
+def test_another_hosts_clock_ends_no_lease(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database's clock counts: a process whose host is a day ahead takes nobody's task."""
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Tomorrow":
+            return cls.fromtimestamp(datetime.now(tz).timestamp() + 86_400, tz)
+
+    def expired() -> int | None:
+        with queue.database.read() as connection:
+            late = TaskRecord.lease_until < from_now()
+            return connection.scalar(select(func.count()).select_from(TaskRecord).where(late))
+
+    assert queue.submit("a", _request(3), claim=True).claimed is not None
+    for module in (acceptance, tasks_queue):
+        monkeypatch.setattr(module, "datetime", Tomorrow)
+    assert queue.claim("schedule") is None
+    assert queue.waiting_kinds() == set()
+    monkeypatch.undo()
+    with queue.database.write() as connection:
+        connection.execute(update(TaskRecord).values(lease_until=from_now(-0.01)))
+    assert expired() == 1
+
+
+def test_a_database_that_was_away_ends_no_lease(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could renew one meanwhile: who works on gets one more lease to say so."""
+    now_s = 0.0
+    monkeypatch.setattr(tasks_queue, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert queue.submit("a", _request(3), claim=True).claimed is not None
+    assert queue.waiting_kinds() == set()
+    with queue.database.write() as connection:
+        connection.execute(update(TaskRecord).values(lease_until=from_now(-1)))
+    now_s = 90.0
+    while now_s < 149:
+        assert queue.waiting_kinds() == set()
+        assert queue.claim("schedule") is None
+        now_s += 20
+    now_s = 150.0
+    assert queue.waiting_kinds() == {"schedule"}
+    assert queue.claim("schedule") is not None
 
 
 def test_too_many_that_wait_are_refused(queue: TaskQueue) -> None:
