@@ -24,6 +24,15 @@ _POSTGRESQL_READ_ONLY = "25006"
 # PostgreSQL's states that operators cause and end: the database can only be read, it ended a connection whose
 # transaction was idle or took long, or a privilege is missing. What was refused is tried again.
 _POSTGRESQL_REFUSES = (_POSTGRESQL_READ_ONLY, "25P03", "25P04", "42501")
+# Without these, a thread may wait two hours for a server whose host has vanished. The URL may give others.
+_POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+_LONGEST_IDLE_S = 60
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -132,8 +141,12 @@ def make_engine(url: URL) -> Engine:
             pool_size=10,
             max_overflow=20,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": 5, "client_encoding": "utf8"},
+            connect_args={
+                "client_encoding": "utf8",
+                **{name: value for name, value in _POSTGRESQL_OPTIONS.items() if name not in url.query},
+            },
         )
+        event.listen(engine, "connect", _limit_idle_transactions)
         event.listen(engine, "handle_error", _note_refusal, retval=True)
         return engine
     engine = create_engine(url, connect_args={"timeout": 30})
@@ -202,6 +215,16 @@ def _identity(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _limit_idle_transactions(connection: Any, _record: Any) -> None:
+    # The locks of a process whose host has vanished must not keep others for hours.
+    name = "idle_in_transaction_session_timeout"
+    connection.autocommit = True
+    connection.execute(
+        f"SELECT set_config('{name}', '{_LONGEST_IDLE_S}s', false) WHERE current_setting('{name}') = '0'"
+    )
+    connection.autocommit = False
 
 
 def _note_refusal(context: ExceptionContext) -> OperationalError | None:

@@ -2,10 +2,13 @@
 
 import contextlib
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -208,6 +211,21 @@ def test_a_transaction_that_postgresql_ends_is_one_that_can_be_tried_again(frail
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
     database.close()
+
+
+def test_a_host_that_vanished_is_noticed_on_both_sides(frail: PostgresqlServer) -> None:
+    """No thread waits for hours for a server that is gone, and no lock of a process that is gone stays."""
+    url = frail.create_database()
+    for options, keepalive_s in (("", 10), ("?keepalives_idle=7", 7)):
+        database = Database(Settings(database_url=url + options).parsed_database_url)
+        with database.read() as connection:
+            shown = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one()
+            assert shown == "1min"
+            driver: Any = connection.connection.driver_connection
+            with socket.socket(fileno=os.dup(driver.fileno())) as used:
+                assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == keepalive_s
+                assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+        database.close()
 
 
 def test_an_unknown_option_of_the_url_is_named(frail: PostgresqlServer) -> None:
