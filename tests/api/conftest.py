@@ -14,7 +14,7 @@ def postgresql() -> Iterator[PostgresqlServer]:
     """Start one PostgreSQL server for all tests."""
     programs = find_postgresql()
     if programs is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+        pytest.skip("PostgreSQL 15 is not installed (Debian: apt-get install postgresql)")
     with PostgresqlServer(programs) as server:
         yield server
 

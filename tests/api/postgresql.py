@@ -22,11 +22,18 @@ from tests.free_ports import free_port
 
 
 def find_postgresql() -> Path | None:
-    """Return the folder of PostgreSQL's programs, or None where it is not installed."""
+    """Return the folder of the programs of PostgreSQL 15 or newer, or None where it is not installed."""
     on_path = shutil.which("postgres")
     candidates = [Path(on_path).resolve().parent] if on_path else []
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in candidates if (folder / "initdb").exists()), None)
+    return next((folder for folder in candidates if _orders_by_icu(folder / "initdb")), None)
+
+
+def _orders_by_icu(initdb: Path) -> bool:
+    if not initdb.exists():
+        return False
+    usage = subprocess.run([initdb, "--help"], capture_output=True, text=True, check=True)
+    return "--icu-locale" in usage.stdout
 
 
 class PostgresqlServer:
