@@ -208,8 +208,10 @@ REPEATED_BYTES = 8 << 20
 """A collective is timed as often as these bytes hold its input, within the limits above."""
 IN_FLIGHT = 3
 """Number of collectives that are timed together."""
+ALONE = 3
+"""Times that collectives run first without compute: the first may connect, another may be interrupted."""
 BESIDE_SHARE = 0.5
-"""For which share of their time the device computes beside them."""
+"""Share of the least of these times for which the device computes beside them afterwards."""
 MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
 # How many of a graph's largest collectives the largest one measured is as long as, at most.
@@ -273,13 +275,15 @@ class CollectiveTimer:
         alone = self._products(matrix, NODE_REPEATS)
         product_s = self._clock.seconds(alone)[1] / NODE_REPEATS
         times: list[float] = []
-        for number in range(2 + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
+        for number in range(ALONE + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
             dist.barrier(group)
             synchronize(self._device)
             begin = time.perf_counter()
             in_flight = [start() for _ in range(IN_FLIGHT)]
-            # The first ones tell how long to compute beside the others; the very first may connect.
-            products = int(BESIDE_SHARE * times[1] / product_s) if number > 1 else 0
+            products = 0
+            if number >= ALONE:
+                # If compute took longer than they do, the time would be that of compute.
+                products = int(BESIDE_SHARE * min(times[:ALONE]) / (product_s * self.compute_slowdown))
             beside = self._products(matrix, products)
             for each in in_flight:
                 torch.ops._c10d_functional.wait_tensor(each)
@@ -288,7 +292,7 @@ class CollectiveTimer:
             if products:
                 self._beside_s += self._clock.seconds(beside)[1]
                 self._alone_s += products * product_s
-        return median(times[2:]) / IN_FLIGHT
+        return median(times[ALONE:]) / IN_FLIGHT
 
     def _products(self, matrix: torch.Tensor, count: int) -> tuple[Any, Any]:
         """Give the device matrix products; return stamps of before and after."""

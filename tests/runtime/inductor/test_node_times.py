@@ -1,12 +1,16 @@
 """Which ops are measured, and that measuring leaves no trace in the job."""
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pace.device_rates import DeviceRates
-from pace.runtime.inductor.node_times import NodeTimes, is_kernel_of_torch
-from tests.runtime.inductor.graphs import traced
+from pace.runtime.inductor import node_times
+from pace.runtime.inductor.node_times import BESIDE_SHARE, CollectiveTimer, NodeTimes, is_kernel_of_torch
+from tests.runtime.inductor.graphs import absent_ranks, traced
 
 CPU = torch.device("cpu")
 
@@ -73,3 +77,36 @@ def test_attention_that_cannot_run_by_itself_is_computed_from_measured_products(
     product_s = measured.duration_s(product)
     # Two products of 1,024 x 16 x 1,024 for each of two heads, against one of 2,048 x 16 x 16.
     assert measured.duration_s(attention) == pytest.approx(128 * product_s)
+
+
+@pytest.mark.parametrize("interrupted", [None, 1, 3, 4, 7, 9])
+@pytest.mark.parametrize("slowdown", [1.0, 3.0])
+def test_one_interruption_does_not_change_the_cost_of_collectives(
+    interrupted: int | None, slowdown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compute beside them never takes longer than they do, so a gather of 0.03 s costs as much."""
+    now_s, calls = 0.0, 0
+
+    def start() -> torch.Tensor:
+        nonlocal now_s, calls
+        calls += 1
+        now_s += 0.03 + (calls == interrupted)
+        return torch.ones(1)
+
+    def products(_timer: CollectiveTimer, _matrix: torch.Tensor, count: int) -> tuple[int, int]:
+        nonlocal now_s
+        before_s = now_s
+        now_s += 0.001 * count * (slowdown if calls else 1.0)
+        return round(before_s * 1e9), round(now_s * 1e9)
+
+    monkeypatch.setattr(node_times, "_starter", lambda *_: start)
+    monkeypatch.setattr(CollectiveTimer, "_products", products)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    with absent_ranks():
+        assert dist.group.WORLD is not None
+        timer = CollectiveTimer(CPU)
+        found_s = timer._seconds("all-gather", 1 << 20, dist.group.WORLD)
+    # Here, compute follows the collectives instead of running beside them.
+    assert 0.03 < found_s < 0.03 * (1 + BESIDE_SHARE * slowdown) + 1e-9
+    assert found_s == pytest.approx(0.03 * (1 + BESIDE_SHARE), rel=0.05)
+    assert timer.compute_slowdown == pytest.approx(slowdown)
