@@ -62,5 +62,6 @@ def _large_graph() -> CollectiveGraph:
         wires=("network",),
         communicators=(Communicator(name="data", ranks=2, wire="network", costs=(cost,)),),
         copy_bytes_per_s=1.0,
+        compute_slowdown=2.0,
         nodes=tuple(nodes),
     )
