@@ -22,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pace.solver.graph.fused_program import FusedProgram, fuse
-from pace.solver.graph.kernels.compute import beside_traffic_s
 from pace.solver.graph.list_schedule import UNLIMITED
-from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan, beside_traffic_s
 
 MOST_BUCKETINGS = 1000
 ROUNDING = 1e-12

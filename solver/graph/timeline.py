@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pace.solver.arrays import FloatArray
-from pace.solver.graph.kernels.compute import beside_traffic_s
-from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, OP, WAIT, Bucket, Program, ProgramPlan, beside_traffic_s
 from pace.solver.graph.wires import FifoWire, SharedWire
 
 

@@ -4,9 +4,11 @@ import numpy as np
 
 from pace.solver.arrays import BoolArray, FloatArray, IntArray
 from pace.solver.compiled import compiled
-from pace.solver.graph.kernels.compute import beside_traffic_s
+from pace.solver.graph.program import beside_traffic_s
 
 OP, COLLECTIVE, WAIT = 0, 1, 2
+
+_beside_traffic_s = compiled(beside_traffic_s)
 
 
 @compiled
@@ -178,7 +180,7 @@ def list_schedule(
                     chosen = at
             until = now
             if chosen >= 0:
-                until += beside_traffic_s(seconds[ready[chosen]], busy_until - now, slowdown)
+                until += _beside_traffic_s(seconds[ready[chosen]], busy_until - now, slowdown)
             elif num_flying > 0:
                 until = max(now, flying_end[:num_flying].min())
             # A wire must not idle, or have an empty queue, while the op runs or compute waits.
@@ -266,7 +268,7 @@ def list_schedule(
             order[count] = node
             count += 1
             done[node] = True
-            now += beside_traffic_s(seconds[node], busy_until - now, slowdown)
+            now += _beside_traffic_s(seconds[node], busy_until - now, slowdown)
             memory += fresh_bytes[node]
             if memory > peak:
                 peak = memory

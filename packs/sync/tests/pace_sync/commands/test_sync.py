@@ -133,7 +133,11 @@ def test_wrong_options_are_refused_in_one_line(
         ("what-if", reshard_fields(), "takes a weight-sync document, and this is a resharding one"),
         ("what-if", {"sync": sync_fields(), "changed": 0.5}, "and this is a delta-sync one"),
         ("plan", outer_fields(), "this is an outer-sync document: use `pace diloco`"),
-        ("plan", sync_fields() | {"tensors": [{"name": "a", "size_bytes": -1}]}, "or equal to 0 (got -1)"),
+        (
+            "plan",
+            sync_fields() | {"tensors": [{"name": "a", "size_bytes": -1}]},
+            "at least 0 and below 9.22337e18 (got -1)",
+        ),
     ],
 )
 def test_wrong_documents_are_refused(command: str, fields: Any, said: str, tmp_path: Path) -> None:
