@@ -88,7 +88,7 @@ def test_what_if_takes_graphs(service: Caller, tmp_path: Path) -> None:
     for code, words, arguments in (
         (2, "--html is only for exchange allreduce or sharded", (*there, "--html", tmp_path / "page.html")),
         (2, "do not divide into 3 shards", (*there, "--ranks", "3")),
-        (2, "--bandwidth-factor: Input", (*there, "--bandwidth-factor", "1e-7")),
+        (2, "--bandwidth-factor: expected a number", (*there, "--bandwidth-factor", "1e-7")),
         (2, 'policy "ddp"', (*there, "--policy", "ddp")),
         (3, "key", ("--service", service.url, "--api-key", "pace_wrong")),
     ):

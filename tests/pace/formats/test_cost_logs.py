@@ -304,8 +304,8 @@ def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("bytes,watts\n1,2\n", "line 1: give one column of times the name"),
-        ("bytes,seconds,ms\n1,2,3\n", "line 1: give one column of times the name"),
+        ("bytes,watts\n1,2\n", "line 1: expected one column of times, named"),
+        ("bytes,seconds,ms\n1,2,3\n", "line 1: expected one column of times, named"),
         ("bytes,seconds\n1,2\n3\n", "line 3: expected 2 cells, but the row has 1"),
         ("bytes,seconds\n1,nan\n", "line 2: seconds is 'nan'"),
         ("bytes,seconds\n1,0\n2,0\n", "every measured time is 0"),
