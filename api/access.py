@@ -16,7 +16,7 @@ import structlog
 from limits import parse
 
 from pace.api.errors import Forbidden, RateLimited, Unauthorized
-from pace.api.problems import brief
+from pace.api.logs import brief
 from pace.api.storage.keys import SCOPES, ApiKey, KeyRing, Scope
 from pace.api.storage.threads import DatabaseThreads
 

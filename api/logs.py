@@ -71,3 +71,10 @@ def _add_logger_name(logger: _LineLogger, _method: str, event: EventDict) -> Eve
     if logger.name is not None:
         event["logger"] = logger.name
     return event
+
+
+def brief(error: BaseException | None) -> str:
+    """Return what went wrong in one line, for the log: SQLAlchemy and PostgreSQL add the statement."""
+    cause = getattr(error, "orig", None) or error
+    said = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
+    return " ".join(said.split()) or type(cause).__name__

@@ -150,13 +150,6 @@ def kinds_of_problems() -> Iterator[tuple[str, int | None, str]]:
     yield _HTTP.name, None, _HTTP.meaning
 
 
-def brief(error: BaseException | None) -> str:
-    """Return what went wrong in one line, for the log: SQLAlchemy and PostgreSQL add the statement."""
-    cause = getattr(error, "orig", None) or error
-    said = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
-    return " ".join(said.split()) or type(cause).__name__
-
-
 def is_foreseen(error: BaseException) -> bool:
     """Whether an error has a problem that says what it is: a traceback would tell nothing more."""
     return problem_of(error).type != _INTERNAL_ERROR.problem("").type

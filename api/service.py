@@ -15,8 +15,9 @@ from pace.api.access import AccessControl
 from pace.api.errors import QuotaExceeded, Refused, StorageTimeout
 from pace.api.fairness.body_limits import BodyLimits
 from pace.api.fairness.fair_queue import FairQueue
+from pace.api.logs import brief
 from pace.api.metrics import Metrics
-from pace.api.problems import brief, is_foreseen
+from pace.api.problems import is_foreseen
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
 from pace.api.settings import ObjectLocation, Settings
 from pace.api.storage.database import Database, when_it_answers

@@ -25,8 +25,9 @@ from pace.api.http.headers import (
     request_id_of,
 )
 from pace.api.http.security import RATE_KEY, TENANT_KEY
+from pace.api.logs import brief
 from pace.api.metrics import Metrics
-from pace.api.problems import brief, headers_of, is_foreseen, problem_of
+from pace.api.problems import headers_of, is_foreseen, problem_of
 from pace.errors import PaceError
 
 log = structlog.get_logger(__name__)

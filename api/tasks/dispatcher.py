@@ -11,8 +11,9 @@ import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from pace.api.errors import ObjectsUnavailable, WorkerDied
+from pace.api.logs import brief
 from pace.api.metrics import Metrics
-from pace.api.problems import brief, problem_of
+from pace.api.problems import problem_of
 from pace.api.questions.all_kinds import KINDS, answer_question
 from pace.api.storage.documents import DocumentPlaces
 from pace.api.tasks.places import TaskPlaces, WorkAhead, timed

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from pace.api.problems import brief
+from pace.api.logs import brief
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.queue import TaskQueue
 from pace.api.tasks.state import TaskStatus

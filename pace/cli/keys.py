@@ -148,7 +148,7 @@ def _key_ring(database_url: str | None, *, new: bool = False) -> "Iterator[KeyRi
     with reported():
         from sqlalchemy.exc import OperationalError
 
-        from pace.api.problems import brief
+        from pace.api.logs import brief
         from pace.api.settings import load_settings
         from pace.api.storage.database import Database, is_missing
         from pace.api.storage.keys import KeyRing

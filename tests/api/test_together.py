@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from pace.api.problems import brief, problem_of
+from pace.api.logs import brief
+from pace.api.problems import problem_of
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import upgrade

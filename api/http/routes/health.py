@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
 from pace.api.http.parameters import RunningService
-from pace.api.problems import brief
+from pace.api.logs import brief
 from pace.api.service import Service
 from pace.client.documents import Health, Readiness
 from pace.version import __version__

@@ -14,7 +14,7 @@ from pace.api.http.answers import document_answer
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader, Submitter, audit
-from pace.api.problems import brief
+from pace.api.logs import brief
 from pace.api.questions.all_kinds import KINDS
 from pace.api.service import Service
 from pace.api.tasks.state import Submitted, TaskStatus
