@@ -40,7 +40,8 @@ def check_bounds(graph: CollectiveGraph, schedule: Schedule, *, slack_s: float) 
     if plan.late is not None:
         for fault in _check_late(graph, price, plan.late, plan.budget_bytes, slack_s):
             yield f"graph.late.{fault}"
-    most = (graph.compute_slowdown - 1) * max((_carried_s(graph, bound) for bound in plan.sets), default=0.0)
+    carried = [_carried_s(graph, bound) for bound in plan.sets if bound.wire is not None]
+    most = (graph.compute_slowdown - 1) * max(carried, default=0.0)
     if plan.stretch_s > most + slack_s:
         yield f"graph.stretch_s is {plan.stretch_s!r}: expected at most {most!r}"
     proven = [plan.longest_path_s, *(bound.bound_s for bound in plan.sets)]
@@ -158,6 +159,8 @@ def _check_set(
     if bound.wire is None:
         count = sum(node.collective is None and node.duration_s > 0 for node in inside)
         total, latency = sum(node.duration_s for node in inside), 0.0
+        if bound.lines:
+            yield "lines: expected none, as wire is null"
     else:
         yield from _check_lines(graph, price, bound.wire, bound.lines)
         wires = {each.name: each.wire for each in graph.communicators}

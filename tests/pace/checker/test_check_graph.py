@@ -107,3 +107,18 @@ def test_a_wrong_plan_is_found(schedule: Schedule, found: str) -> None:
 def test_a_plan_of_another_graph_is_found() -> None:
     """The hash of the graph is compared first."""
     assert "profile_sha256 is that of another graph" in check(graph_of(forward(2)), GOOD)
+
+
+def test_a_stretch_counts_only_lines_that_are_judged() -> None:
+    """The set of ops has no lines below costs, so lines given to it prove no traffic."""
+    slowed = graph_of(backward(4), compute_slowdown=1.5)
+    schedule = optimize_graph(slowed, Options())
+    plan = schedule.graph_plan
+    (ops, *_), (*_, of_wire) = plan.sets, plan.sets
+    assert ops.wire is None
+    assert plan.stretch_s > 0
+    steep = tuple(line.model_copy(update={"seconds_per_byte": 1.0}) for line in of_wire.lines)
+    sets = (ops.model_copy(update={"lines": steep}), *plan.sets[1:])
+    forged = plan.model_copy(update={"sets": sets, "stretch_s": 100.0})
+    found = check(slowed, schedule.model_copy(update={"graph": forged}))
+    assert any(fault.startswith("graph.stretch_s is 100.0: expected at most") for fault in found)

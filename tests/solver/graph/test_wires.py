@@ -45,6 +45,7 @@ def test_a_shared_wire_is_as_fast_as_one_that_is_not(
         now += later
         for wire in (shared, alone, single):
             wire.issue(node, now, seconds)
+        assert max(now, shared.free_at()) == pytest.approx(max(now, alone.free_at()))
         if data.draw(st.booleans()):  # compute that waits for one of them
             now = max(now, shared.end_of(data.draw(st.integers(0, node))))
     assert shared.free_at() == pytest.approx(alone.free_at())
