@@ -133,7 +133,7 @@ class Graphs(Kind):
             memory = "within the budget" if priced else "with any amount of memory"
             yield (
                 "optimality",
-                f"at most {max(predicted.gap, 0.0) * 100:.1f} % above the bound for any plan {memory} "
+                f"at most {round(predicted.gap * 100, 1) + 0.0:.1f} % above the bound for any plan {memory} "
                 f"({milliseconds(predicted.lower_bound_s)})",
             )
         else:
