@@ -183,10 +183,10 @@ class TaskQueue:
         return {kind for task_id, kind in connection.execute(_EXPIRED) if task_id not in running}
 
     def _may_take_back(self) -> bool:
-        """Whether tasks whose leases ended have lost their processes.
+        """Whether a lease that ended means that its process is gone.
 
-        If the database did not answer for a while, the others could not renew their leases either, and have
-        one lease to do so. Call this when the database has just answered.
+        While the database did not answer, no process could renew its leases. So after such a pause, other
+        services have the time of one lease to renew theirs. Call this when the database has just answered.
         """
         now_s = time.monotonic()
         if self._answered_s is not None and now_s - self._answered_s > max(_PAUSE_S, self._lease_s / 2):

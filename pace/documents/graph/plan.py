@@ -111,8 +111,8 @@ class GraphPlan(Document):
     longest_path_s
         Length of the longest path: the largest sum of a node's head, shortest time and tail.
     stretch_s
-        By how much traffic lengthens every plan beyond the other bounds, which then count each collective as
-        `compute_slowdown` times as fast. 0 if bounds do not count that compute is slower beside traffic.
+        Seconds to add to the other bounds, whose collectives are `compute_slowdown` times as fast. 0 if the
+        bounds ignore that compute is slower beside collectives.
     enumerated
         Null if the graph is too large to compare all plans.
     """
