@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -67,6 +68,7 @@ def _arguments() -> Any:
         default=2,
         help="number of ranks, one on each host (default: %(default)s)",
     )
+    parser.add_argument("--plans", type=Path, help="folder for PACE's graphs and plans (default: none)")
     parser.add_number("--mbit", 500.0, "bandwidth of every link in Mbit/s")
     parser.add_number("--blocks", 8, "number of transformer blocks")
     parser.add_number("--width", 384, "width of the model")
@@ -106,6 +108,8 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
         running[name].ask("train", 2, timeout_s=COMPILE_S)
         if name == "pace":
             documents = running[name].ask("documents")[0]
+            if arguments.plans:
+                _write(arguments.plans, documents)
             plans = [(parse_graph(graph), parse_schedule(schedule)) for graph, schedule in documents]
             costs = _costs(plans)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -117,7 +121,7 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
         _tell(f"turn {turn + 1} of {arguments.rounds}")
     weights = {name: each.ask("weights") for name, each in running.items()}
     return {
-        "options": {name: value for name, value in vars(arguments).items() if name != "json"},
+        "options": {name: value for name, value in vars(arguments).items() if name not in ("json", "plans")},
         "model_bytes": sum(shard.nbytes for each in weights["none"] for shard in each),
         "seconds": seconds,
         "predicted_s": _predicted(plans),
@@ -128,6 +132,14 @@ def _measure(made: list[Host], arguments: Any, stack: ExitStack) -> dict[str, An
         "communication_s": sum(_communication_s(graph) for graph, _ in plans),
         "weight_difference": {name: _difference(each, weights["none"]) for name, each in weights.items()},
     }
+
+
+def _write(folder: Path, documents: list[tuple[bytes, bytes]]) -> None:
+    """Write each graph and its plan, as ``pace check`` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (graph, plan) in enumerate(documents):
+        (folder / f"graph{number}.json").write_bytes(graph)
+        (folder / f"plan{number}.json").write_bytes(plan)
 
 
 def _costs(plans: list[tuple[CollectiveGraph, Schedule]]) -> Costs:
