@@ -59,15 +59,15 @@ def main() -> None:
             allreduce=measured.document,
             metadata=measured.metadata,
             compute_slowdown=contention.compute_slowdown,
+            load=contention.load,
             iteration_s=contention.iteration_s,
         )
         with Client(arguments.service, timeout_s=60) as client:
             schedule = client.create_schedule(profile, job=arguments.job)
         print(capture.report)
-        print(
-            f"compute takes {contention.compute_slowdown:.2f} times as long during all-reduces,"
-            f" and they take {contention.allreduce_slowdown:.2f} times as long during compute"
-        )
+        print(f"compute takes {contention.compute_slowdown:.2f} times as long during all-reduces")
+        for size, seconds in contention.added_s:
+            print(f"all-reduces of {size:,} bytes take {seconds * 1e3:.2f} ms more during compute")
         if not measured.one_at_a_time:
             print(
                 "Two all-reduces at once were faster than one after the other: the schedule is pessimistic."

@@ -9,7 +9,7 @@ from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.training.trainer import Workload
 from benchmarks.harness.workload import real
 from benchmarks.harness.workload.replay import FloatArray, expected_weights, norm_to_clip_to, renamed
-from benchmarks.harness.workload.scaling import Fitted, slower
+from benchmarks.harness.workload.scaling import Fitted
 from benchmarks.harness.workload.two_wires import InnerTimes, TwoWireBounds, bounds, with_inner
 from pace.documents.cluster import Cluster
 from pace.documents.collective_costs import AllReduce
@@ -86,16 +86,14 @@ class Contest:
             return None
         return self.costs.cluster.exchange.pace_bytes_per_s(self.layout.workers)
 
-    def priced(self, backend: Backend, *, bound: bool = False) -> Profile:
-        """Return the profile with a backend's costs; of a bound, with those beside no compute."""
+    def priced(self, backend: Backend) -> Profile:
+        """Return the profile with a backend's costs."""
         profile, costs = self.fitted.profile, self.costs
         contention = self.fitted.contention.get(backend, Contention())
-        if bound:  # all-reduces that compute does not slow down: none is faster
-            slowdown, factor = contention.compute_slowdown, 1.0
-        else:
-            slowdown, factor = contention.slowdown_while_carried, contention.allreduce_slowdown
         profile = profile.replace(
-            allreduce=slower(costs.allreduce[backend], factor), compute_slowdown=slowdown
+            allreduce=costs.allreduce[backend],
+            compute_slowdown=contention.compute_slowdown,
+            load=contention.load,
         )
         if backend in costs.halves:
             first, second = costs.halves[backend]
@@ -112,7 +110,7 @@ class Contest:
         """Return the bounds of a sharded model; None for others."""
         if self.inner is None:
             return None
-        return bounds(self.priced("torch", bound=True), self.inner, self.fitted.shards)
+        return bounds(self.priced("torch"), self.inner, self.fitted.shards)
 
     def expected(self, iterations: int) -> FloatArray:
         """Return the weights after so many iterations."""

@@ -16,12 +16,10 @@ from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
 from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.replay import TOLERANCE, FloatArray
-from benchmarks.harness.workload.scaling import slower
 from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
 from pace.kinds import optimize
 from pace.planning.lower_bound import lower_bound_s
-from pace.runtime.profiler import Contention
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
@@ -226,10 +224,8 @@ def _over_allreduce(
     schedule = schedule_for(contender, profile, fitted.size_factor)
     predicted = profile
     if contender.predicted_at is not None:
-        contention = fitted.contention.get(contender.backend, Contention())
-        cost = slower(contest.costs.allreduce[contender.predicted_at], contention.allreduce_slowdown)
-        predicted = profile.replace(allreduce=cost)
-    bounded = contest.priced(contender.backend, bound=True)
+        predicted = profile.replace(allreduce=contest.costs.allreduce[contender.predicted_at])
+    bounded = contest.priced(contender.backend)
     bound_s = lower_bound_s(bounded) if two_wires is None else two_wires.joint_s
     return Entry(
         job=trainer.Job(

@@ -114,7 +114,7 @@ class SettingResult:
     load: float
     contenders: list[ContenderResult]
     max_norm: float | None = None
-    contention: dict[str, dict[str, float]] = field(default_factory=dict)
+    contention: dict[str, dict[str, Any]] = field(default_factory=dict)
     pacing_bytes_per_s: float | None = None
     two_wires: dict[str, Any] | None = None
     unmodified: list[MeasuredWindows] = field(default_factory=list)

@@ -1,13 +1,9 @@
-"""Measures how compute and all-reduces slow one another down. A profile has the former as `compute_slowdown`.
+"""Measures how compute and all-reduces slow one another down: a profile's `compute_slowdown` and `load`.
 
 An iteration is timed alone, and during a stream of all-reduces. The extra time of the second is the cost of
-its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). On CPUs, seconds
-of traffic are those that the same all-reduces take without compute, as in a profile's cost, even if compute
-slows them down.
-
-On a GPU, a call waits for processors that compute holds and for the later rank, so small calls take several
-times as long as alone. There, several sizes are measured during compute, and a profile's cost is what calls
-take then (``cost_during_compute``).
+its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). All-reduces of
+several sizes are measured, since small ones may take several times as long as alone. On a GPU, for example,
+a call waits for processors that compute holds, and for the later rank.
 """
 
 import math
@@ -28,17 +24,17 @@ from pace.runtime.capture.allreduce_cost import Network, median_interval, time_r
 
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
-# An iteration has room for at least this many all-reduces, so that the partial last one has little effect.
-CALLS_IN_ITERATION = 6
+# So many sizes are measured. An iteration has room for at least so many of each, so that the partial last one
+# has little effect.
+SIZES, CALLS_IN_ITERATION = 3, 6
 # A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
 # With fewer pairs of iterations, a factor cannot be distinguished from noise.
 LEAST_PAIRS = 3
 # A larger factor cannot be distinguished from compute that has stopped.
 LARGEST = 10.0
-# On a device, so many sizes are measured, each of which fits this often into an iteration.
-SIZES_ON_DEVICE = 5
-CALLS_ON_DEVICE = 3
+# The same on a device.
+SIZES_ON_DEVICE, CALLS_ON_DEVICE = 5, 3
 # So many pairs of iterations for each size.
 PAIRS_PER_SIZE = 2
 # On a device, so many calls are queued, so that the next one never waits for the host.
@@ -115,15 +111,15 @@ class LoadedIteration:
     traffic_s, carried_s
         How long the all-reduces take without compute, and how long they took.
     size_bytes, call_s
-        On a device, the size of the all-reduces, and how long one takes without compute.
+        The size of the all-reduces, and how long one takes without compute.
     """
 
     plain_s: float
     loaded_s: float
     traffic_s: float
     carried_s: float
-    size_bytes: int = 0
-    call_s: float = 0.0
+    size_bytes: int
+    call_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,27 +129,19 @@ class Contention:
     Attributes
     ----------
     compute_slowdown
-        The profile's `compute_slowdown`, relative to the time that all-reduces take without compute.
-    allreduce_slowdown
-        How many times as long all-reduces take during compute. A profile does not contain it. Multiply a cost
-        by it to predict windows in which compute hides most of the communication.
+        The profile's `compute_slowdown`, relative to the time that all-reduces take during compute.
     iteration_s
         Seconds of an iteration without traffic, the median over pairs; None if too few were timed. From
         ``measure_contention``, each is the time of the rank that was slowest in that iteration.
-    slowdown_while_carried
-        The `compute_slowdown` for a profile with `load`, or whose costs are what all-reduces take during
-        compute.
     added_s
-        By size in bytes, how many seconds longer an all-reduce takes during compute than alone. Only measured
-        on devices.
+        By size in bytes, how many seconds longer an all-reduce takes during compute than alone; 0 if that is
+        within noise.
     load
         The same as the `load` of a profile; None if it was not measured.
     """
 
     compute_slowdown: float = 1.0
-    allreduce_slowdown: float = 1.0
     iteration_s: float | None = None
-    slowdown_while_carried: float = 1.0
     added_s: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -163,33 +151,29 @@ class Contention:
 
 
 def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
-    """Return the factors as medians over pairs; 1 if a factor is within noise or there are too few pairs."""
+    """Return the medians over pairs; 1 or 0 if one is within noise or there are too few pairs."""
     loaded = [each for each in iterations if each.traffic_s > 0]
-    plain_s = [each.plain_s for each in loaded]
+    if len(loaded) < LEAST_PAIRS:
+        return Contention()
+    longer = _above_noise([each.carried_s / each.traffic_s for each in loaded]) > 1
     by_size: dict[int, list[float]] = {}
     for each in loaded:
-        longer = (each.carried_s / each.traffic_s - 1) * each.call_s
-        by_size.setdefault(int(each.size_bytes), []).append(longer)
+        added_s = (each.carried_s / each.traffic_s - 1) * each.call_s * longer
+        by_size.setdefault(int(each.size_bytes), []).append(added_s)
     return Contention(
-        compute_slowdown=_above_noise([_factor(each, each.traffic_s) for each in loaded]),
-        allreduce_slowdown=_above_noise([min(each.carried_s / each.traffic_s, LARGEST) for each in loaded]),
-        iteration_s=float(np.median(plain_s)) if len(plain_s) >= LEAST_PAIRS else None,
-        slowdown_while_carried=_above_noise([_factor(each, each.carried_s) for each in loaded]),
-        added_s=tuple(
-            (size, max(float(np.median(longer)), 0.0)) for size, longer in sorted(by_size.items()) if size
-        ),
+        compute_slowdown=_above_noise([_factor(each) for each in loaded]),
+        iteration_s=float(np.median([each.plain_s for each in loaded])),
+        added_s=tuple((size, max(float(np.median(added)), 0.0)) for size, added in sorted(by_size.items())),
     )
 
 
 def _above_noise(factors: list[float]) -> float:
-    if len(factors) < LEAST_PAIRS:
-        return 1.0
     low, _ = median_interval(factors, CONFIDENCE)
     return max(float(np.median(factors)), 1.0) if low > 1 else 1.0
 
 
-def _factor(pair: LoadedIteration, traffic_s: float) -> float:
-    lost = (pair.loaded_s - pair.plain_s) / traffic_s
+def _factor(pair: LoadedIteration) -> float:
+    lost = (pair.loaded_s - pair.plain_s) / pair.carried_s
     return 1 / (1 - min(lost, 1 - 1 / LARGEST))
 
 
@@ -202,20 +186,19 @@ class ContentionMeasurement:
     Parameters
     ----------
     costs
-        Bytes and seconds of all-reduces without compute, the same on all ranks. The largest one of which
-        several fit into an iteration is used; on a device, the largest ones in turn.
+        Bytes and seconds of all-reduces without compute, the same on all ranks. Of those of which several fit
+        into an iteration, a few are used in turn: on a device the largest ones, else every other one.
     pairs
-        Number of iterations of each kind that count, at least; on a device, at least two for each size. The
-        first pair, a warm-up, does not count.
+        Number of iterations of each kind that count, at least; and at least two for each size. The first
+        pair, a warm-up, does not count.
     """
 
     def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int) -> None:
         self._network = network
         self._clock = network.clock
         self._costs = sorted(costs)
-        if self._clock.runs_behind:
-            pairs = max(pairs, PAIRS_PER_SIZE * SIZES_ON_DEVICE)
-        self._left = pairs + 1
+        sizes = SIZES_ON_DEVICE if self._clock.runs_behind else SIZES
+        self._left = max(pairs, PAIRS_PER_SIZE * min(sizes, len(costs))) + 1
         self._pairs: list[LoadedIteration] = []
         self._plain_s: float | None = None
         self._longest_s = 0.0
@@ -248,7 +231,7 @@ class ContentionMeasurement:
         behind = self._clock.runs_behind
         room_s = self._longest_s / (CALLS_ON_DEVICE if behind else CALLS_IN_ITERATION)
         fitting = [each for each in self._costs if each[1] <= room_s] or self._costs[:1]
-        sizes = fitting[-SIZES_ON_DEVICE:] if behind else fitting[-1:]
+        sizes = fitting[-SIZES_ON_DEVICE:] if behind else fitting[::-2][:SIZES]
         return sizes[self._left % len(sizes)]
 
     @contextmanager
@@ -282,7 +265,7 @@ class ContentionMeasurement:
                 loaded_s=lasted_s,
                 traffic_s=self._traffic_s,
                 carried_s=self._carried_s,
-                size_bytes=self._size_bytes if self._clock.runs_behind else 0,
+                size_bytes=self._size_bytes,
                 call_s=self._call_s,
             )
         )
@@ -325,7 +308,7 @@ def measure_contention(
 
     All ranks wait for the one that computes longest, so an iteration's times are those of that rank.
 
-    On CUDA devices, give the result's `load` to the profile.
+    Give the result's `compute_slowdown` and `load` to the profile.
 
     Parameters
     ----------
@@ -339,7 +322,7 @@ def measure_contention(
     Returns
     -------
     Contention
-        Both factors, the same on all ranks; 1 if they are within noise.
+        The same on all ranks.
 
     Raises
     ------
@@ -359,14 +342,12 @@ def measure_contention(
 
 
 def slowest_of(found: Sequence[Contention]) -> Contention:
-    """Return the largest factors of all ranks, as the others wait for that rank."""
+    """Return the most of all ranks, as the others wait for that rank."""
     added_s: dict[int, float] = {}
     for size, seconds in (entry for each in found for entry in each.added_s):
         added_s[size] = max(added_s.get(size, 0.0), seconds)
     return Contention(
         compute_slowdown=max(each.compute_slowdown for each in found),
-        allreduce_slowdown=max(each.allreduce_slowdown for each in found),
-        slowdown_while_carried=max(each.slowdown_while_carried for each in found),
         added_s=tuple(sorted(added_s.items())),
     )
 

@@ -30,6 +30,9 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.device import clock_for
 from pace.version import __version__
 
+# Of so many ops of the backward pass, ranks compare when they end.
+COMPARED_OPS = 8
+
 # Warn if a profile's compute time differs from that of plain iterations by more than this share.
 INEXACT = 0.1
 
@@ -329,6 +332,20 @@ class Recorder:
         """Seconds of each iteration without hooks."""
         return [self._without_asides(stamps) for stamps in self._plain]
 
+    @property
+    def ends_s(self) -> dict[str, list[float]]:
+        """Seconds from the start of each recorded iteration to the ends of some ops of its backward pass.
+
+        Empty if an iteration was left out: it would not be known which.
+        """
+        window, intervals_s, _ = self._measurement()
+        if len(intervals_s) < len(self._traces):
+            return {}
+        ends_s = np.cumsum(intervals_s, axis=1).round(6)
+        backward = [op for op in window.ops if op.name.startswith("bwd/")]
+        chosen = np.unique(np.linspace(0, len(backward) - 1, COMPARED_OPS).astype(int)) if backward else ()
+        return {backward[at].name: ends_s[:, max(backward[at].intervals)].tolist() for at in chosen}
+
     def _plain_iteration_s(self) -> float:
         return _typical(np.array(self.plain_s))
 
@@ -367,6 +384,21 @@ def slowest_factor(of_ranks: Sequence[Sequence[float]], rank: int) -> float:
     """
     together_s = np.max(np.array(of_ranks), axis=0)
     return max(float(np.median(together_s) / np.median(of_ranks[rank])), 1.0)
+
+
+def spread_of(of_ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float] | None:
+    """Return a profile's `load.sigma` from each rank's ``Recorder.ends_s``; None if they cannot be compared.
+
+    Variances over ranks are averaged over iterations, which all ranks begin together.
+    """
+    first = of_ranks[0]
+    if len(of_ranks) < 2 or not first or any(list(each) != list(first) for each in of_ranks):
+        return None
+    found = {}
+    for name in first:
+        ends_s = np.array([each[name] for each in of_ranks])
+        found[name] = float(np.sqrt(ends_s.var(axis=0, ddof=1).mean()))
+    return found
 
 
 def scaled(profile: Profile, factor: float) -> Profile:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pace.documents.collective_costs import AllReduce
+from pace.documents.load import Load
 from pace.documents.profile import Profile, fingerprint, parse_profile
 from pace.errors import CommunicationFailed
 from pace.runtime.capture.allreduce_cost import CollectiveName
@@ -24,7 +25,14 @@ from pace.runtime.capture.contention import (
     slowest_of,
 )
 from pace.runtime.capture.cost_sampler import BUDGET_S, CostSampler
-from pace.runtime.capture.recorder import Recorder, num_steps, scaled, slowest_factor, warn_if_inexact
+from pace.runtime.capture.recorder import (
+    Recorder,
+    num_steps,
+    scaled,
+    slowest_factor,
+    spread_of,
+    warn_if_inexact,
+)
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.engine.shard_units import units_of
 from pace.runtime.event_log import log
@@ -183,6 +191,7 @@ class SelfProfile:
         mine: Profile | None = None
         compute_s: float | None = None
         plain_s: list[float] = []
+        ends_s: dict[str, list[float]] = {}
         if self._recorder is not None:
             try:
                 mine = self._recorder.profile(
@@ -193,9 +202,10 @@ class SelfProfile:
                 )
                 self._refuse_misfit(mine)
                 compute_s, plain_s = self._recorder.report.profile_s, self._recorder.plain_s
+                ends_s = self._recorder.ends_s
             except Exception as error:  # as above
                 self._give_up(error)
-        own = {"compute_s": compute_s, "plain_s": plain_s, "fault": self._fault}
+        own = {"compute_s": compute_s, "plain_s": plain_s, "ends_s": ends_s, "fault": self._fault}
         replies = self._gather(own | {"contention": asdict(self._contention)})
         able = [rank for rank, each in enumerate(replies) if each["compute_s"] is not None]
         if not able:
@@ -213,12 +223,12 @@ class SelfProfile:
         warn_if_inexact(mine)
         # All wait for the rank that is slowed down most.
         slowest = slowest_of([Contention(**each["contention"]) for each in replies])
-        beside: dict[str, Any] = {"allreduce_slowdown": slowest.allreduce_slowdown}
         factor = slowest_factor([replies[rank]["plain_s"] for rank in able], able.index(of_rank))
-        profile = scaled(mine, factor).replace(compute_slowdown=slowest.compute_slowdown)
-        if slowest.load is not None:
-            profile = profile.replace(compute_slowdown=slowest.slowdown_while_carried, load=slowest.load)
-        return True, profile.replace(metadata={**mine.metadata, **beside})
+        load = Load(
+            delta=slowest.added_s or None, sigma=spread_of([replies[rank]["ends_s"] for rank in able])
+        )
+        profile = scaled(mine, factor).replace(compute_slowdown=slowest.compute_slowdown, load=load)
+        return True, profile
 
     def _measure(self) -> tuple[AllReduce, dict[str, Any]]:
         if self._sampler is not None:

@@ -8,7 +8,9 @@ region. Collectives are timed with the process groups of the graph.
 import math
 import operator
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -203,15 +205,15 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-LEAST_REPEATS, MOST_REPEATS = 2, 15
+QUEUED = 2
+"""Number of collectives in flight, as plans keep one queued behind the one on the wire."""
+LEAST_INTERVALS, MOST_INTERVALS = 3, 60
 REPEATED_BYTES = 8 << 20
-"""A collective is timed as often as these bytes hold its input, within the limits above."""
-IN_FLIGHT = 3
-"""Number of collectives that are timed together."""
-ALONE = 3
-"""Times that collectives run first without compute: the first may connect, another may be interrupted."""
+"""A collective is timed in as many intervals as these bytes hold its input, within the limits above."""
+ALONE = 2
+"""Intervals that are timed without compute first; one may be interrupted."""
 BESIDE_SHARE = 0.5
-"""Share of the least of these times for which the device computes beside them afterwards."""
+"""Share of the least of these for which the device computes beside each later interval."""
 MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
 # How many of a graph's largest collectives the largest one measured is as long as, at most.
@@ -238,8 +240,9 @@ class CollectiveTimer:
         """Time collectives of each kind and group in a graph; all ranks must call this with equal graphs.
 
         Sizes are from the smallest collective of the graph to four times the largest one, at most 256 MiB of
-        input or output and the sum of all. Some are in flight together, as plans keep queues: over Gloo, one
-        large all-gather fills two thirds of its link, and two fill it. The device computes beside them.
+        input or output and the sum of all. Each is timed in a stream that never has fewer than two in flight,
+        as plans keep queues: over Gloo, one large all-gather fills two thirds of its link, and two fill it.
+        The device computes beside them.
         """
         sizes: dict[GroupCall, list[int]] = {}
         for node in program.untimed.nodes:
@@ -272,27 +275,36 @@ class CollectiveTimer:
         matrix = torch.ones(side, side, device=self._device, dtype=torch.bfloat16 if side > 256 else None)
         dist.barrier(group)
         self._products(matrix, 1)
-        alone = self._products(matrix, NODE_REPEATS)
-        product_s = self._clock.seconds(alone)[1] / NODE_REPEATS
-        times: list[float] = []
-        for number in range(ALONE + min(max(LEAST_REPEATS, REPEATED_BYTES // size), MOST_REPEATS)):
+        product_s = self._computed_s(self._products(matrix, NODE_REPEATS)) / NODE_REPEATS
+
+        def intervals_s(count: int, products: int) -> list[float]:
             dist.barrier(group)
-            synchronize(self._device)
-            begin = time.perf_counter()
-            in_flight = [start() for _ in range(IN_FLIGHT)]
-            products = 0
-            if number >= ALONE:
-                # If compute took longer than they do, the time would be that of compute.
-                products = int(BESIDE_SHARE * min(times[:ALONE]) / (product_s * self.compute_slowdown))
-            beside = self._products(matrix, products)
-            for each in in_flight:
-                torch.ops._c10d_functional.wait_tensor(each)
-            synchronize(self._device)
-            times.append(time.perf_counter() - begin)
+            in_flight = deque(start() for _ in range(QUEUED))
+            stamps: list[Any] = []
+            computed: list[Sequence[Any]] = []
+            # The first collectives may find an idle wire, and the last ones end beside fewer.
+            for left in reversed(range(QUEUED * (count + 2))):
+                computed.append(self._products(matrix, products))
+                torch.ops._c10d_functional.wait_tensor(in_flight.popleft())
+                stamps.append(self._clock.now())
+                if left >= QUEUED:
+                    in_flight.append(start())
             if products:
-                self._beside_s += self._clock.seconds(beside)[1]
-                self._alone_s += products * product_s
-        return median(times[ALONE:]) / IN_FLIGHT
+                self._beside_s += sum(map(self._computed_s, computed))
+                self._alone_s += len(computed) * products * product_s
+            ends_s = self._clock.seconds(stamps)[QUEUED - 1 : -QUEUED : QUEUED]
+            return [end - begin for begin, end in pairwise(ends_s)]
+
+        # If compute took longer than they do, the time would be that of compute.
+        fitting = BESIDE_SHARE * min(intervals_s(ALONE, 0)) / QUEUED / product_s
+        if fitting >= 1 and not self._alone_s:
+            intervals_s(ALONE, int(fitting))  # tells how much longer compute takes beside them
+        products = int(fitting / self.compute_slowdown)
+        count = min(max(LEAST_INTERVALS, REPEATED_BYTES // size), MOST_INTERVALS)
+        return median(intervals_s(count, products)) / QUEUED
+
+    def _computed_s(self, stamps: Sequence[Any]) -> float:
+        return self._clock.seconds(stamps)[1]
 
     def _products(self, matrix: torch.Tensor, count: int) -> tuple[Any, Any]:
         """Give the device matrix products; return stamps of before and after."""

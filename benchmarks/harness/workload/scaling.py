@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.harness.contenders import Backend
-from pace.documents.collective_costs import AllReduce, SampledAllReduce
+from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.errors import InvalidProfile
 from pace.models import communication_ratio
@@ -81,13 +81,6 @@ def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: floa
         "communication_ratio": ratio,
     }
     return Fitted(profile=fitted.replace(metadata=metadata), time_factor=times, size_factor=largest)
-
-
-def slower(cost: AllReduce, factor: float) -> AllReduce:
-    """Return a measured cost with every duration multiplied."""
-    if factor == 1 or not isinstance(cost, SampledAllReduce):
-        return cost
-    return SampledAllReduce(samples=tuple((size, seconds * factor) for size, seconds in cost.samples))
 
 
 def _sized(profile: Profile, factor: float) -> Profile:

@@ -166,7 +166,7 @@ class Rank:
                 "ResNet-50",
                 workers=2,
                 allreduce=measured.document,
-                compute_slowdown=beside.slowdown_while_carried if beside.load else 1.0,
+                compute_slowdown=beside.compute_slowdown,
                 load=beside.load,
             )
             self._fact(

@@ -13,13 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pace.errors import InvalidOptions
 from pace.runtime.capture.contention import (
     PAIRS_PER_SIZE,
+    SIZES,
     BesideTraffic,
     ContentionMeasurement,
     LoadedIteration,
     contention_of,
     slowest_of,
 )
-from pace.runtime.capture.recorder import num_steps, slowest_factor
+from pace.runtime.capture.recorder import num_steps, slowest_factor, spread_of
 from pace.runtime.capture.self_profile import WARM_UP, SelfProfile
 from pace.runtime.engine.plan import GradientSize
 from pace.runtime.profiler import Contention, measure_contention, torch_network
@@ -29,14 +30,19 @@ from tests.runtime.engine.queued_device import QueuedDevice
 from tests.runtime.launch import run_ranks
 
 
-def pair(plain_s: float, loaded_s: float, traffic_s: float) -> LoadedIteration:
-    """Return a pair of iterations."""
+def pair(plain_s: float, loaded_s: float, carried_s: float) -> LoadedIteration:
+    """Return a pair of iterations, beside all-reduces that take 1.25 times as long as alone."""
     return LoadedIteration(
-        plain_s=plain_s, loaded_s=loaded_s, traffic_s=traffic_s, carried_s=1.25 * traffic_s
+        plain_s=plain_s,
+        loaded_s=loaded_s,
+        traffic_s=carried_s / 1.25,
+        carried_s=carried_s,
+        size_bytes=64,
+        call_s=0.5,
     )
 
 
-def on_device(size_bytes: int, call_s: float, carried_s: float) -> LoadedIteration:
+def beside(size_bytes: int, call_s: float, carried_s: float) -> LoadedIteration:
     """Return a pair of iterations beside calls of one size that fill 60 ms."""
     traffic_s = 60e-3 / carried_s * call_s
     return LoadedIteration(
@@ -60,12 +66,9 @@ def test_the_factor_is_what_traffic_cost_for_each_of_its_seconds() -> None:
     assert slowdown_of(usual) == pytest.approx(1 / 0.9)
     assert slowdown_of([*usual, pair(10.0, 13.0, 4.0)]) == pytest.approx(1 / 0.9)
     found = contention_of(usual)
-    assert found.allreduce_slowdown == pytest.approx(1.25)
     assert found.iteration_s == 10.0
-    assert contention_of(usual[:2]).iteration_s is None
-    # Of 5 s in which they were carried, 0.4 were lost.
-    assert found.slowdown_while_carried == pytest.approx(1 / 0.92)
-    assert found.added_s == ()
+    assert dict(found.added_s) == {64: pytest.approx(0.125)}
+    assert contention_of(usual[:2]) == Contention()
 
 
 def test_what_is_within_noise_counts_as_nothing() -> None:
@@ -82,16 +85,22 @@ def test_compute_that_stands_still_gives_the_largest_factor() -> None:
     assert slowdown_of([pair(10.0, 30.0, 4.0)] * 5) == pytest.approx(10.0)
 
 
-def test_on_a_device_a_profile_gets_the_extra_time_of_calls() -> None:
+def test_a_profile_gets_the_extra_time_of_calls() -> None:
     """A small one 1.2 ms more, a large one 2; smaller and larger ones as much."""
-    found = contention_of(
-        [on_device(1 << 18, 0.3e-3, 1.5e-3), on_device(1 << 22, 3.5e-3, 5.5e-3)] * PAIRS_PER_SIZE
-    )
+    found = contention_of([beside(1 << 18, 0.3e-3, 1.5e-3), beside(1 << 22, 3.5e-3, 5.5e-3)] * PAIRS_PER_SIZE)
     assert dict(found.added_s) == {1 << 18: pytest.approx(1.2e-3), 1 << 22: pytest.approx(2e-3)}
     assert found.load is not None
     assert found.load.extra is not None
     assert found.load.extra([1 << 10, 1 << 22, 1 << 24]).tolist() == pytest.approx([1.2e-3, 2e-3, 2e-3])
     assert Contention().load is None
+
+
+def test_extra_time_within_noise_is_none() -> None:
+    """As often shorter as longer: measured, and nothing."""
+    found = contention_of([beside(1 << 18, 1e-3, 1.1e-3), beside(1 << 18, 1e-3, 0.9e-3)] * 3)
+    assert found.added_s == ((1 << 18, 0.0),)
+    assert found.load is not None
+    assert found.load.extra is None
 
 
 class DeviceNetwork:
@@ -199,7 +208,7 @@ def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
         with measurement.aside():
             beside.append(sum(thread.name == "pace-traffic" for thread in threading.enumerate()))
         measurement.end()
-    assert beside == [0] * 4
+    assert beside == [0] * 2 * (1 + 2 * PAIRS_PER_SIZE)
     # The larger ones do not fit into so short an iteration.
     assert set(network.sent) == {64}
     assert measurement.contention().compute_slowdown >= 1.0
@@ -239,7 +248,7 @@ def test_all_ranks_agree_on_the_factor() -> None:
     assert first == second
     assert first[0] == first[1]
     assert first[0].compute_slowdown >= 1.0
-    assert first[0].allreduce_slowdown >= 1.0
+    assert first[0].added_s
 
 
 def _on_a_gpu(rank: int, _size: int) -> str:
@@ -269,14 +278,10 @@ def test_the_slowest_rank_counts_for_each_factor_and_size() -> None:
     found = slowest_of(
         [
             Contention(compute_slowdown=1.5, added_s=((64, 1e-3), (128, 3e-3))),
-            Contention(allreduce_slowdown=2.0, slowdown_while_carried=1.25, added_s=((64, 2e-3),)),
+            Contention(compute_slowdown=1.25, added_s=((64, 2e-3),)),
         ]
     )
-    assert (found.compute_slowdown, found.allreduce_slowdown, found.slowdown_while_carried) == (
-        1.5,
-        2.0,
-        1.25,
-    )
+    assert found.compute_slowdown == 1.5
     assert found.added_s == ((64, 2e-3), (128, 3e-3))
 
 
@@ -287,6 +292,18 @@ def test_iterations_take_as_long_as_their_slowest_rank_compared_with_one() -> No
     apart = [[1.0, 1.0, 1.0], [1.5, 1.5, 1.5]]
     assert slowest_factor(apart, 1) == 1.0
     assert slowest_factor(apart, 0) == pytest.approx(1.5)
+
+
+def test_the_spread_of_an_op_is_that_of_its_ends_over_the_ranks() -> None:
+    """Ranks a second apart in one iteration, and three in the other; and none where ranks differ in ops."""
+    first, second = {"bwd/a": [1.0, 2.0]}, {"bwd/a": [2.0, 5.0]}
+    found = spread_of([first, second])
+    assert found is not None
+    assert list(found) == ["bwd/a"]
+    assert found["bwd/a"] == pytest.approx(((1 / 2 + 9 / 2) / 2) ** 0.5)
+    assert spread_of([first]) is None
+    assert spread_of([first, {"bwd/b": [2.0, 5.0]}]) is None
+    assert spread_of([{}, {}]) is None
 
 
 def _late_in_turn(rank: int, size: int) -> float | None:
@@ -308,7 +325,7 @@ def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
     assert first >= 0.05
 
 
-def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:
+def _profiled(rank: int, size: int) -> tuple[int, float | None]:
     del size
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4))
@@ -323,7 +340,7 @@ def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:
 
         def factors(pairs: list[LoadedIteration]) -> Contention:
             found.append(list(pairs))
-            return Contention(compute_slowdown=1.0 + rank / 4, allreduce_slowdown=2.0 - rank / 4)
+            return Contention(compute_slowdown=1.0 + rank / 4, added_s=((64, 2.0 - rank / 4),))
 
         patch.setattr("pace.runtime.capture.contention.contention_of", factors)
         profile = SelfProfile(model, sizes, transport, iterations=12, name="small", timeout_s=60)
@@ -341,16 +358,22 @@ def _profiled(rank: int, size: int) -> tuple[int, tuple[float, float] | None]:
                 break
         _, made = profile.finish()
     transport.close(failed=False)
-    assert [len(pairs) for pairs in found] == [3]
+    assert [len(pairs) for pairs in found] == [SIZES * PAIRS_PER_SIZE]
     assert all(each.traffic_s > 0 for each in found[0])
     if made is None:
         return steps, None
-    return steps, (made.compute_slowdown, made.metadata["allreduce_slowdown"])
+    assert made.load is not None
+    assert made.load.delta == ((64, 2.0),)
+    assert made.load.sigma is not None
+    backward = [op.name for op in made.ops if op.name.startswith("bwd/")]
+    assert list(made.load.sigma) == backward
+    assert all(seconds > 0 for seconds in made.load.sigma.values())
+    return steps, made.compute_slowdown
 
 
 def test_a_job_that_profiles_itself_finds_the_factor_of_its_slowest_rank() -> None:
-    """In two iterations for each of three pairs and of one that does not count, behind those recorded."""
+    """In two iterations for each of six pairs and of one that does not count, behind those recorded."""
     (steps, slowdown), (others, nothing) = run_ranks(_profiled, 2, timeout_s=120)
-    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 8
-    assert slowdown == (1.25, 2.0)
+    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 14
+    assert slowdown == 1.25
     assert nothing is None

@@ -79,7 +79,7 @@ def test_attention_that_cannot_run_by_itself_is_computed_from_measured_products(
     assert measured.duration_s(attention) == pytest.approx(128 * product_s)
 
 
-@pytest.mark.parametrize("interrupted", [None, 1, 3, 4, 7, 9])
+@pytest.mark.parametrize("interrupted", [None, 1, 3, 4, 7, 8, 9, 12, 15])
 @pytest.mark.parametrize("slowdown", [1.0, 3.0])
 def test_one_interruption_does_not_change_the_cost_of_collectives(
     interrupted: int | None, slowdown: float, monkeypatch: pytest.MonkeyPatch
@@ -101,7 +101,7 @@ def test_one_interruption_does_not_change_the_cost_of_collectives(
 
     monkeypatch.setattr(node_times, "_starter", lambda *_: start)
     monkeypatch.setattr(CollectiveTimer, "_products", products)
-    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: round(now_s * 1e9))
     with absent_ranks():
         assert dist.group.WORLD is not None
         timer = CollectiveTimer(CPU)
