@@ -1,7 +1,7 @@
 """List scheduling: a plan for given buckets, node by node, on the compute stream and the wires at once.
 
 A heuristic. Whenever the compute stream is free, it takes the ready op of highest rank. Each wire that would
-idle while this op runs, or has no collective in its queue, first gets the ready one of highest rank. Memory
+idle while this op runs, or whose queue is too short, first gets the ready one of highest rank. Memory
 is counted at each step. Gathers of parameters may be issued at any time, so each waits until memory has room
 for it up to its first use.
 """
@@ -20,6 +20,7 @@ from pace.solver.graph.program import COLLECTIVE, OP, Bucket, Program, ProgramPl
 from pace.solver.graph.timeline import run
 
 UNLIMITED = 2**62
+LONGEST_QUEUE = 2
 FEED_SHARE = 0.5
 """A gather may run ahead if the ops that serve only it take at most this share of its time."""
 
@@ -37,14 +38,14 @@ class ListRules:
     most_ahead_bytes
         Most bytes of gathers issued before their places in the program.
     queued
-        Whether a collective is issued as soon as the one before it is on the wire, so that the wire does not
-        idle if compute is slower than predicted. Otherwise it is issued when the wire would idle.
+        How many collectives are issued behind the one on the wire: 0, 1 or ``LONGEST_QUEUE``. With a queue, a
+        wire does not idle if compute is slower than predicted, or collectives end in another order.
     """
 
     window: int = 0
     by_tail: bool = False
     most_ahead_bytes: int = UNLIMITED
-    queued: bool = True
+    queued: int = LONGEST_QUEUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class PricedPlan:
     unqueued_s
         Seconds in which a wire carries a collective and the next one is not issued yet, added up over all
         wires; 0 if not known. The last collective of a wire does not count.
+    longest_s
+        Seconds of the longest collective; 0 if not known.
     num_states
         Number of states that were compared to prove that no plan within the budget is faster; None without
         such a proof.
@@ -68,6 +71,7 @@ class PricedPlan:
     method: str
     num_states: int | None = None
     unqueued_s: float = 0.0
+    longest_s: float = 0.0
 
 
 def priced(program: Program, plan: ProgramPlan, method: str) -> PricedPlan:
@@ -226,6 +230,7 @@ class ListScheduler:
             peak_bytes=self._as_it_is.peak_bytes,
             peak_node=self._as_it_is.peak_node,
             method="the program's own order",
+            longest_s=float(self.program.alone_s.max(initial=0.0)),
         )
 
     def plan(self, buckets: Sequence[Bucket], rules: ListRules) -> PricedPlan:
@@ -295,6 +300,7 @@ class ListScheduler:
             plan=ProgramPlan(order=fused.spread(order), buckets=tuple(buckets)),
             end_s=end_s,
             unqueued_s=unqueued_s,
+            longest_s=float(fused.transfer.max(initial=0.0)),
             peak_bytes=peak,
             peak_node=int(fused.members[int(order[peak_at])][0]) if size else 0,
             method=f"heuristic: {'longest tail' if rules.by_tail else 'program order'} first",

@@ -1,13 +1,14 @@
-"""A plan from places: every node runs as soon as it can after all others with an earlier place."""
+"""Plans in another order: from places, where every node runs as soon as it can; and with later waits."""
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.graph.fused_program import FusedProgram, fuse
-from pace.solver.graph.program import Bucket, Program, ProgramPlan
+from pace.solver.graph.program import COLLECTIVE, WAIT, Bucket, Program, ProgramPlan
 
 
 def reordered(program: Program, buckets: Sequence[Bucket], place: FloatArray) -> ProgramPlan:
@@ -58,3 +59,27 @@ def fused_order(fused: FusedProgram, place: FloatArray) -> IntArray:
                     heapq.heappush(late, ranks[below])
     assert len(order) == size, "the members of a bucket need one another"
     return np.array(order, dtype=np.int64)
+
+
+def with_late_waits(program: Program, plan: ProgramPlan) -> ProgramPlan:
+    """Return a plan whose waits come later: behind the next collective issued, or before what needs them.
+
+    So compute does not stand still if a collective takes longer than predicted. What the collective reads
+    stays in memory for longer.
+    """
+    fused = fuse(program, plan.buckets)
+    places = fused.place[plan.order]
+    order: list[int] = []
+    held: dict[int, None] = {}
+    for node in places[np.sort(np.unique(places, return_index=True)[1])].tolist():
+        if fused.kind[node] == WAIT:
+            held[node] = None
+            continue
+        needed = [dep for dep in fused.deps[node].tolist() if dep in held]
+        order += [*needed, node]
+        for wait in needed:
+            del held[wait]
+        if fused.kind[node] == COLLECTIVE:
+            order += held
+            held.clear()
+    return replace(plan, order=fused.spread(np.array([*order, *held], dtype=np.int64)))

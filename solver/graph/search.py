@@ -18,8 +18,16 @@ import numpy as np
 from pace.solver.arrays import IntArray
 from pace.solver.graph.base_orders import NUM_WITHOUT_DEFERRED, base_orders
 from pace.solver.graph.enumeration import fastest_plan, leanest_plan
-from pace.solver.graph.list_schedule import UNLIMITED, ListRules, ListScheduler, PricedPlan, priced
+from pace.solver.graph.list_schedule import (
+    LONGEST_QUEUE,
+    UNLIMITED,
+    ListRules,
+    ListScheduler,
+    PricedPlan,
+    priced,
+)
 from pace.solver.graph.program import Bucket, Program
+from pace.solver.graph.reorder import with_late_waits
 
 LARGEST_STEP = 4
 MEMORY_WEIGHT = 1e-3
@@ -30,6 +38,11 @@ UNQUEUED_WEIGHT = 3e-2
 """How much slower a plan may be whose wires always have the next collective queued, as a share of its time.
 
 A wire without a queue idles if compute is later than predicted.
+"""
+LONGEST_WEIGHT = 2e-2
+"""How much slower a plan may be for a shorter longest collective, as a share of its time.
+
+Times of single collectives vary, and those of many short ones even out.
 """
 TIGHT = 5e-3
 """The memory budget is tight if it exceeds the peak of the unchanged program by at most this share.
@@ -73,7 +86,14 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
         if found.num_states is not None:
             return found
     found = PlanSearch(program, budget_bytes, calls).run()
-    return _exact(program, found, budget_bytes) if small else found
+    return _exact(program, found, budget_bytes) if small else _patient(program, found, budget_bytes)
+
+
+def _patient(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
+    """Return a plan with late waits if it is as fast, and within the budget."""
+    later = priced(program, with_late_waits(program, found.plan), found.method)
+    fits = later.peak_bytes <= max(budget_bytes, found.peak_bytes)
+    return later if fits and later.end_s <= found.end_s * (1 + SAME_TIME) else found
 
 
 def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
@@ -138,7 +158,8 @@ class PlanSearch:
         self.classes = tuple(tuple(fusible(each)) for each in self.schedulers)
         # Queues take memory: without any to spare, the search adds them last.
         spare = self.budget_bytes > (1 + TIGHT) * self.as_it_is.peak_bytes
-        self.knobs = PlanChoice(rules=ListRules(queued=spare), most_bytes=(0,) * len(self.classes[0]))
+        queued = LONGEST_QUEUE if spare else 0
+        self.knobs = PlanChoice(rules=ListRules(queued=queued), most_bytes=(0,) * len(self.classes[0]))
 
     def run(self) -> PricedPlan:
         """Search until no change helps or no calls are left; return the best plan."""
@@ -195,6 +216,7 @@ class PlanSearch:
         """
         share = MEMORY_WEIGHT * outcome.peak_bytes / max(1, self.as_it_is.peak_bytes)
         share += UNQUEUED_WEIGHT * outcome.unqueued_s / max(1e-300, outcome.end_s * self.program.num_wires)
+        share += LONGEST_WEIGHT * outcome.longest_s / max(1e-300, outcome.end_s)
         share += DEFERRED_WEIGHT * (order >= NUM_WITHOUT_DEFERRED)
         is_slower = outcome.end_s > self.as_it_is.end_s * (1 + SAME_TIME)
         return max(0, outcome.peak_bytes - self.budget_bytes), is_slower, outcome.end_s * (1 + share)
@@ -206,7 +228,8 @@ class PlanSearch:
             yield replace(self.knobs, rules=replace(self.knobs.rules, most_ahead_bytes=most))
 
     def _queues(self) -> Iterator[PlanChoice]:
-        yield replace(self.knobs, rules=replace(self.knobs.rules, queued=not self.knobs.rules.queued))
+        for queued in reversed(range(LONGEST_QUEUE + 1)):
+            yield replace(self.knobs, rules=replace(self.knobs.rules, queued=queued))
 
     def _finer(self) -> Iterator[PlanChoice]:
         for factor in (0.7, 1.4):

@@ -42,7 +42,7 @@ def list_schedule(
     budget: int,
     most_ahead: int,
     window: int,
-    queued: bool,
+    queued: int,
     slowdown: float,
     order: IntArray,
 ) -> tuple[float, float, int, int, int]:
@@ -65,7 +65,7 @@ def list_schedule(
         each allocates (-1 for other nodes). One is issued if memory has room for it until its position and at
         most `most_ahead` bytes are ahead of their positions.
     queued
-        Whether a collective is issued when the one before it is on the wire, or only when the wire is free.
+        How many collectives a wire has in its queue behind the one that it carries: 0, 1 or 2.
     slowdown
         As ``Program.compute_slowdown``.
     base_memory
@@ -112,7 +112,9 @@ def list_schedule(
                 pending[num_pending] = node
                 num_pending += 1
     free_at = np.zeros(num_wires)
-    started = np.zeros(num_wires)  # when the last collective that was issued starts
+    # When the last collective that was issued starts, and when the one before it does.
+    started = np.zeros(num_wires)
+    started_before = np.zeros(num_wires)
     busy_until = 0.0
     unqueued = 0.0
     places = len(base_memory)
@@ -183,10 +185,12 @@ def list_schedule(
                 until += _beside_traffic_s(seconds[ready[chosen]], busy_until - now, slowdown)
             elif num_flying > 0:
                 until = max(now, flying_end[:num_flying].min())
-            # A wire must not idle, or have an empty queue, while the op runs or compute waits.
+            # A wire must not idle, or have too short a queue, while the op runs or compute waits.
             issued = -1
             for each in range(num_wires):
-                start = started[each] if queued else free_at[each]
+                start = free_at[each]
+                if queued > 0:
+                    start = started[each] if queued == 1 else started_before[each]
                 if start >= until and not (start <= now and chosen < 0):
                     continue
                 best = -1
@@ -282,6 +286,7 @@ def list_schedule(
                     memory -= storage_bytes[uses[at]]
             if kind[node] == COLLECTIVE:
                 unqueued += max(0.0, min(now, free_at[wire[node]]) - started[wire[node]])
+                started_before[wire[node]] = started[wire[node]]
                 started[wire[node]] = max(now, free_at[wire[node]])
                 free_at[wire[node]] = started[wire[node]] + transfer[node]
                 busy_until = max(busy_until, free_at[wire[node]])
