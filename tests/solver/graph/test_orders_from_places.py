@@ -9,8 +9,8 @@ from pace.planning.graph.arrays import program_of
 from pace.solver.graph.bucketed_program import BucketedProgram
 from pace.solver.graph.fused_program import fuse
 from pace.solver.graph.memory import memory_in_use
-from pace.solver.graph.program import Bucket, Program, ProgramPlan
-from pace.solver.graph.reorder import fused_order
+from pace.solver.graph.program import COLLECTIVE, WAIT, Bucket, Program, ProgramPlan
+from pace.solver.graph.reorder import fused_order, with_late_waits
 from pace.solver.graph.timeline import run
 from tests.sharded_graphs import graphs
 
@@ -56,3 +56,26 @@ def test_prices_are_those_of_the_plan(graph: CollectiveGraph, data: st.DataObjec
     plan = ProgramPlan(order=fuse(program, buckets).spread(order), buckets=buckets, apart=apart)
     assert bucketed.end_s(order, apart) == run(program, plan).end_s
     assert bucketed.peak_bytes(order) == memory_in_use(program, plan).peak_bytes
+
+
+@settings(max_examples=100)
+@given(graphs())
+def test_late_waits_come_behind_the_next_collective_or_before_their_readers(graph: CollectiveGraph) -> None:
+    """All nodes still run behind what they need, and a plan without copies takes no longer."""
+    program = program_of(graph)
+    order = np.arange(len(program))
+    buckets = sinks_of_one_key(program)
+    fused = fuse(program, buckets)
+    plan = ProgramPlan(order=fused.spread(fused_order(fused, order.astype(float))), buckets=buckets)
+    late = with_late_waits(program, plan)
+    assert sorted(late.order.tolist()) == order.tolist()
+    place = np.argsort(late.order)
+    assert all(place[dep] < place[node] for node in order for dep in program.deps[node].tolist())
+    whole = with_late_waits(program, ProgramPlan(order=order, buckets=()))
+    assert run(program, whole).end_s <= run(program, ProgramPlan(order=order, buckets=())).end_s
+    for at, node in enumerate(whole.order[:-1].tolist()):
+        if program.kind[node] == WAIT and program.kind[whole.order[at + 1]] != WAIT:
+            others = whole.order[: at + 1][::-1].tolist()
+            before = next(other for other in others if program.kind[other] != WAIT)
+            after = int(whole.order[at + 1])
+            assert program.kind[before] == COLLECTIVE or node in program.deps[after].tolist()
