@@ -70,7 +70,7 @@ def test_late_waits_come_behind_the_next_collective_or_before_their_readers(grap
     late = with_late_waits(program, plan)
     assert sorted(late.order.tolist()) == order.tolist()
     place = np.argsort(late.order)
-    assert all(place[dep] < place[node] for node in order for dep in program.deps[node].tolist())
+    assert all(place[dep] < place[node] for node in order.tolist() for dep in program.deps[node].tolist())
     whole = with_late_waits(program, ProgramPlan(order=order, buckets=()))
     assert run(program, whole).end_s <= run(program, ProgramPlan(order=order, buckets=())).end_s
     for at, node in enumerate(whole.order[:-1].tolist()):
