@@ -1,7 +1,6 @@
-"""Models with real compute: their reference, and a setting on real hosts."""
+"""Models with real compute, in a setting on real hosts."""
 
 import pytest
-import torch
 
 from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.contest import Contest, Costs
@@ -9,8 +8,7 @@ from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, measure
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.workload import real
-from benchmarks.harness.workload.real import BATCH_SIZES, MODELS, RealModel, captured, expected_weights
-from benchmarks.harness.workload.replay import LEARNING_RATE, TOLERANCE, scale_of
+from benchmarks.harness.workload.real import BATCH_SIZES, RealModel, captured
 from pace.documents.collective_costs import AffineAllReduce
 
 
@@ -23,31 +21,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BATCH_SIZES, "cnn", 4)
     monkeypatch.setitem(BATCH_SIZES, "encoder", 16)
     monkeypatch.setattr(real, "CAPTURED_ITERATIONS", 4)
-
-
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_reference_is_what_averaging_over_ranks_gives(name: str) -> None:
-    """Two ranks' gradients averaged in float32, two steps; each rank has data of its own."""
-    ranks = [RealModel(name, rank=rank) for rank in range(2)]
-    assert not torch.equal(ranks[0].inputs, ranks[1].inputs)
-    for iteration in range(2):
-        for model in ranks:
-            model.zero_grad()
-            model(torch.tensor([scale_of(iteration)])).backward()
-        with torch.no_grad():
-            for first, second in zip(ranks[0].parameters(), ranks[1].parameters(), strict=True):
-                assert first.grad is not None
-                assert second.grad is not None
-                step = LEARNING_RATE * (first.grad + second.grad) / 2
-                first.sub_(step)
-                second.sub_(step)
-    order = [name for name, _ in ranks[0].named_parameters()]
-    expected = torch.from_numpy(expected_weights(name, order, workers=2, iterations=2))
-    for model in ranks:
-        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        assert (weights.double() - expected).abs().max() < TOLERANCE
-        start = torch.cat([p.detach().flatten() for p in RealModel(name, rank=0).parameters()])
-        assert (weights - start).abs().max() > 100 * TOLERANCE
 
 
 @pytest.mark.races_with_machine(

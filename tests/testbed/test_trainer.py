@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.contenders import ALLREDUCE, BY_NAME, CLIPPING, Contender
+from benchmarks.harness.contenders import ALLREDUCE, BY_NAME, CLIPPING, FRAMEWORKS, Contender
 from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
 from benchmarks.harness.measure import Effort, measure
@@ -20,6 +20,7 @@ from benchmarks.harness.workload.replay import TOLERANCE, expected_weights, norm
 from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.profile import Profile, UpdateRule
 from pace.documents.schedule import Schedule
+from tests.runtime.frameworks.programs import without
 
 pytestmark = [
     pytest.mark.netns,
@@ -114,6 +115,14 @@ def test_one_setting_end_to_end(
     assert said == [f"pace-static: {wrong.disqualified}"]
     assert result.best_pace is adaptive
     assert from_document(as_document(result)) == result
+
+
+@without("lightning", "accelerate")
+def test_frameworks_train_alike(two_hosts: list[Host], layered: Profile) -> None:
+    """A real Trainer and a real Accelerator, asked for iterations in turns, have the reference's weights."""
+    result = measure(contest_of(two_hosts, layered), FRAMEWORKS, Effort(rounds=2, windows=2), lambda _: None)
+    assert all(each.counts for each in result.contenders)
+    assert all([len(windows) for windows in each.rounds_s] == [2, 2] for each in result.contenders)
 
 
 def _reversed(schedule: Schedule | None) -> Schedule | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.prediction import predict, schedule_for
-from benchmarks.harness.workload.two_wires import INNER, OUTER, InnerTimes, bounds, graph_of, with_inner
+from benchmarks.harness.workload.two_wires import InnerTimes, bounds, with_inner
 from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Gradient, Op, Profile
 
@@ -54,29 +54,6 @@ def test_bounds_by_hand() -> None:
     assert found.outer_s == pytest.approx(4 + 4 + 2)
     assert found.beside_s == pytest.approx(4 + 0.25 + 4 + 0.5 + 2)
     assert found.joint_s == pytest.approx(4 + 2 * 0.25 + 4 + 2 * 0.5 + 2)
-
-
-def test_the_graph_has_both_wires() -> None:
-    """Gathers and scatters on one wire, all-reduces on the other; a scatter sends whole gradients."""
-    graph = graph_of(
-        window([2.0, 2.0], [1.0, 1.0], [100, 40], 0.0),
-        InnerTimes(gather_s=(0.5, 0.5), scatter_s=(0.25, 0.25)),
-        SHARDS,
-    )
-    assert graph.wires == (OUTER, INNER)
-    sent = {
-        node.name: (node.collective.communicator, node.collective.input_bytes, node.collective.output_bytes)
-        for node in graph.nodes
-        if node.collective is not None
-    }
-    assert sent == {
-        "reduce-scatter/1": (INNER, 80, 40),
-        "all-reduce/1": (OUTER, 40, 40),
-        "reduce-scatter/0": (INNER, 200, 100),
-        "all-reduce/0": (OUTER, 100, 100),
-        "all-gather/0": (INNER, 100, 200),
-        "all-gather/1": (INNER, 40, 80),
-    }
 
 
 seconds = st.floats(0.0, 4.0)

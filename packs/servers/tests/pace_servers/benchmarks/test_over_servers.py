@@ -8,14 +8,13 @@ import pytest
 from benchmarks.harness.contenders import BY_NAME
 from benchmarks.harness.contest import Contest, Costs
 from benchmarks.harness.layouts import Layout
-from benchmarks.harness.measure import Effort, Entry, measure
+from benchmarks.harness.measure import Effort, measure
 from benchmarks.harness.network.hosts import Host, Link, hosts
-from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import as_document, from_document
 from benchmarks.harness.training import trainer
 from benchmarks.harness.training.over_servers import measure_cluster
-from benchmarks.harness.training.tensorflow_peer import model_document, run_unmodified
-from benchmarks.harness.workload.replay import TOLERANCE, renamed
+from benchmarks.harness.training.tensorflow_peer import run_unmodified
+from benchmarks.harness.workload.replay import TOLERANCE
 from benchmarks.harness.workload.scaling import Fitted
 from pace.documents.cluster import Cluster
 from pace.documents.profile import Profile
@@ -132,34 +131,3 @@ def test_a_peer_that_cannot_be_run_is_told(layered: Profile, two_hosts: list[Hos
     runs = run_unmodified(without, two_hosts, Layout(2, 2, True), layered, 3)
     assert [run.name for run in runs] == ["tensorflow-sync", "tensorflow-async"]
     assert all("no module named tensorflow" in str(run.disqualified) and not run.counts for run in runs)
-
-
-def test_the_peer_trains_the_replay_s_layers(layered: Profile) -> None:
-    """Stages in forward order with all gradients' sizes, and all of the profile's compute."""
-    document = model_document(renamed(layered))
-    assert [stage["sizes"] for stage in document["stages"]] == [[400], [20, 16], [48]]
-    compute = sum(stage["forward_s"] + stage["backward_s"] for stage in document["stages"])
-    compute += document["forward_before_s"] + document["backward_after_s"]
-    assert compute == pytest.approx(layered.timing.compute_s)
-
-
-def test_failures_of_a_contender_are_its_own(layered: Profile) -> None:
-    """What failed once is not tried again, and the others go on."""
-    job = trainer.Job(
-        on=(),
-        layout=Layout(2),
-        contender=BY_NAME["servers-fifo"],
-        workload=trainer.Workload(profile=layered, size_factor=1.0),
-    )
-    entry = Entry(job=job, predict=lambda _: 1.0, bound_s=1.0)
-    tried: list[int] = []
-
-    def begin() -> None:
-        tried.append(1)
-        raise RankFailed("rank 1 in start:\nit broke")
-
-    entry.attempt(begin)
-    entry.attempt(begin)
-    assert entry.failed == "it broke"
-    assert tried == [1]
-    assert entry.result().disqualified == "it broke"

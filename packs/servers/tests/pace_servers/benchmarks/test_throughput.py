@@ -1,18 +1,13 @@
 """The validation of throughput predictions, at its smallest: real TCP between real hosts."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.prerequisites import Unavailable, require_tensorflow
-from benchmarks.harness.training.tensorflow_peer import START_NICE, run_as_this_process
-from benchmarks.studies.throughput.compare import Comparison, compare_all, measured_rate, replay_errors
+from benchmarks.studies.throughput.compare import Comparison, compare_all, replay_errors
 from benchmarks.studies.throughput.repredict import repredict_runs, tables
-from benchmarks.studies.throughput.shapes import ALL_SHAPES, shape_of
+from benchmarks.studies.throughput.shapes import shape_of
 from benchmarks.studies.throughput.tcp_runs import (
     TcpSystem,
     even_link,
@@ -81,46 +76,3 @@ def test_recorded_steps_hold_every_byte(discipline: str) -> None:
     assert document.bytes_of("downlink") == document.bytes_of("uplink") == (sum(shape.layers),)
     assert len(ends[0]) == len(document.steps) == 3
     assert len(replay_errors(document)[0]) == 3
-
-
-def test_shapes_keep_their_totals() -> None:
-    """Every model has the bytes and the ratio that were asked for."""
-    for name in ALL_SHAPES:
-        shape = shape_of(name, total_bytes=1e7, ratio=0.5, bytes_per_s=1e7)
-        assert sum(shape.layers) == pytest.approx(1e7, rel=1e-3)
-        assert sum(shape.forward_s) + sum(shape.backward_s) == pytest.approx(4.0, rel=1e-3)
-
-
-def test_rates_are_measured_between_warm_up_and_the_first_end() -> None:
-    """Two workers: steps in (2, 6] s, of which there are 4 and 2."""
-    assert measured_rate([[1, 2, 3, 4, 5, 6], [2, 4, 6, 8]], 1) == pytest.approx(6 / 4)
-    assert measured_rate([[1, 2, 3], [4, 8, 12]], 1) == 0  # one has ended before the other is warm
-
-
-def test_an_interpreter_without_tensorflow_is_refused_in_one_line() -> None:
-    """Before any host is made: one that is not there, and one that lacks it."""
-    with pytest.raises(Unavailable, match="No such file"):
-        require_tensorflow(Path("/nowhere/python"))
-    with pytest.raises(Unavailable, match="has no TensorFlow"):
-        require_tensorflow(Path(sys.executable))
-
-
-@pytest.mark.netns
-def test_a_started_process_gets_its_starters_priority() -> None:
-    """Every thread of a process that started below this one has its priority afterwards."""
-    program = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print()"
-    started = subprocess.Popen(
-        ["nice", "-n", str(START_NICE), sys.executable, "-c", program], stdout=subprocess.PIPE
-    )
-    with started as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
-            mine = os.getpriority(os.PRIO_PROCESS, 0)
-            assert len(threads) == 2
-            assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {min(mine + START_NICE, 19)}
-            run_as_this_process(process)
-            assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {mine}
-        finally:
-            process.kill()
