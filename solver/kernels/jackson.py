@@ -6,11 +6,11 @@ The heap holds ranks, in which ties are already broken.
 import numpy as np
 
 from pace.solver.arrays import FloatArray, IntArray
-from pace.solver.compiled import compiled
+from pace.solver.compiled import compiled, compiled_in_place
 from pace.solver.kernels.partition import aligned, grain, most_within, price
 
 
-@compiled
+@compiled_in_place
 def push(heap: IntArray, size: int, rank: int) -> None:
     """Add `rank` to the binary heap of `size` elements."""
     at = size
@@ -23,7 +23,7 @@ def push(heap: IntArray, size: int, rank: int) -> None:
     heap[at] = rank
 
 
-@compiled
+@compiled_in_place
 def drop_first(heap: IntArray, size: int) -> None:
     """Remove the smallest rank from the binary heap of `size` elements."""
     last = heap[size - 1]

@@ -2,6 +2,7 @@
 
 from pace.solver.arrays import IntArray
 from pace.solver.compiled import compiled_in_place
+from pace.solver.kernels.jackson import drop_first, push
 from pace_servers.simulation.state import EventHeap, KeyHeaps
 
 # Kinds of events; of those at the same time, the first kind goes first.
@@ -67,39 +68,17 @@ def drop_event(events: EventHeap) -> tuple[int, int, int]:
 @compiled_in_place
 def enqueue(heaps: KeyHeaps, connection: int, key: int) -> None:
     """Put a key into a connection's heap."""
-    queue = heaps.keys[connection]
-    at = heaps.size[connection]
+    push(heaps.keys[connection], heaps.size[connection], key)
     heaps.size[connection] += 1
     heaps.total[0] += 1
-    while at > 0:
-        above = (at - 1) >> 1
-        if queue[above] <= key:
-            break
-        queue[at] = queue[above]
-        at = above
-    queue[at] = key
 
 
 @compiled_in_place
 def dequeue(heaps: KeyHeaps, connection: int) -> None:
     """Remove the least key of a connection's heap."""
-    queue = heaps.keys[connection]
-    size = heaps.size[connection] - 1
-    heaps.size[connection] = size
+    drop_first(heaps.keys[connection], heaps.size[connection])
+    heaps.size[connection] -= 1
     heaps.total[0] -= 1
-    last = queue[size]
-    at = 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and queue[below + 1] < queue[below]:
-            below += 1
-        if queue[below] >= last:
-            break
-        queue[at] = queue[below]
-        at = below
-    queue[at] = last
 
 
 @compiled_in_place
