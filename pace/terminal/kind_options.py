@@ -44,6 +44,8 @@ def with_options_of(
 ) -> Callable[[Function], Function]:
     """Return a decorator that gives a command the fields of a model and the flags of kinds as options.
 
+    They follow the command's first argument.
+
     Parameters
     ----------
     model
@@ -68,7 +70,8 @@ def with_options_of(
         kept = [
             each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        kept[[each.name for each in kept].index("profile") + 1 : 0] = asked
+        document = next(each for each in kept if each.default is each.empty and each.name != "ctx")
+        kept[kept.index(document) + 1 : 0] = asked
         command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # functions take any attribute
         command.__annotations__ |= {each.name: each.annotation for each in asked}
         has = {name: described[name] for name in names if described[name].exchanges}

@@ -8,8 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from pace.counted import counted
-from pace.documents.base import explain, faults, read_file
-from pace.documents.options import NETWORK
+from pace.documents.base import faults, read_file
 from pace.documents.steps import load_steps
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, file_argument, file_option
@@ -26,7 +25,7 @@ from pace.terminal.console import (
     make_table,
     progress_bar,
 )
-from pace.terminal.number_lists import read_numbers, read_whole_numbers
+from pace.terminal.kind_options import fields_of, with_options_of
 from pace.terminal.reporting import reported
 from pace.terminal.service_connection import connect
 from pace_servers.documents.fleet import Fleet
@@ -38,66 +37,16 @@ app = CommandLine()
 @app.command(
     rich_help_panel="Plan and explore", epilog="Example: pace predict steps.json --workers 1-16 --servers 1,2"
 )
+@with_options_of(PredictionOptions)
 def predict(
-    steps: Annotated[
+    recording: Annotated[
         Path,
         file_argument(
             "Steps of one worker with parameter servers (JSON), from `pace import tf-run-metadata` or "
-            "`pace import profile`."
+            "`pace import profile`.",
+            metavar="steps",
         ),
     ],
-    workers: Annotated[
-        str, typer.Option(help="Numbers of workers to predict, for example 1-8 or 1,2,4,8.")
-    ] = "1-8",
-    servers: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of parameter servers to predict, for example 1,2.", show_default="as recorded"
-        ),
-    ] = None,
-    bandwidth_gbps: Annotated[
-        str | None,
-        typer.Option(
-            help="Link bandwidths in Gbit/s, for example 1,5,10 or 1:25:1 (from:to:step).",
-            show_default="as recorded",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    discipline: Annotated[
-        str | None,
-        typer.Option(
-            help="How a link orders transfers: fifo, window, first-service-first, adaptive, tic, reverse or "
-            "random.",
-            show_default="as recorded",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    window_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="With --discipline window: bytes of a stream that may be under way at once.",
-            show_default="as recorded",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    share_spread: Annotated[
-        float | None,
-        typer.Option(
-            help="Standard deviation of the logarithm of the shares that simultaneous transfers get of a "
-            "link; 0.02 for a good network.",
-            show_default="as recorded",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    share_spread_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="Size in bytes of the transfers with which --share-spread was measured; larger transfers "
-            "vary less.",
-            show_default="transfers of all sizes vary equally",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
     fleet: Annotated[
         Path | None,
         file_option(
@@ -105,31 +54,8 @@ def predict(
             show_default="all workers are like the recorded one",
         ),
     ] = None,
-    num_steps: Annotated[
-        int, typer.Option("--steps", help="Number of steps to simulate for each worker, warm-up included.")
-    ] = 400,
-    skip: Annotated[int, typer.Option(help="Number of warm-up steps to discard.")] = 50,
-    seeds: Annotated[
-        int, typer.Option(help="Number of simulations of each setting, with different seeds.")
-    ] = 5,
-    at_workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of workers that you have: the advice is for this number.",
-            show_default="the knee, beyond which a worker adds less than a quarter of the first one's "
-            "throughput",
-        ),
-    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Also print the predictions of simpler models.", rich_help_panel=OUTPUT)
-    ] = True,
-    advice: Annotated[
-        bool,
-        typer.Option(
-            help="Also print what one more worker, one more server, faster links and faster compute would "
-            "gain.",
-            rich_help_panel=OUTPUT,
-        ),
     ] = True,
     service: ServiceOption = None,
     api_key: ApiKeyOption = None,
@@ -138,29 +64,14 @@ def predict(
     as_csv: CsvOption = False,
     plot: PlotOption = None,
     html: HtmlOption = None,
+    **asked: Any,
 ) -> None:
     """Predict throughput of training with parameter servers for more workers, servers and bandwidths."""
     with reported():
         if as_json and as_csv:
             raise InvalidOptions("--json and --csv both print to stdout: give only one of them")
-        options = _options(
-            {
-                "workers": _counts("--workers", workers),
-                "servers": _counts("--servers", servers),
-                "bandwidth_gbps": read_numbers("--bandwidth-gbps", bandwidth_gbps),
-                "discipline": discipline,
-                "window_bytes": window_bytes,
-                "share_spread": share_spread,
-                "share_spread_bytes": share_spread_bytes,
-                "fleet": _fleet(fleet),
-                "steps": num_steps,
-                "skip": skip,
-                "seeds": seeds,
-                "at_workers": at_workers,
-                "advice": advice,
-            }
-        )
-        document = load_steps(steps)
+        options = PredictionOptions(fleet=_fleet(fleet), **fields_of(PredictionOptions, asked))
+        document = load_steps(recording)
         with progress_bar() as bar:
             task = bar.add_task("scales", total=options.num_points)
             if service is None:
@@ -212,13 +123,6 @@ def fit_overhead(
         typer.echo(f"{fitted.seconds_per_byte:.4g} s per byte and {fitted.seconds:.4g} s per transfer")
 
 
-def _options(given: dict[str, Any]) -> PredictionOptions:
-    try:
-        return PredictionOptions.model_validate(given)
-    except ValidationError as error:
-        raise InvalidOptions(explain(error)) from None
-
-
 def _fleet(path: Path | None) -> Fleet:
     if path is None:
         return Fleet()
@@ -227,10 +131,6 @@ def _fleet(path: Path | None) -> Fleet:
         return Fleet.model_validate_json(document)
     except ValidationError as error:
         raise InvalidOptions(f"{path}: {faults(Fleet, document, error)}") from None
-
-
-def _counts(option: str, text: str | None) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(read_whole_numbers(option, text)))
 
 
 def _show(result: ThroughputPrediction, *, baselines: bool) -> None:

@@ -4,9 +4,10 @@ import csv
 import io
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import ComputedDocument, Document
+from pace.documents.base import ComputedDocument
+from pace.documents.options import NETWORK, DescribedOptions, For
 from pace.documents.profile import Seconds
 from pace.documents.steps import (
     LinkDiscipline,
@@ -14,58 +15,77 @@ from pace.documents.steps import (
     ShareSpreadBytes,
     refuse_size_without_spread,
 )
-from pace.errors import InvalidOptions
 from pace_servers.documents.fleet import Fleet
 
+AS_RECORDED = "as recorded"
 Count = Annotated[int, Field(ge=1, le=10_000)]
-
+Once = AfterValidator(lambda values: tuple(dict.fromkeys(values)))
 
 Trusted = Literal["simulation", "closed_network", "neither"]
 
 
-class PredictionOptions(Document):
+class PredictionOptions(DescribedOptions):
     """Settings to predict, and how to simulate them.
 
-    Attributes
-    ----------
-    workers
-        Numbers of workers.
-    servers
-        Numbers of servers; empty for the recorded number. For other numbers, parameters are placed on servers
-        again, which is an extrapolation.
-    bandwidth_gbps
-        Rates of the links in Gbit/s of payload; empty for the recorded rate.
-    discipline, window_bytes, share_spread, share_spread_bytes
-        Properties of the links, as in ``StepLink``; None for the recorded ones. If `share_spread` is given,
-        the recorded `share_spread_bytes` does not apply.
-    fleet
-        How workers differ from the recorded one.
-    steps, skip, seeds
-        Number of steps of each worker in a simulation, number of warm-up steps among them, and number of
-        simulations.
-    at_workers
-        Number of workers that advice is for; None for the knee.
-    advice
-        Whether to compute what one more worker, one more server, faster links and faster compute would gain.
+    For other numbers of servers than the recorded one, parameters are placed on servers again, which is an
+    extrapolation.
     """
 
-    refused_as = InvalidOptions
+    workers: Annotated[
+        tuple[Count, ...], Field(max_length=1000), Once, For(unset="1-8", example="1-8 or 1,2,4,8")
+    ] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """Numbers of workers to predict."""
 
-    workers: Annotated[tuple[Count, ...], Field(max_length=1000)] = (1, 2, 3, 4, 5, 6, 7, 8)
-    servers: Annotated[tuple[Count, ...], Field(max_length=100)] = ()
-    bandwidth_gbps: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=8e6, allow_inf_nan=False)], ...], Field(max_length=100)
+    servers: Annotated[
+        tuple[Count, ...], Field(max_length=100), Once, For(unset=AS_RECORDED, example="1,2")
     ] = ()
-    discipline: LinkDiscipline | None = None
-    window_bytes: Annotated[int, Field(gt=0, le=2**53)] | None = None
-    share_spread: ShareSpread | None = None
-    share_spread_bytes: ShareSpreadBytes | None = None
+    """Numbers of parameter servers to predict."""
+
+    bandwidth_gbps: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=8e6, allow_inf_nan=False)], ...],
+        Field(max_length=100),
+        For(unset=AS_RECORDED, example="1,5,10 or 1:25:1 (from:to:step)", panel=NETWORK),
+    ] = ()
+    """Link bandwidths in Gbit/s of payload."""
+
+    discipline: Annotated[LinkDiscipline | None, For(unset=AS_RECORDED, panel=NETWORK)] = None
+    """How a link orders transfers: fifo, window, first-service-first, adaptive, tic, reverse or random."""
+
+    window_bytes: Annotated[
+        Annotated[int, Field(gt=0, le=2**53)] | None,
+        For(unset=AS_RECORDED, needs=("discipline", "window"), panel=NETWORK),
+    ] = None
+    """Bytes of a stream that may be under way at once."""
+
+    share_spread: Annotated[ShareSpread | None, For(unset=AS_RECORDED, panel=NETWORK)] = None
+    """Standard deviation of the logarithm of the shares that simultaneous transfers get of a link; 0.02 for a
+    good network. If it is given, the recorded `share_spread_bytes` does not apply."""
+
+    share_spread_bytes: Annotated[
+        ShareSpreadBytes | None, For(unset="transfers of all sizes vary equally", panel=NETWORK)
+    ] = None
+    """Size in bytes of the transfers with which `share_spread` was measured; larger transfers vary less."""
+
     fleet: Fleet = Fleet()
-    steps: Annotated[int, Field(ge=2, le=1_000_000)] = 400
-    skip: Annotated[int, Field(ge=0)] = 50
-    seeds: Annotated[int, Field(ge=1, le=1000)] = 5
-    at_workers: Count | None = None
-    advice: bool = True
+    """How workers differ from the recorded one."""
+
+    steps: Annotated[int, Field(ge=2, le=1_000_000), For()] = 400
+    """Number of steps to simulate for each worker, warm-up included."""
+
+    skip: Annotated[int, Field(ge=0), For()] = 50
+    """Number of warm-up steps to discard."""
+
+    seeds: Annotated[int, Field(ge=1, le=1000), For()] = 5
+    """Number of simulations of each setting, with different seeds."""
+
+    at_workers: Annotated[
+        Count | None,
+        For(unset="the knee, beyond which a worker adds less than a quarter of the first one's throughput"),
+    ] = None
+    """Number of workers that you have: the advice is for this number."""
+
+    advice: Annotated[bool, For(panel="Output")] = True
+    """Compute what one more worker, one more server, faster links and faster compute would gain."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> Self:
