@@ -44,7 +44,7 @@ def with_options_of(
 ) -> Callable[[Function], Function]:
     """Return a decorator that gives a command the fields of a model and the flags of kinds as options.
 
-    They follow the command's first argument.
+    They follow the command's arguments.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def with_options_of(
         kept = [
             each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        document = next(each for each in kept if each.default is each.empty and each.name != "ctx")
-        kept[kept.index(document) + 1 : 0] = asked
+        first = next(number for number, each in enumerate(kept) if each.default is not each.empty)
+        kept[first:0] = asked
         command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # functions take any attribute
         command.__annotations__ |= {each.name: each.annotation for each in asked}
         has = {name: described[name] for name in names if described[name].exchanges}

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from pace.counted import counted
-from pace.documents.base import explain
 from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine, file_argument, output_option
 from pace.terminal.console import CsvOption, HtmlOption, JsonOption, PlanOutput, make_console, make_table
+from pace.terminal.kind_options import fields_of, with_options_of
 from pace.terminal.number_lists import read_whole_numbers
 from pace.terminal.reporting import WRONG, judged, reported
 from pace_fabric.commands import processes, weight_sync
-from pace_fabric.commands.processes import LATE
 from pace_fabric.documents.reading import load_batch, load_document, load_network, load_transfer_plan
 from pace_fabric.documents.scenario import FabricScenario
 from pace_fabric.documents.transfer_plan import TransferOptions, TransferPlan
@@ -54,43 +52,10 @@ ScenarioArgument = Annotated[
 
 
 @app.command(epilog="Example: pace fabric plan network.json batch.json -o plan.json")
+@with_options_of(TransferOptions)
 def plan(
     network: NetworkArgument,
     batch: BatchArgument,
-    rule: Annotated[
-        str,
-        typer.Option(
-            help="Planning rule: strict keeps every delay bound; paper is Algorithm 2 of the MLfabric paper, "
-            "which may exceed bounds."
-        ),
-    ] = "strict",
-    order: Annotated[
-        str,
-        typer.Option(
-            help="How the order of updates is found: greedy (takes milliseconds), search (tries other "
-            "orders), or exact (solves an integer program, for up to 7 updates)."
-        ),
-    ] = "greedy",
-    late: Annotated[str, typer.Option(help=LATE)] = "drop",
-    aggregators: Annotated[
-        int | None,
-        typer.Option(help="Largest number of aggregators to use.", show_default="all of the network"),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Choose aggregators at random, with this seed.",
-            show_default="choose the fastest aggregators",
-        ),
-    ] = None,
-    check_bound: Annotated[
-        str,
-        typer.Option(
-            "--check",
-            help="When the divergence bound must hold: commit (after every commit) or batch-end (only after "
-            "the last).",
-        ),
-    ] = "commit",
     output: PlanOutput = None,
     timeline: Annotated[
         Path | None,
@@ -99,14 +64,13 @@ def plan(
         ),
     ] = None,
     as_json: JsonOption = False,
+    **asked: Any,
 ) -> None:
     """Plan the transfers of a batch of updates: when, over which host, at which rate, and what is dropped."""
     from pace_fabric.plan import plan_transfers
 
     with reported():
-        options = _options(
-            rule=rule, order=order, late=late, aggregators=aggregators, seed=seed, check=check_bound
-        )
+        options = TransferOptions(**fields_of(TransferOptions, asked))
         made = plan_transfers(load_network(network), load_batch(batch), options)
         if output is not None:
             output.write_bytes(made.to_json())
@@ -119,13 +83,6 @@ def plan(
         sys.stdout.buffer.write(made.to_json())
     else:
         _describe(made, make_console())
-
-
-def _options(**given: Any) -> TransferOptions:
-    try:
-        return TransferOptions(**given)
-    except ValidationError as error:
-        raise InvalidOptions(explain(error)) from None
 
 
 def _describe(made: TransferPlan, console: Console) -> None:

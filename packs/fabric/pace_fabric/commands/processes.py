@@ -21,6 +21,7 @@ from pace.terminal.processes import (
     until_stopped,
 )
 from pace.terminal.reporting import reported
+from pace_fabric.documents.transfer_plan import TransferOptions
 
 if TYPE_CHECKING:
     from pace_fabric.runtime.held_model import HeldModel
@@ -29,10 +30,7 @@ TOKEN = "PACE_FABRIC_TOKEN"
 REPLICA = "Replica"
 # A scheduler that runs answers within this time.
 ANSWERS_WITHIN_S = 10.0
-LATE = (
-    "What happens to late updates: drop (discard them), hold (delay the updates that would overtake them), "
-    "downweight (apply them with a smaller weight), or pace (slow workers down so that no update is late)."
-)
+LATE = " ".join((TransferOptions.model_fields["late"].description or "").split())
 SchedulerPlace = Annotated[str, typer.Option(help="HOST:PORT of the fabric's scheduler.")]
 TokenFile = Annotated[
     Path | None,

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from pace.documents.base import Bytes, Document, Index
+from pace.documents.options import DescribedOptions, For
 from pace.documents.profile import Name, Seconds
 from pace.documents.schedule import Sha256
 from pace_fabric.documents.batch import Version
@@ -18,33 +19,29 @@ DivergenceCheck = Literal["commit", "batch-end"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class TransferOptions(Document):
-    """Options of planning transfers.
+class TransferOptions(DescribedOptions):
+    """Options of planning transfers."""
 
-    Attributes
-    ----------
-    rule
-        "strict" keeps every delay bound; "paper" is Algorithm 2 of the MLfabric paper, which may exceed
-        bounds.
-    order
-        How the order of updates is found: "greedy" (takes milliseconds), "search" (tries other orders) or
-        "exact" (solves an integer program, for up to 7 updates).
-    late
-        What happens to an update whose deadline passes because others overtake it.
-    aggregators
-        Largest number of the network's aggregators to use; null for all.
-    seed
-        Seed with which aggregators are chosen at random; null for the fastest ones.
-    check
-        When the divergence bound must hold: after every "commit", or only at the "batch-end".
-    """
+    rule: Annotated[PlanRule, For()] = "strict"
+    """Planning rule: strict keeps every delay bound; paper is Algorithm 2 of the MLfabric paper, which may
+    exceed bounds."""
 
-    rule: PlanRule = "strict"
-    order: PlanOrder = "greedy"
-    late: LatePolicy = "drop"
-    aggregators: Index | None = None
-    seed: Index | None = None
-    check: DivergenceCheck = "commit"
+    order: Annotated[PlanOrder, For()] = "greedy"
+    """How the order of updates is found: greedy (takes milliseconds), search (tries other orders), or exact
+    (solves an integer program, for up to 7 updates)."""
+
+    late: Annotated[LatePolicy, For()] = "drop"
+    """What happens to late updates: drop (discard them), hold (delay the updates that would overtake them),
+    downweight (apply them with a smaller weight), or pace (slow workers down so that no update is late)."""
+
+    aggregators: Annotated[Index | None, For(unset="all of the network")] = None
+    """Largest number of aggregators to use."""
+
+    seed: Annotated[Index | None, For(unset="choose the fastest aggregators")] = None
+    """Choose aggregators at random, with this seed."""
+
+    check: Annotated[DivergenceCheck, For()] = "commit"
+    """When the divergence bound must hold: commit (after every commit) or batch-end (only after the last)."""
 
 
 class DroppedUpdate(Document):

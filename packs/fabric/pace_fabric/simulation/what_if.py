@@ -1,11 +1,10 @@
 """One scenario over delay bounds and numbers of aggregators: what each would gain over a ring."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from html import escape
 
+from pace.whatif.results import to_csv
 from pace_fabric.documents.scenario import FabricScenario
 from pace_fabric.simulation.run import simulate_fabric
 
@@ -51,13 +50,7 @@ def fabric_what_if(
 
 def cells_csv(cells: Sequence[FabricCell]) -> str:
     """Return the cells as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, fieldnames=[field.name for field in fields(FabricCell)], lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(asdict(cell) for cell in cells)
-    return text.getvalue()
+    return to_csv([asdict(cell) for cell in cells])
 
 
 def cells_html(scenario: FabricScenario, cells: Sequence[FabricCell]) -> str:

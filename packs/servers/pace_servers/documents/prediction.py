@@ -1,7 +1,5 @@
 """What ``pace predict`` is asked and what it answers; shared by Python, the command line and the service."""
 
-import csv
-import io
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -15,6 +13,7 @@ from pace.documents.steps import (
     ShareSpreadBytes,
     refuse_size_without_spread,
 )
+from pace.whatif.results import to_csv
 from pace_servers.documents.fleet import Fleet
 
 AS_RECORDED = "as recorded"
@@ -248,7 +247,6 @@ class ThroughputPrediction(ComputedDocument):
 
     def to_csv(self) -> str:
         """Return a row for each point."""
-        text = io.StringIO()
         columns = (
             "workers",
             "servers",
@@ -259,18 +257,15 @@ class ThroughputPrediction(ComputedDocument):
             "step_s",
             "bottleneck",
         )
-        writer = csv.writer(text, lineterminator="\n")
-        coarse = tuple(CoarseModels.model_fields)
-        writer.writerow([*columns, "mean_staleness", "largest_utilization", *coarse, "extrapolated"])
-        for point in self.points:
-            largest = max((link.utilization for link in point.links), default=0.0)
-            writer.writerow(
-                [
-                    *(getattr(point, column) for column in columns),
-                    point.mean_staleness,
-                    largest,
-                    *(getattr(point.coarse, name) for name in coarse),
-                    point.extrapolated,
-                ]
-            )
-        return text.getvalue()
+        return to_csv(
+            [
+                {column: getattr(point, column) for column in columns}
+                | {
+                    "mean_staleness": point.mean_staleness,
+                    "largest_utilization": max((link.utilization for link in point.links), default=0.0),
+                    **point.coarse.model_dump(),
+                    "extrapolated": point.extrapolated,
+                }
+                for point in self.points
+            ]
+        )
