@@ -1,6 +1,9 @@
 """Checks PACE on one GPU, part by part, and writes ``gpu-check.json`` and ``gpu-check.md``.
 
-python -m benchmarks gpu [--out FOLDER] [--dry-run] [--only PART ...]
+    python -m benchmarks gpu [--out FOLDER] [--dry-run] [--only PART ...]
+
+Each part runs in a process of its own. This module uses the standard library alone, so that a package that is
+missing fails the parts that need it and nothing else.
 """
 
 import argparse
@@ -45,7 +48,7 @@ class Part:
 PARTS = (
     Part(
         name="machine",
-        module="machine",
+        module="part",
         shows="GPU, driver, versions of torch and of what PACE needs",
         limit_s=40,
     ),
@@ -63,13 +66,13 @@ PARTS = (
     ),
     Part(
         name="training",
-        module="two_ranks",
+        module="training",
         shows="two ranks on one GPU over Gloo through a limited link: DDP against PACE",
         limit_s=140,
     ),
     Part(
         name="nccl",
-        module="two_ranks",
+        module="training",
         shows="two ranks on one GPU over NCCL, as two hosts, through a limited link: DDP against PACE",
         limit_s=80,
     ),

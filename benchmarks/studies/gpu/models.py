@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -68,93 +69,47 @@ class ResNet(nn.Module):
         return functional.cross_entropy(self.head(self.features(images)), labels)
 
 
-class Block(nn.Module):
-    """A Transformer layer, normalized before its parts as in GPT-2, or after them as in BERT."""
+class Transformer(nn.Module):
+    """GPT-2 (Radford et al. 2019) if `causal`, else BERT (Devlin et al. 2018) with its masked-token head.
 
-    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.causal = causal
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.joined = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def attend(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what attention adds."""
-        batch, length, width = hidden.shape
-        shape = (batch, length, self.heads, width // self.heads)
-        query, key, value = (
-            part.view(shape).transpose(1, 2) for part in self.joined(hidden).chunk(3, dim=-1)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        joined: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return joined
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output."""
-        if self.causal:
-            hidden = hidden + self.attend(self.attention_norm(hidden))
-            before_norm: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-            return before_norm
-        hidden = self.attention_norm(hidden + self.attend(hidden))
-        after_norm: torch.Tensor = self.mlp_norm(hidden + self.mlp(hidden))
-        return after_norm
-
-
-class Gpt2(nn.Module):
-    """GPT-2 (Radford et al. 2019), whose output layer shares the embedding's weights; returns the loss."""
+    The output layer shares the embedding's weights. Returns the loss.
+    """
 
     def __init__(
         self,
         *,
-        vocabulary: int = 50257,
+        causal: bool,
+        vocabulary: int,
         positions: int = 1024,
         width: int = 768,
         layers: int = 12,
         heads: int = 12,
     ) -> None:
         super().__init__()
+        self.causal = causal
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.tokens.weight, std=0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=causal
+        )
+        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        if not causal:
+            self.kinds = nn.Embedding(2, width)
+            self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+            self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of a batch."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.norm(self.blocks(self.tokens(tokens) + self.positions(places)))
-        logits = functional.linear(hidden, self.tokens.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-class Bert(nn.Module):
-    """BERT (Devlin et al. 2018) with its head for masked tokens; returns the loss."""
-
-    def __init__(
-        self,
-        *,
-        vocabulary: int = 30522,
-        positions: int = 512,
-        width: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-    ) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
-        self.kinds = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width)
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(layers)))
-        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
-        self.bias = nn.Parameter(torch.zeros(vocabulary))
-        nn.init.normal_(self.tokens.weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a batch."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        embedded = self.tokens(tokens) + self.positions(places) + self.kinds(torch.zeros_like(tokens))
-        hidden = self.transform(self.blocks(self.norm(embedded)))
-        logits = functional.linear(hidden, self.tokens.weight, self.bias)
+        length = tokens.shape[1]
+        hidden = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        if self.causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+            hidden = self.norm(self.blocks(hidden, mask, is_causal=True))
+            logits = functional.linear(hidden, self.tokens.weight)
+        else:
+            hidden = self.norm(hidden + self.kinds(torch.zeros_like(tokens)))
+            logits = functional.linear(self.transform(self.blocks(hidden)), self.tokens.weight, self.bias)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -189,8 +144,16 @@ class Workload:
 
 WORKLOADS = {
     "ResNet-50": Workload(build=ResNet, batch_size=64, draw=lambda n: _images(n, 224, 1000)),
-    "GPT-2 small": Workload(build=Gpt2, batch_size=8, draw=lambda n: _tokens(n, 512, 50257)),
-    "BERT-base": Workload(build=Bert, batch_size=16, draw=lambda n: _tokens(n, 256, 30522)),
+    "GPT-2 small": Workload(
+        build=lambda: Transformer(causal=True, vocabulary=50257),
+        batch_size=8,
+        draw=lambda n: _tokens(n, 512, 50257),
+    ),
+    "BERT-base": Workload(
+        build=lambda: Transformer(causal=False, vocabulary=30522, positions=512),
+        batch_size=16,
+        draw=lambda n: _tokens(n, 256, 30522),
+    ),
 }
 SMALL_WORKLOADS = {
     "ResNet-50": Workload(
@@ -198,16 +161,13 @@ SMALL_WORKLOADS = {
         batch_size=4,
         draw=lambda n: _images(n, 32, 10),
     ),
-    "GPT-2 small": Workload(
-        build=lambda: Gpt2(vocabulary=100, positions=16, width=32, layers=2, heads=2),
+} | {
+    name: Workload(
+        build=partial(Transformer, causal=causal, vocabulary=100, positions=16, width=32, layers=2, heads=2),
         batch_size=2,
         draw=lambda n: _tokens(n, 16, 100),
-    ),
-    "BERT-base": Workload(
-        build=lambda: Bert(vocabulary=100, positions=16, width=32, layers=2, heads=2),
-        batch_size=2,
-        draw=lambda n: _tokens(n, 16, 100),
-    ),
+    )
+    for name, causal in (("GPT-2 small", True), ("BERT-base", False))
 }
 
 

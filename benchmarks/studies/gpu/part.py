@@ -1,4 +1,4 @@
-"""One part of the check, in a process of its own: its setting, and what it finds, written as it comes.
+"""One part of the check, in a process of its own: its setting, what it finds, and the part ``machine``.
 
 python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run]
 """
@@ -6,9 +6,14 @@ python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run]
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
+import platform
+import shutil
+import subprocess
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,6 +78,45 @@ class Findings:
         written = self._path.with_suffix(".new")
         written.write_text(json.dumps(self._document))
         os.replace(written, self._path)
+
+
+PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
+ALSO = ("httpx", "structlog", "tenacity", "pytest", "pytest-timeout", "pytest-xdist")
+
+
+def machine(findings: Findings, setting: Setting) -> None:
+    """Fail for every package that is missing, and say what the GPU is."""
+    import torch
+
+    findings.fact("platform", platform.platform())
+    findings.fact("cpus", os.cpu_count())
+    findings.fact("torch", torch.__version__)
+    findings.fact("cuda", torch.version.cuda)
+    for name in (*_dependencies(), *ALSO):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "missing"
+            findings.check(name == "pytest-xdist", f"{name} is not installed: install it with pip")
+        findings.fact(name, version)
+    if setting.dry:
+        return
+    findings.check(torch.cuda.is_available(), "torch sees no CUDA device")
+    if (program := shutil.which("nvidia-smi")) is not None:
+        query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        asked = subprocess.run(query, capture_output=True, text=True, check=False, timeout=15)
+        findings.fact("nvidia-smi", asked.stdout.strip())
+    gpu = torch.cuda.get_device_properties(0)
+    findings.fact("gpu", gpu.name)
+    findings.fact("gpu memory in GB", gpu.total_memory / 1e9)
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    findings.fact("nccl", ".".join(str(number) for number in version))
+
+
+def _dependencies() -> list[str]:
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["solver"]
+    return [requirement.split(">")[0].split("=")[0] for requirement in needed]
 
 
 def main() -> None:
