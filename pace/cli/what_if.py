@@ -43,7 +43,11 @@ _ON_NETWORKS = For(tuple(kind.name for kind in _KINDS if kind.shares_network))
 @with_options_of(
     {kind.name: grid for kind in _KINDS if (grid := kind.grid()) is not None},
     flags={"policies": "--policy"},
-    own={"processes": _ON_NETWORKS, "html": _ON_NETWORKS},
+    own={
+        "processes": _ON_NETWORKS,
+        "html": _ON_NETWORKS,
+        "service": For(tuple(kind.name for kind in _KINDS if kind.answers_what_ifs)),
+    },
     as_measured=False,
 )
 def what_if(
@@ -68,7 +72,6 @@ def what_if(
     """Predict iteration time and speed-up of a job for other policies, networks and scales.
 
     Every combination of the given values is simulated. Values that are not given stay as profiled.
-    For parameter servers, see `pace servers what-if`.
     """
     with reported():
         refuse_unknown_ending(plot)

@@ -88,6 +88,8 @@ class Kind(ABC):
         The document that it plans, what that is called, and the error for another one.
     shares_network
         Whether its policies are simulated on the one network of a profile, beside those of others.
+    answers_what_ifs
+        Whether a service answers its what-ifs.
     examples
         Command lines by the command's name, where the command's own example is for another kind.
     details
@@ -100,6 +102,7 @@ class Kind(ABC):
     problem: ClassVar[type[Profile | CollectiveGraph]] = Profile
     refused_as: ClassVar[type[PaceError]] = InvalidProfile
     shares_network: ClassVar[bool] = False
+    answers_what_ifs: ClassVar[bool] = True
     examples: ClassVar[Mapping[str, str]] = {}
     details: ClassVar[Details] = {}
 

@@ -13,7 +13,7 @@ from pace.documents.schedule import Schedule
 from pace.kinds.kind import Details, Kind, PolicyRun, Row, WhatIfTable
 
 if TYPE_CHECKING:
-    from pace.whatif import Grid, WhatIf
+    from pace.whatif.grid import PolicyGrid
 
 # So many points of the curve of calls and expected windows are shown.
 SHOWN_CALLS = 6
@@ -55,32 +55,32 @@ class OverProfiles(Kind):
         batch = measured_batch(profile)
         return None if batch is None else (batch * profile.workers, batch_unit(profile))
 
-    def grid(self) -> "type[Grid] | None":
+    def grid(self) -> "type[PolicyGrid]":
         """Return axes of networks and scales, for policies on the profile's network."""
         from pace.whatif import Grid
 
-        return Grid if self.shares_network else None
+        return Grid
 
     def what_if(
         self,
         profile: Profile,
-        grid: "Grid",
+        grid: Any,
         *,
         processes: int | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> "WhatIf":
+    ) -> Any:
         """Simulate every point under every policy, in several processes where that is faster."""
         from pace.whatif import what_if
 
         return what_if(profile, grid, processes=processes, progress=progress)
 
-    def what_if_s(self, profile: Profile, grid: "Grid", processes: int | None) -> float:
+    def what_if_s(self, profile: Profile, grid: Any, processes: int | None) -> float:
         """Return an estimate from some of the points."""
         from pace.whatif import estimate_s
 
         return estimate_s(profile, grid, processes=processes)
 
-    def what_if_table(self, result: "WhatIf") -> WhatIfTable:
+    def what_if_table(self, result: Any) -> WhatIfTable:
         """Return throughput, efficiency and speed-up by the axes that vary, and what reaches a target."""
         from pace.view.what_if_charts import LABELS
 
@@ -119,7 +119,7 @@ class OverProfiles(Kind):
             notes=tuple(notes),
         )
 
-    def draw_what_if(self, result: "WhatIf", path: Path) -> None:
+    def draw_what_if(self, result: Any, path: Path) -> None:
         """Draw throughput, scaling efficiency and speed-up."""
         from pace.view.what_if_charts import plot
 

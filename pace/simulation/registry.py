@@ -166,7 +166,7 @@ _NEEDED: dict[Exchange, str] = {
     "allreduce": _PROFILE,
     "sharded": _PROFILE,
     "graph": "a graph file, from `pace import node-list` or `CollectivePlanner`",
-    "servers": "parameter servers, as in `pace simulate --servers 2` or `pace servers what-if`",
+    "servers": "parameter servers, as in `pace simulate --servers 2` or `pace what-if --servers 2`",
 }
 _ON_ONE_NETWORK: tuple[Exchange, ...] = ("allreduce", "sharded")
 

@@ -18,7 +18,7 @@ from pace.documents.schedule import Exchange
 from pace.errors import InvalidOptions
 from pace.kinds import load_problem
 from pace.kinds.kind import AnyProblem, Kind
-from pace.kinds.registry import kind_of, kinds
+from pace.kinds.registry import kind_of, kinds, kinds_with
 from pace.terminal.command_line import Command
 from pace.terminal.number_lists import read_numbers, read_whole_numbers
 
@@ -57,7 +57,8 @@ def with_options_of(
     own
         Which exchanges have an option of the command's own; all, if it is not here.
     as_measured
-        Whether a profile is of the kind that fits it; else each is one of all-reduces.
+        Whether a profile is of the kind that fits it; else each is one of all-reduces, unless an option is
+        given that only one other kind has.
     """
     described, fields = _described(model)
     names = [name for name in described if name not in apart]
@@ -92,18 +93,18 @@ def _described(
         return model.described(), model.model_fields
     described: dict[str, For] = {}
     fields: dict[str, FieldInfo] = {}
+    defaults: dict[str, dict[str, str]] = {}
     for exchange, one in model.items():
         for name, told in one.described().items():
-            field = one.model_fields[name]
-            first = described.get(name) or replace(told, unset=told.unset or _listed(field.default))
-            unset, default = first.unset, _listed(field.default)
-            if default is not None and default != _listed(fields.setdefault(name, field).default):
-                nouns = (kinds()[each].noun for each in (first.exchanges[0], exchange))
-                unset = "; ".join(
-                    f"for a {noun}: {value}" for noun, value in zip(nouns, (unset, default), strict=True)
-                )
-            described[name] = replace(first, exchanges=(*first.exchanges, exchange), unset=unset)
-            fields.setdefault(name, field)
+            fields.setdefault(name, one.model_fields[name])
+            first = described.get(name, told)
+            described[name] = replace(first, exchanges=(*first.exchanges, exchange))
+            if (default := _listed(one.model_fields[name].default)) is not None:
+                defaults.setdefault(name, {}).setdefault(default, exchange)
+    for name, values in defaults.items():
+        if len(values) > 1:
+            unset = "; ".join(f"for exchange {exchange}: {value}" for value, exchange in values.items())
+            described[name] = replace(described[name], unset=unset)
     return described, fields
 
 
@@ -275,8 +276,18 @@ def kind_for(command: Any, problem: AnyProblem | None, given: Mapping[str, Any])
     if problem is None:
         return str(exchange) if exchange in kinds() else _DEFAULT_KIND
     if exchange is None and not getattr(command.callback, _AS_MEASURED):
-        return _DEFAULT_KIND if isinstance(problem, Profile) else kind_of(problem).name
+        own = {
+            each.exchanges[0]
+            for name, each in getattr(command.callback, _HAS).items()
+            if len(each.exchanges) == 1 and given.get(name) not in (None, False, _default(command, name))
+        }
+        fitting = (kind.name for kind in kinds_with(problem) if kind.name in own)
+        return next(fitting, _DEFAULT_KIND if isinstance(problem, Profile) else kind_of(problem).name)
     return kind_of(problem, Options(exchange=exchange, framework=given.get("framework"))).name
+
+
+def _default(command: Any, name: str) -> Any:
+    return next(each.default for each in command.params if each.name == name)
 
 
 def fields_of_flags(command: Any, kind: Kind, problem: AnyProblem, asked: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,20 @@
 """The kind of parameter servers: workers push gradients and pull parameters."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pace.counted import counted
 from pace.documents.options import Options, SimulationOptions
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
-from pace.kinds.kind import Details, PolicyRun, Row
+from pace.errors import InvalidOptions
+from pace.kinds.kind import Details, PolicyRun, Row, WhatIfTable
 from pace.kinds.over_profiles import OverProfiles, groups_and_segments, has_servers
+
+if TYPE_CHECKING:
+    from pace_servers.what_if import ServerGrid, ServerWhatIf
 
 
 class Servers(OverProfiles):
@@ -19,9 +24,11 @@ class Servers(OverProfiles):
     ideal = "at best with these segments"
     bounded = "partition and order"
     shares_network = False
+    answers_what_ifs = False
     examples: ClassVar[Mapping[str, str]] = {
         "optimize": "pace optimize profile.json --servers 2 -o schedule.json",
         "simulate": "pace simulate profile.json --servers 2 --policy byteps --policy pace",
+        "what-if": "pace what-if profile.json --servers 1,2,4 --workers 8,16",
     }
     details: ClassVar[Details] = {
         "waits for stragglers": (
@@ -103,6 +110,54 @@ class Servers(OverProfiles):
         from pace_servers.commands.options import read
 
         return read(profile, given)
+
+    def grid(self) -> "type[ServerGrid]":
+        """Return numbers and places of servers, and how far workers may be ahead."""
+        from pace_servers.what_if import ServerGrid
+
+        return ServerGrid
+
+    def what_if(
+        self,
+        profile: Profile,
+        grid: "ServerGrid",
+        *,
+        processes: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> "ServerWhatIf":
+        """Simulate every point in this process, beside PACE's all-reduces on a ring of the same links."""
+        from pace_servers.what_if import what_if_servers
+
+        return what_if_servers(profile, grid, progress=progress)
+
+    def what_if_s(self, profile: Profile, grid: "ServerGrid", processes: int | None) -> float:
+        """Return 0: the number of cells is limited."""
+        return 0.0
+
+    def what_if_table(self, result: "ServerWhatIf") -> WhatIfTable:
+        """Return iteration times and speed-ups."""
+        policies = result.grid.policies
+        points = [result.cells[at : at + len(policies)] for at in range(0, len(result.cells), len(policies))]
+        where = "on the workers' hosts" if result.grid.colocated else "on hosts of their own"
+        return WhatIfTable(
+            title=f"{result.profile}, servers {where}: iteration ms (speed-up over {policies[0]})",
+            headings=("workers", "Gbit/s", "servers", "staleness", *policies, "ring all-reduce"),
+            rows=tuple(
+                (
+                    str(cells[0].workers),
+                    "" if cells[0].bandwidth_gbps is None else f"{cells[0].bandwidth_gbps:g}",
+                    str(cells[0].servers),
+                    cells[0].staleness,
+                    *(f"{cell.iteration_s * 1e3:.3f} ({cell.speedup:.2f})" for cell in cells),
+                    f"{cells[0].allreduce_s * 1e3:.3f}",
+                )
+                for cells in points
+            ),
+        )
+
+    def draw_what_if(self, result: "ServerWhatIf", path: Path) -> None:
+        """Raise InvalidOptions."""
+        raise InvalidOptions(f'what-ifs of exchange "{self.name}" cannot be drawn: leave the chart out')
 
     def title(self, profile: Profile, schedule: Schedule) -> str:
         """Return the profile's name and size, and how many servers there are."""

@@ -181,9 +181,9 @@ def test_help_names_the_policies_of_the_kind(arguments: tuple[str, ...], example
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("what-if", "--servers", "4"), "`pace servers what-if` has it"),
+        (("what-if", "--receivers", "4"), "`pace sync what-if` has it"),
         (("what-if", "--fleet", "4"), "`pace predict` has it"),
-        (("what-if", "--wrkers", "4"), "Possible options: --ranks, --workers, --yes"),
+        (("what-if", "--wrkers", "4"), "Possible options: --ranks, "),
     ],
 )
 def test_an_option_of_another_command_is_told_with_this_command(

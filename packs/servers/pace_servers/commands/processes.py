@@ -21,14 +21,8 @@ from pace.terminal.processes import (
     until_stopped,
 )
 from pace.terminal.reporting import reported
-from pace_servers.commands.what_if import what_if
 
-app = CommandLine(
-    help="Run parameter servers, measure the links to them, and compare their numbers.", no_args_is_help=True
-)
-app.command("what-if", epilog="Example: pace servers what-if profile.json --servers 1,2,4 --workers 8,16")(
-    what_if
-)
+app = CommandLine(help="Run parameter servers, and measure the links to them.", no_args_is_help=True)
 
 TokenFile = Annotated[
     Path | None,

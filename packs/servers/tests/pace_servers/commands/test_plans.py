@@ -66,7 +66,7 @@ def test_json_is_one_document(profile: Path) -> None:
     assert plan["exchange"] == "servers"
     simulated = json.loads(run("simulate", profile, *PS, "--servers", 4, "--policy", "pace", "--json").stdout)
     assert simulated["policies"][0]["iteration_s"] >= simulated["lower_bound_s"]
-    cells = json.loads(run("servers", "what-if", profile, "--servers", "1,4", "--json").stdout)["cells"]
+    cells = json.loads(run("what-if", profile, "--servers", "1,4", "--json").stdout)["cells"]
     by_servers: dict[Any, float] = {
         cell["servers"]: cell["iteration_s"] for cell in cells if cell["policy"] == "pace"
     }
@@ -101,9 +101,7 @@ def test_staleness_and_stragglers(profile: Path) -> None:
     assert shown.exit_code == 0
     assert "pace" in shown.stdout
     assert "tao" not in shown.stdout
-    table = run(
-        "servers", "what-if", profile, "--servers", 2, "--staleness", "sync,1,async", "--jitter", 0.1, "--csv"
-    )
+    table = run("what-if", profile, "--servers", 2, "--staleness", "sync,1,async", "--jitter", 0.1, "--csv")
     assert table.exit_code == 0
     assert len(table.stdout.splitlines()) == 1 + 3 * 3
 
@@ -132,15 +130,17 @@ def test_tuning_shows_every_search(profile: Path) -> None:
         ("simulate", *PS, "--servers", "2", "--policy", "ddp"),
         ("simulate", *PS, "--servers", "2", "--staleness", "-1"),
         ("simulate", *PS, "--servers", "2", "--tune", "guessing"),
-        ("servers what-if", "--servers", "9", "--colocated"),
-        ("servers what-if", "--servers", "2", "--staleness", "maybe"),
-        ("servers what-if", "--servers", "two"),
-        ("servers what-if", "--json", "--csv"),
+        ("what-if", "--servers", "9", "--colocated"),
+        ("what-if", "--servers", "2", "--staleness", "maybe"),
+        ("what-if", "--servers", "two"),
+        ("what-if", "--servers", "2", "--latency-s", "1e-5"),
+        ("what-if", "--servers", "2", "--plot", "chart.png"),
+        ("what-if", "--servers", "2", "--service", "http://127.0.0.1:1"),
     ],
 )
 def test_wrong_usage_is_said(profile: Path, arguments: tuple[str, ...]) -> None:
     """Exit 2 and one line that says what belongs together."""
     command, *rest = arguments
-    refused = run(*command.split(), profile, *rest)
+    refused = run(command, profile, *rest)
     assert refused.exit_code == 2, refused.output
     assert refused.output.startswith("pace: ")
