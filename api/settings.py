@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from limits import parse
 from pydantic import (
     AfterValidator,
     Field,
+    GetCoreSchemaHandler,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -27,6 +29,7 @@ from sqlalchemy.exc import ArgumentError
 
 from pace.api.fairness.tenants import TenantLimits, Tenants, read_entries
 from pace.api.webhooks import key_of
+from pace.documents.base import limit_numbers, words_of
 from pace.errors import InvalidOptions
 
 Count = Annotated[int, Field(ge=1)]
@@ -54,6 +57,30 @@ def _known_rate(value: str) -> str:
 
 
 Rate = Annotated[str, AfterValidator(_known_rate)]
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    """Return a check that a text matches a pattern; the error says in words what is wanted."""
+
+    def matched(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"expected {wanted}")
+        return value
+
+    return AfterValidator(matched)
+
+
+Claim = Annotated[str, _matching(r"(?s).+", "the name of a claim")]
+Endpoint = Annotated[
+    str, _matching(r"(https?://[^/\s]+/?)?", "https://HOST:PORT, http://HOST:PORT, or nothing")
+]
+Webhook = Annotated[str, _matching(r"(https?://[^/\s]+(/\S*)?)?", "an https or http URL, or nothing")]
+Executor = Annotated[
+    str,
+    _matching(
+        r"processes|dask\+(tcp|tls)://[^/\s]+", "`processes`, or a Dask cluster, `dask+tcp://HOST:PORT`"
+    ),
+]
 
 
 def telemetry_wanted() -> bool:
@@ -94,7 +121,7 @@ def unknown_settings() -> list[str]:
 
 
 def _explain(fault: Any, typed: Mapping[str, str]) -> str:
-    message: str = fault["msg"].removeprefix("Value error, ")
+    message = words_of(fault)
     if not fault["loc"]:
         return message  # about several settings, which it names
     name = str(fault["loc"][0])
@@ -138,9 +165,7 @@ class StorageSettings(BaseSettings):
         description="Object storage for large documents, `s3://BUCKET/PREFIX`; empty: the database keeps "
         "them",
     )
-    objects_endpoint: str = Field(
-        "", pattern=r"^(https?://[^/\s]+/?)?$", description="URL of an S3-compatible server; empty: Amazon's"
-    )
+    objects_endpoint: Endpoint = Field("", description="URL of an S3-compatible server; empty: Amazon's")
     objects_min_bytes: Bytes = Field(
         MIB // 4,
         description="Size in bytes from which documents go to object storage (profiles: size when "
@@ -181,7 +206,10 @@ class StorageSettings(BaseSettings):
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         # It would be read as a host that begins within the password, and logged.
         if driver in _POSTGRESQL and value.count("@") > 1:
-            raise ValueError("write @ as %40, / as %2F and % as %25 in the user's name and the password")
+            raise ValueError(
+                f"it has {value.count('@')} @: keep the one before the host, and write @ as %40, / as %2F and "
+                "% as %25 in the user's name and the password"
+            )
         return value
 
     @field_validator("objects")
@@ -223,11 +251,11 @@ class AccessSettings(BaseSettings):
     oidc_audience: str = Field(
         "", validate_default=True, description="Audience (`aud`) that tokens must have; needed with an issuer"
     )
-    oidc_tenant_claim: str = Field(
-        "tenant", min_length=1, description="Claim that names the tenant; dots lead into nested claims"
+    oidc_tenant_claim: Claim = Field(
+        "tenant", description="Claim that names the tenant; dots lead into nested claims"
     )
-    oidc_scopes_claim: str = Field(
-        "scope", min_length=1, description="Claim with the scopes: a list, or a text with spaces"
+    oidc_scopes_claim: Claim = Field(
+        "scope", description="Claim with the scopes: a list, or a text with spaces"
     )
     oidc_scope_prefix: str = Field("", description="Prefix of PACE's scopes in tokens, such as `pace:`")
     trusted_proxies: str = Field(
@@ -306,9 +334,8 @@ class AccessSettings(BaseSettings):
 class WorkSettings(BaseSettings):
     """Where and how tasks run."""
 
-    executor: str = Field(
+    executor: Executor = Field(
         "processes",
-        pattern=r"^(processes|dask\+(tcp|tls)://[^/\s]+)$",
         description="Where tasks run: `processes` of the service, or a Dask cluster, "
         "`dask+tcp://SCHEDULER:8786`",
     )
@@ -337,9 +364,8 @@ class WorkSettings(BaseSettings):
     drain_s: Duration = Field(
         20.0, description="Seconds that a stopping service waits for requests and solves to end"
     )
-    webhook_url: str = Field(
+    webhook_url: Webhook = Field(
         "",
-        pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
         description="URL that is told of ended tasks and jobs that drift; empty: none",
     )
     webhook_secret: SecretStr = Field(
@@ -451,6 +477,13 @@ class Settings(LimitSettings, WorkSettings, AccessSettings, StorageSettings):
     """Settings of the service; each field is read from the variable ``PACE_`` + its name in upper case."""
 
     model_config = SettingsConfigDict(env_prefix="PACE_", extra="ignore", frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Return what the fields take; an error about a number names all its limits."""
+        schema = handler(source)
+        limit_numbers(schema, cls)
+        return schema
 
     @model_validator(mode="after")
     def _shows_no_tenants(self) -> "Settings":

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from pace.documents.base import Document, explain
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -39,10 +41,10 @@ class TenantLimits:
     max_cells: int = 200_000
 
 
-class TenantEntry(BaseModel):
+class TenantEntry(Document):
     """A tenant's entry in the file; missing values are those of all tenants."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = Field(
         None,
@@ -106,7 +108,6 @@ def read_entries(path: Path) -> dict[str, TenantEntry]:
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        raise ValueError(explain(error)) from None
     except ValueError as error:
         raise ValueError(f"the file is not JSON: {error}") from None

@@ -28,6 +28,17 @@ LIMIT = 10**18
 LONGEST = 10**15
 """Whole numbers in errors have all their digits if they are smaller than this."""
 _LIMITS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
+# What is expected where a value has another type, by the beginning of pydantic's name of the fault.
+_TYPES = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_": "an object",
+}
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Index = Annotated[int, Field(ge=0)]
@@ -35,8 +46,8 @@ Kind = TypeVar("Kind", bound="Document")
 Value = TypeVar("Value")
 
 
-def _limit_numbers(schema: Any, document: type) -> None:
-    """Limit the numbers of a document that have no limits of their own; those inside it limit theirs.
+def limit_numbers(schema: Any, document: type) -> None:
+    """Limit the numbers of a model that have no limits of their own; models inside it limit theirs.
 
     An error about a number names all its limits: pydantic's own names one, whatever is wrong.
     """
@@ -55,7 +66,7 @@ def _limit_numbers(schema: Any, document: type) -> None:
             return
     if isinstance(schema, dict | list | tuple):
         for part in schema.values() if isinstance(schema, dict) else schema:
-            _limit_numbers(part, document)
+            limit_numbers(part, document)
 
 
 def _expected(limits: Mapping[str, Any], what: str) -> str:
@@ -93,7 +104,7 @@ class Document(BaseModel):
         """Return what the fields take, each number within its limits."""
         schema = handler(source)
         if cls.limits_numbers:
-            _limit_numbers(schema, cls)
+            limit_numbers(schema, cls)
         return schema
 
     if not TYPE_CHECKING:  # type checkers know the fields from their annotations
@@ -249,18 +260,27 @@ def explain(error: Faults, document: Any = None) -> str:
     return "\n".join(_explain_one(document, fault) for fault in told[:MOST_FAULTS])
 
 
+def words_of(fault: Any) -> str:
+    """Return what is wrong with a value, from one of pydantic's faults."""
+    message: str = fault["msg"].removeprefix("Value error, ")
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind == "too_short":
+        return f"give at least {context['min_length']} item{'s' * (context['min_length'] != 1)}"
+    if kind == "json_invalid" and "recursion limit" in message:
+        return TOO_DEEP
+    if context.keys() & _LIMITS.keys():
+        return _expected(context, "a number")
+    if kind == "literal_error":
+        return f"expected {context['expected']}"
+    if kind == "union_tag_not_found":
+        return f"it has no {context['discriminator']}"
+    if kind == "union_tag_invalid":
+        return f"{context['discriminator']}: expected one of {context['expected_tags']}"
+    return next((f"expected {what}" for name, what in _TYPES.items() if kind.startswith(name)), message)
+
+
 def _explain_one(document: Any, fault: Any) -> str:
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "too_short":
-        message = f"give at least {fault['ctx']['min_length']} item{'s' * (fault['ctx']['min_length'] != 1)}"
-    elif fault["type"] == "json_invalid" and "recursion limit" in message:
-        message = TOO_DEEP
-    elif fault.get("ctx", {}).keys() & _LIMITS.keys():
-        message = _expected(fault["ctx"], "a number")
-    elif fault["type"] == "union_tag_not_found":
-        message = f"it has no {fault['ctx']['discriminator']}"
-    elif fault["type"] == "union_tag_invalid":
-        message = f"{fault['ctx']['discriminator']}: expected one of {fault['ctx']['expected_tags']}"
+    message = words_of(fault)
     place: list[str] = []
     current = document
     for part in fault["loc"]:

@@ -176,8 +176,8 @@ def test_the_file_of_tenants_is_read_and_checked(tmp_path: Path) -> None:
     assert tenants.weight("vision") == 4
     assert tenants.limits("vision").max_cells == tenants.limits("any").max_cells == 7
     for text, message in (
-        ('{"vision": {"wieght": 4}}', "vision.wieght"),
-        ('{"vision": {"weight": 0}}', "vision.weight"),
+        ('{"vision": {"wieght": 4}}', "vision: wieght: "),
+        ('{"vision": {"weight": 0}}', "vision: weight: expected a number above 0 and at most 1,000"),
         ("{", "is not JSON"),
     ):
         path.write_text(text)

@@ -1,15 +1,18 @@
 """Settings and the command line of the service: what is wrong is said in a line, and nothing is changed."""
 
 import asyncio
+import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from pace.api.http.app import create_app
-from pace.api.settings import Settings
+from pace.api.settings import Settings, load_settings
 from pace.api.storage.database import Database
 from pace.api.storage.migrations import has_tables, upgrade
 from pace.cli.keys import app as keys
+from pace.errors import InvalidOptions
 from tests.api.process import serve_in_vain
 
 
@@ -32,6 +35,37 @@ def test_bad_settings_are_named_in_a_line_each(tmp_path: Path) -> None:
     assert "secret" not in said
 
 
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_a_wrong_value_is_told_with_what_was_expected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In PACE's words, whatever the setting is: a number, a word of a few, or text of a form."""
+    variable = f"PACE_{name.upper()}"
+    for value in ("", "-1", "nan", "1e400", "9" * 30, "no such value"):
+        monkeypatch.setenv(variable, value)
+        try:
+            load_settings()
+        except InvalidOptions as error:
+            assert str(error).startswith(f"{variable}: "), error
+            assert not re.search("[Ii]nput should|String should|unable to parse", str(error)), error
+        else:
+            assert Settings.model_fields[name].annotation not in (int, float), (name, value)
+
+
+def test_an_error_names_all_limits_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is broken; and all words that a setting may have."""
+    for name, value, expected in (
+        ("port", "99999", "expected a whole number from 0 to 65,535"),
+        ("lease_s", "nan", "expected a number above 0 and at most 1e9"),
+        ("max_ops", "1.5", "expected a whole number of at least 1 and below 1e18"),
+        ("auth", "maybe", "expected 'auto' or 'required'"),
+        ("executor", "dask", "expected `processes`, or a Dask cluster, `dask+tcp://HOST:PORT`"),
+    ):
+        with monkeypatch.context() as environment:
+            environment.setenv(f"PACE_{name.upper()}", value)
+            with pytest.raises(InvalidOptions) as caught:
+                load_settings()
+        assert str(caught.value) == f"PACE_{name.upper()}: {expected} (got {value!r})"
+
+
 def test_urls_of_databases_that_would_be_misread_are_refused(tmp_path: Path) -> None:
     """A driver that is not installed, a port that is none, and a password that would become a host's name."""
     for url, reason in (
@@ -39,7 +73,8 @@ def test_urls_of_databases_that_would_be_misread_are_refused(tmp_path: Path) -> 
         ("postgresql://me@host:port/x", "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"),
         (
             "postgres://me:p@secret/word@host/x",
-            "write @ as %40, / as %2F and % as %25 in the user's name and the password",
+            "it has 2 @: keep the one before the host, and write @ as %40, / as %2F and % as %25 in the "
+            "user's name and the password",
         ),
     ):
         refused = serve_in_vain(tmp_path, database_url=url)

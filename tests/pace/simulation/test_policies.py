@@ -394,7 +394,7 @@ def test_dear_gathers_behind_its_last_reduce_scatter() -> None:
             'policy "horovod": cycle_s: expected a number of at least 0 (got -1.0)',
         ),
         ("horovod", {"cycle_s": float("nan")}, "(got nan)"),
-        ("ddp", {"bucket_bytes": "25MB"}, "bucket_bytes: Input should be a valid integer (got '25MB')"),
+        ("ddp", {"bucket_bytes": "25MB"}, "bucket_bytes: expected a whole number (got '25MB')"),
         ("bytescheduler", {"admission": "both"}, "(got 'both')"),
         ("pace", {"fusion": "none"}, 'policy "pace" has no knob "fusion"'),
     ],

@@ -105,7 +105,10 @@ def test_the_command_line(tmp_path: Path) -> None:
         (["--policy", "lifo"], 'pace: no policy "lifo": choose one of fifo, horovod'),
         (["--knob", "speed=3"], 'pace: no knob "speed": "fifo" has barrier; "horovod" has '),
         (["--knob", "cycle_s=-1"], 'pace: --knob of policy "horovod": cycle_s: expected a number'),
-        (["--knob", "bucket_bytes=big"], 'pace: --knob of policy "ddp": bucket_bytes: Input should be'),
+        (
+            ["--knob", "bucket_bytes=big"],
+            'pace: --knob of policy "ddp": bucket_bytes: expected a whole number',
+        ),
         (["--knob", "speed"], 'pace: --knob "speed": expected NAME=VALUE'),
         (["--jitter", "-1"], "pace: --jitter: expected a number from 0 to 10 (got -1.0)"),
     ):
