@@ -207,8 +207,8 @@ class StorageSettings(BaseSettings):
         # It would be read as a host that begins within the password, and logged.
         if driver in _POSTGRESQL and value.count("@") > 1:
             raise ValueError(
-                f"it has {value.count('@')} @: keep the one before the host, and write @ as %40, / as %2F and "
-                "% as %25 in the user's name and the password"
+                f"it has {value.count('@')} @: keep the one before the host, and write @ as %40, / as %2F "
+                "and % as %25 in the user's name and the password"
             )
         return value
 

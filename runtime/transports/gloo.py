@@ -107,6 +107,8 @@ class GlooTransport(SumsAlone):
             stores.peers, self.rank, self.size, keeper=keeper, names=names, sockets=stores.sockets
         )
         lost, tell = watch_neighbor(group, names)
+        # Only this rank's neighbor notices at once that it has ended.
+        self.peers.follow_failures(lambda _: lost.append(RuntimeError("another rank has failed")))
         # Through the other connection, as the thread that connects may still wait in the first one.
         with given_up_on_failure(stores.peers):
             with self._sockets.opened_here(), self.peers.meeting(self._timeout.total_seconds()):

@@ -21,7 +21,7 @@ from pace.runtime.transports.device import Device, apart
 from pace.runtime.transports.job_store import given_up_on_failure, new_name
 from pace.runtime.transports.peers import Peers
 from pace.runtime.transports.ring import GlooHalves
-from pace.runtime.transports.signs_of_life import names_in_job
+from pace.runtime.transports.signs_of_life import names_in_job, no_store
 from pace.runtime.transports.torch_threads import Sockets, call_within, torch_thread
 from pace.runtime.transports.torch_versions import TRAINING, require_torch
 from pace.runtime.transports.transport import (
@@ -303,11 +303,7 @@ class HorovodTransport(SumsAlone):
     def _explain(self) -> str:
         if self.peers is not None:
             return self.peers.explain_failure()
-        return (
-            ""
-            if _store is None
-            else "rank 0 of the whole job is gone: the store that it keeps does not answer"
-        )
+        return "" if _store is None else no_store("rank 0 of the whole job")
 
     def _control_name(self) -> str:
         return f"{self._prefix}.control.{next(self._calls)}"

@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Protocol
 
 from pace.runtime.event_log import log
-from pace.runtime.transports.signs_of_life import absent, left, lost, names_in_job, unsent
+from pace.runtime.transports.signs_of_life import absent, left, lost, names_in_job, no_store, unsent
 from pace.runtime.transports.torch_threads import Sockets, torch_thread
 
 PERIOD_S = 0.5
@@ -26,8 +26,11 @@ _ASKED = "asked"
 # gathering, the step, and whether it is the last.
 _STATE_ASKED = "state"
 
-# The key under which a failed rank writes which rank is at fault.
-_FAILED = "failed"
+# The key under which a failed rank writes which rank is at fault; and where each rank says that it knows.
+_FAILED, _HEARD = "failed", "heard"
+
+# While a rank finds out which rank is at fault, it looks so often for what others found out.
+_HEAR_S = 0.1
 
 # A rank that was asked once expects to be asked again, and polls more often for a while.
 _OFTEN_S = 0.02
@@ -108,6 +111,7 @@ class Peers:
         self._give_state: Callable[[], Callable[[list[int]], bool] | None] = lambda: None
         self._on_failure: Callable[[], Callable[[str], None] | None] = lambda: None
         self._told = ""
+        self._alive: list[int] = []
         self._stalled: list[dict[str, Any]] | None = None
         self._stalled_at = 0.0
         self._explained: str | None = None
@@ -143,11 +147,11 @@ class Peers:
         self._give_state = weakref.WeakMethod(give)
 
     def follow_failures(self, fail: Callable[[str], None]) -> None:
-        """From now on, call this bound method (held weakly) with the reason when another rank has failed.
+        """From now on, call this with the reason when another rank has failed; bound methods are held weakly.
 
         A transport may notice a lost rank only on some ranks, while others go on waiting.
         """
-        self._on_failure = weakref.WeakMethod(fail)
+        self._on_failure = weakref.WeakMethod(fail) if isinstance(fail, MethodType) else lambda: fail
 
     def _run(self) -> None:
         beat = 0
@@ -166,11 +170,20 @@ class Peers:
 
     def _learn_failure(self) -> None:
         # Act at the second poll: most ranks notice by themselves, and then name what they waited for.
-        told = self._asked_for(_FAILED) if self._on_failure() is not None else b""
+        told = self._told
+        self._hear()
         fail = self._on_failure()
-        if told and self._told and fail is not None:
-            fail(told.decode())
-        self._told = told.decode()
+        if told and fail is not None:
+            fail(told)
+
+    def _hear(self) -> None:
+        """Read which rank is at fault, if another rank has written it, and say that it was read."""
+        told = self._asked_for(_FAILED).decode()
+        if told and not self._told:
+            with self._lock:
+                if self._store is not None:
+                    self._store.set(f"{_HEARD}/{self._rank}", "")
+        self._told = told
 
     def _say(self, signs: dict[str, Any]) -> None:
         with self._lock:
@@ -312,17 +325,46 @@ class Peers:
             self._explained = self._explain()
             if self.rank_lost:
                 self._put(_FAILED, self._explained)
+                self._within_answer(self._hear, "pace.hear")
+                if self._rank == self._keeper:
+                    self._wait_until_heard()
         return self._explained
+
+    def _wait_until_heard(self) -> None:
+        """Wait until ranks that are alive know which rank is at fault: the store ends with this process."""
+        keys = [f"{_HEARD}/{rank}" for rank in self._alive]
+
+        def wait() -> None:
+            while time.monotonic() < until:
+                with self._lock:
+                    if self._store is None or self._store.check(keys):
+                        return
+                time.sleep(_OFTEN_S)
+
+        until = time.monotonic() + _ANSWER_S
+        if keys:
+            self._within_answer(wait, "pace.heard")
+
+    def _lost(self, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+        """Return which ranks have left or were silent between two looks, and note which others were not."""
+        self._alive = [
+            rank
+            for rank, (early, late) in enumerate(zip(before, after, strict=True))
+            if rank != self._rank and late["beat"] != early["beat"] and not late.get("left")
+        ]
+        return lost(before, after, self._names, self._rank)
 
     def _explain(self) -> str:
         if self._stalled is not None and time.monotonic() - self._stalled_at >= _SILENCE_S:
             now = self.look()
-            if now is not None and (told := lost(self._stalled, now, self._names, self._rank)):
+            if now is not None and (told := self._lost(self._stalled, now)):
                 self.rank_lost = True
                 return told
         before = self.look()
-        if before is not None:
-            time.sleep(_SILENCE_S)
+        until = time.monotonic() + _SILENCE_S
+        while before is not None and (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, _HEAR_S))
+            self._within_answer(self._hear, "pace.hear")
         after = self.look() if before is not None else None
         if before is None or after is None:
             self.rank_lost = True
@@ -333,14 +375,14 @@ class Peers:
                 or ", ".join(left(before or [], self._names, self._rank).values())
                 or self._no_store()
             )
-        told = lost(before, after, self._names, self._rank)
+        told = self._lost(before, after)
         self.rank_lost = bool(told)
         return told or unsent(after, self._names)
 
     def _no_store(self) -> str:
         if self._keeper is None:
             return "the store in which ranks say that they are alive does not answer"
-        return f"{self._names[self._keeper]} is gone: the store that it keeps does not answer"
+        return no_store(self._names[self._keeper])
 
     def explain_stall(self) -> str:
         """Return which ranks have not submitted which groups."""

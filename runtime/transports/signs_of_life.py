@@ -35,6 +35,14 @@ def lost(before: Signs, after: Signs, names: Sequence[str], own: int) -> str:
     return ", ".join(told[rank] for rank in sorted(told))
 
 
+def no_store(keeper: str) -> str:
+    """Return that the rank with the store is gone, which may follow from another rank's end."""
+    return (
+        f"{keeper} is gone: the store that it keeps does not answer; if its own error names another rank, "
+        "that rank ended first"
+    )
+
+
 def absent(signs: Signs, names: Sequence[str]) -> str:
     """Return which ranks have written no sign of life yet, and what to do; "" for none."""
     away = [name for name, each in zip(names, signs, strict=True) if not each["beat"]]

@@ -102,3 +102,54 @@ def test_a_rank_whose_store_comes_back_to_it_as_it_ends_is_not_aborted() -> None
         survivor = other.result()
     assert "rank 0 is gone: the store that it keeps does not answer" in survivor.stdout, survivor.stderr
     assert survivor.returncode == 0, survivor.stderr
+
+
+_LOSE_RANK_1 = """
+import os
+import sys
+import time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.errors import CommunicationFailed
+from pace.runtime.torch import DistributedOptimizer
+
+rank, port, wraps = (int(argument) for argument in sys.argv[1:4])
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+store = TCPStore("127.0.0.1", port, 3, rank == 0, wait_for_workers=False)
+if rank == 0:
+    print(store.port, flush=True)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+model = torch.nn.Linear(10, 10)
+if rank == 1 and not wraps:
+    os.kill(os.getpid(), 9)
+try:
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, mode="barrier")
+    for step in range(3):
+        if step == 2 and rank == 1:
+            os.kill(os.getpid(), 9)
+        if step == 2 and rank == 2:
+            time.sleep(0.8)  # it notices when rank 0 has nearly found out what happened
+        optimizer.zero_grad()
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+except CommunicationFailed as error:
+    print(error, flush=True)
+    os._exit(3)  # nothing keeps the store a little longer
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wraps", "fault"),
+    [(0, "rank 1 has not wrapped its optimizer"), (1, "rank 1 gives no sign of life")],
+    ids=["before wrapping", "in training"],
+)
+def test_the_last_rank_does_not_blame_the_rank_that_keeps_the_store(wraps: int, fault: str) -> None:
+    """Rank 0 ends because of rank 1, and with it the store; rank 2 notices later, and names rank 1, too."""
+    with script(_LOSE_RANK_1, 0, 0, wraps) as first:
+        port = first.line()
+        with script(_LOSE_RANK_1, 1, port, wraps), script(_LOSE_RANK_1, 2, port, wraps) as last:
+            for each in (first.result(), last.result()):
+                assert fault in each.stdout, each.stdout + each.stderr
+                assert "rank 0 is gone" not in each.stdout

@@ -223,6 +223,9 @@ def test_who_asks_is_not_held_up_by_a_store_that_is_stopped() -> None:
         keeper.process.send_signal(signal.SIGSTOP)
         peers.ask(2)
         peers.ask_for_state(1, 3, last=False)
-        assert peers.explain_failure() == "rank 0 is gone: the store that it keeps does not answer"
+        assert peers.explain_failure() == (
+            "rank 0 is gone: the store that it keeps does not answer; if its own error names another rank, "
+            "that rank ended first"
+        )
         peers.close(failed=True)
         peers.release()
