@@ -25,10 +25,10 @@ def check_execution(schedule: Schedule) -> Iterator[str]:
         return
     count, most = schedule.execution.max_in_flight, schedule.execution.max_segment_bytes
     if count != 1:
-        yield f"execution.max_in_flight is {count}: times are those of one segment at a time"
+        yield f"execution.max_in_flight is {count}: times are those of one transfer at a time"
     largest = max(transfer.size_bytes for transfer in schedule.transfers)
     if most != largest:
-        yield f"execution.max_segment_bytes is {most}, the largest segment has {largest}"
+        yield f"execution.max_segment_bytes is {most}, the largest transfer has {largest}"
     if schedule.solver.slot_s is not None:
         return
     each = 2 if schedule.exchange == "servers" else 1
@@ -117,12 +117,13 @@ def check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) ->
         group = schedule.groups[segment.group]
         covered[segment.group].append((segment.offset_bytes, segment.offset_bytes + segment.size_bytes))
         if progress.until(segment.start_s) < group.ready_s - times.slack_s:
-            yield f"segment {number}: starts at {segment.start_s!r}, its group is ready at {group.ready_s!r}"
+            start_s, ready_s = segment.start_s, group.ready_s
+            yield f"transfers[{number}]: starts at {start_s!r}, its group is ready at {ready_s!r}"
         duration = allreduce_s(profile.allreduce, profile.workers, segment.size_bytes)
         stated = segment.end_s - segment.start_s
         if not any(same(stated, duration + extra, times) for extra in beside[number]):
             duration += beside[number][0]
-            yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
+            yield f"transfers[{number}]: takes {stated!r} s, derived {duration!r}"
     yield from check_execution(schedule)
     for number, ranges in enumerate(covered):
         at = 0
@@ -138,8 +139,8 @@ def check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) ->
     )
     for first, second in pairwise(by_time):
         if schedule.transfers[second].start_s < schedule.transfers[first].end_s - times.slack_s:
-            yield f"segments {first} and {second} are on the network at the same time"
+            yield f"transfers[{first}] and transfers[{second}] are on the network at the same time"
         # Only what takes no slot may share the priority of what follows.
         step = 0 if schedule.transfers[first].num_slots == 0 else 1
         if schedule.transfers[second].priority < schedule.transfers[first].priority + step:
-            yield f"segments {first} and {second}: priorities do not follow the order of sending"
+            yield f"transfers[{first}] and transfers[{second}]: priorities do not follow the order of sending"

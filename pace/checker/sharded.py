@@ -108,10 +108,10 @@ def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -
         duration = half_s(profile, group.op, segment.size_bytes) + times.extra_of(segment.size_bytes)
         stated = segment.end_s - segment.start_s
         if not same(stated, duration, times):
-            yield f"segment {number}: takes {stated!r} s, derived {duration!r}"
+            yield f"transfers[{number}]: takes {stated!r} s, derived {duration!r}"
         early = progress.until(segment.start_s) < group.ready_s - times.slack_s
         if group.op == "reduce-scatter" and early:
-            yield f"segment {number}: starts at {segment.start_s!r}, before its group is ready"
+            yield f"transfers[{number}]: starts at {segment.start_s!r}, before its group is ready"
     yield from check_execution(schedule)
     by_time = sorted(
         range(len(schedule.transfers)),
@@ -123,9 +123,9 @@ def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -
     )
     for first, second in pairwise(by_time):
         if schedule.transfers[second].start_s < schedule.transfers[first].end_s - times.slack_s:
-            yield f"segments {first} and {second} are on the network at the same time"
+            yield f"transfers[{first}] and transfers[{second}] are on the network at the same time"
         if schedule.transfers[second].priority < schedule.transfers[first].priority:
-            yield f"segments {first} and {second}: priorities do not follow the order of sending"
+            yield f"transfers[{first}] and transfers[{second}]: priorities do not follow the order of sending"
 
 
 def _carried(schedule: Schedule) -> list[tuple[float, float]]:
@@ -167,9 +167,9 @@ def _check_order(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
             continue
         summed = max(ends[group] for group in needs[segment.group])
         if segment.start_s < summed - times.slack_s:
-            yield f"segment {number}: gathers at {segment.start_s!r} what is summed at {summed!r}"
+            yield f"transfers[{number}]: gathers at {segment.start_s!r} what is summed at {summed!r}"
         if norm is not None and segment.start_s < norm.end_s - times.slack_s:
-            yield f"segment {number}: gathers at {segment.start_s!r}, before the norm is known"
+            yield f"transfers[{number}]: gathers at {segment.start_s!r}, before the norm is known"
 
 
 def _check_norm(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:

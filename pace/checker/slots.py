@@ -50,7 +50,7 @@ def check_slots(schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
         # With fewer elements than slots some slots carry nothing, and have no segment.
         idle = group.size_bytes // ELEMENT_BYTES[group.dtype] < needed
         if used[number] > needed or (used[number] < needed and not idle):
-            yield f"groups[{number}]: its segments have {used[number]} slots: expected {needed}"
+            yield f"group {number}: its transfers have {used[number]} slots: expected {needed}"
     ends = [
         (segment.start_slot + segment.num_slots) * slot_s + schedule.groups[segment.group].tail_s
         for segment in schedule.transfers

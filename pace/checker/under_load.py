@@ -35,13 +35,14 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
     """Yield the expected windows that do not follow from the profile and the schedule's calls."""
     predicted = schedule.predicted
     if schedule.solver.slot_s is not None:
-        for field, value in (
-            ("predicted.expected_s", predicted.expected_s),
-            ("predicted.ddp_s", predicted.ddp_s),
-            ("solver.curve", schedule.solver.curve or None),
+        for field, value, expected_value in (
+            ("predicted.expected_s", predicted.expected_s, "null"),
+            ("predicted.ddp_s", predicted.ddp_s, "null"),
+            ("solver.curve", schedule.solver.curve or None, "an empty list"),
         ):
             if value is not None:
-                yield f"{field} is {value!r}: expected none, as solver.slot_s is {schedule.solver.slot_s!r}"
+                slot_s = schedule.solver.slot_s
+                yield f"{field} is {value!r}: expected {expected_value}, as solver.slot_s is {slot_s!r}"
         return
     load = _Load(profile, schedule, times)
     left = [

@@ -172,7 +172,7 @@ def _refuse_gaps(schedule: Schedule, ops: tuple[TransferOp, ...]) -> None:
             raise ValueError(f"transfer {number} of group {transfer.group} cuts an element")
         if schedule.exchange != "allreduce" and transfer.op != "pull":
             if transfer.priority in places:
-                raise ValueError(f"transfer {number}: two segments have priority {transfer.priority}")
+                raise ValueError(f"transfer {number}: another one has priority {transfer.priority}")
             places.add(transfer.priority)
         parts.append((transfer.offset_bytes, transfer.size_bytes))
     for (op, number), parts in ranges.items():
@@ -193,10 +193,10 @@ def _refuse_uncovered(what: str, parts: list[tuple[int, int]], size_bytes: int) 
     covered = 0
     for offset, length in sorted(parts):
         if offset != covered:
-            raise ValueError(f"{what}: segments cover byte {min(offset, covered)} twice or not at all")
+            raise ValueError(f"{what}: transfers cover byte {min(offset, covered)} twice or not at all")
         covered += length
     if covered != size_bytes:
-        raise ValueError(f"{what}: segments cover {covered} bytes of {size_bytes}")
+        raise ValueError(f"{what}: transfers cover {covered} bytes of {size_bytes}")
 
 
 def _refuse_lone_pushes(schedule: Schedule) -> None:

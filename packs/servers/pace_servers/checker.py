@@ -99,6 +99,11 @@ def wire_bytes(profile: Profile, schedule: Schedule, rates: ServerRates) -> Wire
     return WireBytes(pushed=pushed, pulled=pulled, gradient_pushed=up, gradient_pulled=down)
 
 
+def _named(direction: str, number: int) -> str:
+    """Return where the schedule has a push or a pull: each push is before its pull."""
+    return f"{direction} transfers[{2 * number + (direction == 'pull')}]"
+
+
 def check_messages(
     schedule: Schedule, rates: ServerRates, wire: WireBytes, times: DerivedTimes
 ) -> Iterator[str]:
@@ -108,13 +113,13 @@ def check_messages(
     for number, (push, pull) in enumerate(zip(pushes, pulls, strict=True)):
         ready = schedule.groups[push.group].ready_s
         if push.start_s < ready - slack:
-            yield f"segment {number}: is pushed at {push.start_s!r}, its group is ready at {ready!r}"
+            yield f"{_named('push', number)}: is pushed at {push.start_s!r}, its group is ready at {ready!r}"
         if pull.start_s < push.end_s + rates.latency_s - slack:
-            yield f"segment {number}: is pulled before a round trip after its push has passed"
+            yield f"{_named('pull', number)}: is pulled before a round trip after its push has passed"
         least = schedule.placement.exchange.min_partition_bytes
         if push.size_bytes < min(least, schedule.groups[push.group].size_bytes):
             yield (
-                f"segment {number}: {push.size_bytes} bytes are part of a group and less than the "
+                f"{_named('push', number)}: {push.size_bytes} bytes are part of a group and less than the "
                 f"cluster's min_partition_bytes, {least}"
             )
     yield from check_execution(schedule)
@@ -145,7 +150,7 @@ def check_messages(
         if opens:
             ends_later = busy.get(connection)
             if ends_later is not None and messages[ends_later][3] > moment + slack:
-                yield f"{direction} of segment {number}: its connection still carries another"
+                yield f"{_named(direction, number)}: its connection still carries another"
             busy[connection] = at
             under_way[at] = direction
         else:
@@ -153,7 +158,7 @@ def check_messages(
     for (direction, number, start, end, needed), got in zip(messages, carried, strict=True):
         if abs(got - needed) > ROUNDINGS * slack * rates.worker:
             yield (
-                f"{direction} of segment {number}: from {start!r} to {end!r} its connection carries "
+                f"{_named(direction, number)}: from {start!r} to {end!r} its connection carries "
                 f"{got!r} bytes, it has {needed!r}"
             )
 
@@ -234,8 +239,8 @@ def check_send_order(schedule: Schedule, rates: ServerRates, times: DerivedTimes
         for messages in by_link.values():
             for number, overtaken in _overtaken(messages, times.slack_s):
                 yield (
-                    f"{direction} of segment {number}: starts while segment {overtaken}, of a smaller"
-                    " priority, waits for the same connection"
+                    f"{_named(direction, number)}: starts while {_named(direction, overtaken)}, of a "
+                    "smaller priority, waits for the same connection"
                 )
 
 
@@ -286,7 +291,7 @@ def check_partition_sizes(schedule: Schedule, rates: ServerRates, wire: WireByte
     element = max((ELEMENT_BYTES[group.dtype] for group in schedule.groups), default=0)
     most = max(solver.partition_bytes or 0, element) + exchange.min_partition_bytes
     if largest > most * (1 + 1e-9):
-        yield f"solver.partition_bytes is {solver.partition_bytes}, the largest segment has {largest!r}"
+        yield f"solver.partition_bytes is {solver.partition_bytes}, the largest transfer has {largest!r}"
 
 
 def check_link_proofs(

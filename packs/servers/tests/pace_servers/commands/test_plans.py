@@ -44,7 +44,7 @@ def test_a_plan_is_written_checked_and_read(profile: Path, tmp_path: Path) -> No
     plan.write_text(json.dumps(broken))
     refused = run("check", profile, plan)
     assert refused.exit_code == 1
-    assert "segment 0" in refused.output
+    assert "push transfers[0]" in refused.output
 
 
 def test_the_chart_of_a_plan_is_written(profile: Path, tmp_path: Path) -> None:
