@@ -156,6 +156,8 @@ _RETRIED_STATUSES = (429, 502, 503, 504)
 MOST_BYTES = 64 << 20
 
 _RELEASE_TIMEOUT_S = 2.0
+# This side has checked what it sends: a field that the other does not know, or lacks, is of other code.
+_OTHER_FIELDS = ("Extra inputs are not permitted", "Field required")
 
 D = TypeVar("D", bound=BaseModel)
 _backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2)
@@ -282,8 +284,8 @@ class ServiceRequests:
                 problem = Problem.model_validate_json(answer.body)
             except ValidationError:
                 self._nonsense(f"status {answer.status}")
-            if answer.status == 422:  # the service may not know a field yet
-                problem = problem.model_copy(update={"detail": f"{problem.detail}{self._other_release()}"})
+            if answer.status in (404, 405, 422):  # the service may not know a path or a field yet
+                problem = problem.model_copy(update={"detail": self._with_releases(problem.detail)})
             raise error_of(problem, self.url)
         if not answer.has_its_digest:
             self._nonsense("a body that does not have its digest")
@@ -291,18 +293,20 @@ class ServiceRequests:
             # A newer service may send fields that this release does not know.
             return document.model_validate_json(answer.body, strict=True, extra="ignore")
         except ValidationError as error:
-            self._nonsense(f"{explain(error)}{self._other_release()}")
+            self._nonsense(self._with_releases(explain(error)))
 
-    def _other_release(self) -> str:
-        """Return that the service is of another release, and what to do; "" if it is not, or does not say."""
+    def _with_releases(self, refusal: str) -> str:
+        """Add that the service is of another release, and what to do, to why a document was refused."""
         try:
             answer = self._send(time.monotonic() + _RELEASE_TIMEOUT_S, "GET", "/healthz")
             theirs = Health.model_validate_json(answer.body, extra="ignore").version
         except (httpx.HTTPError, ServiceUnavailable, ValidationError):
-            return ""
-        if theirs == __version__:
-            return ""
-        return f" (the service has PACE {theirs}, this is {__version__}: install the same on both)"
+            return refusal
+        if theirs == __version__ and not any(words in refusal for words in _OTHER_FIELDS):
+            return refusal
+        line = "; ".join(refusal.splitlines())
+        between = "" if theirs != __version__ else ", from different commits"
+        return f"{line} (the service has PACE {theirs}, this is {__version__}{between}: install the same on both)"
 
     def _nonsense(self, what: str) -> NoReturn:
         raise ServiceUnavailable(f"{self.url} sent a wrong answer: {what}")

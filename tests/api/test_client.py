@@ -1,6 +1,7 @@
 """The client against a real service, and against services that are gone, slow or lying."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pace import InvalidOptions, Options, ServiceUnavailable, optimize, parse_profile
+from pace import InvalidOptions, Options, PaceError, ServiceUnavailable, optimize, parse_profile
 from pace.client import Client
+from pace.version import __version__
 from tests.api.answering import answering, send
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
@@ -195,6 +197,38 @@ def test_answers_of_a_newer_service(service: Caller) -> None:
             ServiceUnavailable, match=r"the service has PACE 9\.0\.0, this is .*install the same"
         ):
             client.newest_schedule("newer", PROFILE.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "version", "told"),
+    [
+        (
+            422,
+            "a: Extra inputs are not permitted\nb: Field required",
+            "0.0.9",
+            "a: .*; b: .*PACE 0.0.9, this",
+        ),
+        (422, "a: Extra inputs are not permitted", __version__, "from different commits: install the same"),
+        (404, "Not Found", "0.0.9", "the service has PACE 0.0.9, this is .*install the same on both"),
+    ],
+    ids=["fields of an older release", "fields of an older commit", "a path of a newer release"],
+)
+def test_a_service_that_is_older_is_named_in_one_line(
+    status: int, detail: str, version: str, told: str
+) -> None:
+    """With both releases, and what to do; also where the releases have the same name."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/healthz":
+            send(handler, 200, json.dumps({"status": "ok", "version": version}).encode())
+            return
+        problem = {"type": "about:blank", "title": "Refused", "status": status, "detail": detail}
+        send(handler, status, json.dumps(problem).encode())
+
+    with answering(answer) as url, Client(url, timeout_s=60) as client, pytest.raises(PaceError) as raised:
+        client.create_schedule(PROFILE)
+    assert re.search(told, str(raised.value)), raised.value
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
