@@ -58,6 +58,7 @@ def main() -> int:
     console.print(f"Two workers over {arguments.backend}, {arguments.network}.")
     for attempt in range(1, arguments.attempts + 1):
         times = measure(console, arguments, f"{JOB}-{attempt}")
+        print(*rank_0_log(out / "pace.log"), sep="\n", flush=True)
         profile, schedule = load_profile(out / "profile.json"), load_schedule(out / "schedule.json")
         said, trusted = verdict(times, profile.timing.compute_s, difference(out), RIVAL[arguments.backend])
         console.print(said)
@@ -96,6 +97,11 @@ def measure(console: Console, arguments: argparse.Namespace, job: str) -> dict[s
     times = {name: json.loads((out / f"{name}.json").read_text()) for name in jobs}
     times["pace"]["is_plain"] = json.loads((out / "pace.trial.json").read_text())["source"] == "plain"
     return times
+
+
+def rank_0_log(log: Path) -> list[str]:
+    """Return what PACE logged in the training; only rank 0 does."""
+    return [line for line in log.read_text(errors="replace").splitlines() if line.startswith("pace.")]
 
 
 def verdict(

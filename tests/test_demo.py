@@ -15,6 +15,8 @@ from pace.documents.schedule import load_schedule
 from pace.kinds import check
 from tests.preloaded import ROOT, Programs
 
+# What README shows of rank 0's log.
+EVENTS = ("pace.wrapped gradients=14 ", "pace.schedule_found ", "pace.trial ", "pace.mode_chosen ")
 # A program, and no module of a package.
 BALANCE = runpy.run_path(str(ROOT / "examples" / "balance.py"))
 
@@ -38,7 +40,7 @@ def test_the_demo_trains_to_the_same_weights(programs: Programs, tmp_path: Path)
         command, capture_output=True, text=True, env=environment, timeout=1180, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for shown in ("compute alone ms", "predicted ms", "measured ms", "priority", "pace headroom"):
+    for shown in ("compute alone ms", "predicted ms", "measured ms", "priority", "pace headroom", *EVENTS):
         assert shown in ended.stdout
     assert ("weights equal" in ended.stdout) != ("Not trustworthy here" in ended.stdout), ended.stdout
     profile = load_profile(tmp_path / "profile.json")
