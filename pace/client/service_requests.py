@@ -293,10 +293,10 @@ class ServiceRequests:
             # A newer service may send fields that this release does not know.
             return document.model_validate_json(answer.body, strict=True, extra="ignore")
         except ValidationError as error:
-            self._nonsense(self._with_releases(explain(error)))
+            self._nonsense(explain(error))
 
     def _with_releases(self, refusal: str) -> str:
-        """Add that the service is of another release, and what to do, to why a document was refused."""
+        """Add that the service is of another release, and what to do, to what one of the two refuses."""
         try:
             answer = self._send(time.monotonic() + _RELEASE_TIMEOUT_S, "GET", "/healthz")
             theirs = Health.model_validate_json(answer.body, extra="ignore").version
@@ -305,11 +305,11 @@ class ServiceRequests:
         if theirs == __version__ and not any(words in refusal for words in _OTHER_FIELDS):
             return refusal
         line = "; ".join(refusal.splitlines())
-        between = "" if theirs != __version__ else ", from different commits"
-        return f"{line} (the service has PACE {theirs}, this is {__version__}{between}: install the same on both)"
+        ours = __version__ if theirs != __version__ else f"{__version__} of another commit"
+        return f"{line} (the service has PACE {theirs}, this is {ours}: install the same on both)"
 
     def _nonsense(self, what: str) -> NoReturn:
-        raise ServiceUnavailable(f"{self.url} sent a wrong answer: {what}")
+        raise ServiceUnavailable(f"{self.url} sent a wrong answer: {self._with_releases(what)}")
 
 
 class _TryAgain(ServiceUnavailable):
