@@ -1,18 +1,24 @@
 """The scenario document: a whole training run over a fabric, to be simulated under several policies."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pace.documents.base import Document
 from pace.documents.profile import Name
+from pace.errors import InvalidOptions
 from pace_fabric.documents.transfer_plan import LatePolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_WORKERS = 10_000
 MOST_TICKS = 10_000_000
-MOST_RATES = 10_000_000
+MOST_RATES = 1_000_000
+# Links have rates for a little longer than a run: its last transfers may still be under way.
+MARGIN_S = 60.0
+# Most runs take a fifth of this, as links slow workers down.
+MOST_WORK_S = 120.0
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -98,11 +104,11 @@ class FabricScenario(Document):
 
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:
-        rates = self.machines * self.duration_s / self.links.every_s
+        rates = (self.machines + 2) * (self.duration_s + MARGIN_S) / self.links.every_s
         for name, count, most in (
             ("machines * workers_per_machine", self.num_workers, MOST_WORKERS),
             ("duration_s / tick_s", self.duration_s / self.tick_s, MOST_TICKS),
-            ("machines * duration_s / links.every_s", rates, MOST_RATES),
+            ("(machines + 2) * (duration_s + 60) / links.every_s", rates, MOST_RATES),
         ):
             if count > most:
                 raise ValueError(f"{name} is {count:g}, at most {most:,} are simulated")
@@ -113,6 +119,31 @@ class FabricScenario(Document):
         if self.replicate_patiently and self.replicate_updates is None:
             raise ValueError("replicate_patiently needs replicate_updates: give it, or leave both out")
         return self
+
+    def work_s(self, policy: str) -> float:
+        """Return about how many seconds it takes at most to simulate a policy.
+
+        A worker computes, and then sends an update or a part of it over its link. Policies with a server
+        share links among all transfers anew at each event. Plans also take time in each tick.
+        """
+        turn_s = self.compute_s + self.update_bytes / max(self.links.bytes_per_s)
+        computations = self.num_workers * (1 + self.duration_s / turn_s)
+        if policy in ("ring", "tree"):
+            return 5e-6 * computations
+        if not policy.startswith("mlfabric"):
+            return (3e-5 + 5e-8 * self.num_workers) * computations
+        ticks = self.duration_s / self.tick_s
+        return (4e-4 + 1e-6 * self.num_workers) * computations + (3e-4 + 1e-5 * self.machines) * ticks
+
+    def refuse_long(self, policies: Sequence[str]) -> None:
+        """Raise InvalidOptions if simulating policies might take more than two minutes."""
+        work_s = sum(self.work_s(policy) for policy in policies)
+        if work_s > MOST_WORK_S:
+            raise InvalidOptions(
+                f"duration_s is {self.duration_s:g}: simulating {', '.join(policies)} with "
+                f"{self.num_workers:,} workers may take {work_s:.0f} s, at most {MOST_WORK_S:.0f} s are "
+                "allowed. Choose a shorter duration_s, a longer compute_s or tick_s, or fewer workers"
+            )
 
     @property
     def sha256(self) -> str:

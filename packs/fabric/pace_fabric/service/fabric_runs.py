@@ -6,6 +6,7 @@ import zlib
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.kind import Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_document
+from pace.errors import InvalidOptions
 from pace_fabric.documents.reading import parse_document
 from pace_fabric.documents.scenario import FabricScenario
 from pace_fabric.service.documents import (
@@ -16,20 +17,20 @@ from pace_fabric.service.documents import (
     FabricRunSummary,
 )
 
-# A simulated second of 30 workers takes some milliseconds.
-MOST_WORKER_SECONDS = 1_000_000
 MOST_WORKERS = 1000
 
 
 def _read(request: FabricRunRequest, limits: ReadLimits) -> Question:
     del limits
     scenario, policies = request.scenario, request.policies
-    worker_seconds = scenario.num_workers * scenario.duration_s * len(policies)
-    if scenario.num_workers > MOST_WORKERS or worker_seconds > MOST_WORKER_SECONDS:
+    if scenario.num_workers > MOST_WORKERS:
         raise ContentTooLarge(
-            f"{scenario.num_workers} workers for {worker_seconds:.0f} worker-seconds; this service takes "
-            f"at most {MOST_WORKERS} workers and {MOST_WORKER_SECONDS} worker-seconds"
+            f"{scenario.num_workers} workers; this service takes at most {MOST_WORKERS} workers"
         )
+    try:
+        scenario.refuse_long(policies)
+    except InvalidOptions as error:
+        raise ContentTooLarge(str(error)) from None
     return Question(
         kind=KIND.name,
         options=json.dumps(policies),

@@ -3,11 +3,8 @@
 import numpy as np
 
 from pace.solver.arrays import FloatArray
-from pace_fabric.documents.scenario import FabricScenario
+from pace_fabric.documents.scenario import MARGIN_S, FabricScenario
 from pace_fabric.solver.capacity import Capacities
-
-# Runs end a little after their duration: the last transfers need links that are still drawn.
-_MARGIN_S = 60.0
 
 
 class Computations:
@@ -28,7 +25,7 @@ def draw_links(scenario: FabricScenario) -> Capacities:
     """Return every link over the run: machines first, then the server, then the replica."""
     random = np.random.default_rng([scenario.seed, 2])
     hosts = scenario.machines + 2
-    num_steps = int(np.ceil((scenario.duration_s + _MARGIN_S) / scenario.links.every_s))
+    num_steps = int(np.ceil((scenario.duration_s + MARGIN_S) / scenario.links.every_s))
     drawn = random.choice(scenario.links.bytes_per_s, p=scenario.links.shares, size=(num_steps, 2 * hosts))
     if not scenario.server_varies:
         drawn[:, 2 * scenario.machines :] = scenario.server_bytes_per_s
@@ -44,6 +41,8 @@ def draw_links(scenario: FabricScenario) -> Capacities:
 
 def rates_at(links: Capacities, at_s: float) -> FloatArray:
     """Return the rate of every link at a moment."""
-    before = (links.times <= max(at_s, 0.0)) & (np.arange(links.times.shape[1]) < links.counts[:, None])
-    rates: FloatArray = links.rates[np.arange(len(links.counts)), before.sum(axis=1) - 1]
+    from pace_fabric.solver.kernels.capacity import rates_at as kernel
+
+    rates = np.empty(len(links.counts))
+    kernel(links.times, links.rates, links.counts, max(at_s, 0.0), rates)
     return rates

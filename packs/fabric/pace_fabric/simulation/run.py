@@ -23,8 +23,9 @@ def simulate_fabric(scenario: FabricScenario, policy: str) -> FabricRun:
     Raises
     ------
     InvalidOptions
-        If there is no such policy.
+        If there is no such policy, or the run would take minutes.
     """
+    scenario.refuse_long([policy])
     match policy:
         case "mlfabric-a":
             return simulate_planned(scenario)

@@ -508,7 +508,8 @@ def test_the_checker_imports_nothing_that_solves() -> None:
     [
         ({"machines": 10_000, "workers_per_machine": 10_000}, "machines \\* workers_per_machine is 1e\\+08"),
         ({"tick_s": 1e-12}, "duration_s / tick_s is 3e\\+13"),
-        ({"links": {"every_s": 1e-12}}, "links.every_s is 4.5e\\+14"),
+        ({"links": {"every_s": 1e-12}}, "links.every_s is 1.53e\\+15"),
+        ({"links": {"every_s": 1e-6}, "duration_s": 1e-6}, "links.every_s is 1.02e\\+09"),
     ],
 )
 def test_a_scenario_that_takes_for_ever_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -31,6 +31,13 @@ def step_at(times: FloatArray, counts: IntArray, link: int, at: float) -> int:
 
 
 @compiled
+def rates_at(times: FloatArray, rates: FloatArray, counts: IntArray, at: float, found: FloatArray) -> None:
+    """Write the rate of each link at time `at` to `found`."""
+    for link in range(len(counts)):
+        found[link] = rates[link, step_at(times, counts, link, at)]
+
+
+@compiled
 def finish(
     times: FloatArray,
     rates: FloatArray,

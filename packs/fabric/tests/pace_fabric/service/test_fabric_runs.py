@@ -52,7 +52,7 @@ def test_a_run_is_a_task_that_can_be_followed(service: Caller) -> None:
     [
         ({"policies": ["magic"]}, 422, "policies"),
         ({"scenario": {"machines": 0}}, 422, "machines"),
-        ({"scenario": {"duration_s": 100_000}, "policies": ["ring"]}, 413, "worker-seconds"),
+        ({"scenario": {"duration_s": 100_000}, "policies": ["ring", "async"]}, 413, "duration_s is 100000"),
     ],
 )
 def test_faults_are_named(service: Caller, change: dict[str, Any], status: int, words: str) -> None:

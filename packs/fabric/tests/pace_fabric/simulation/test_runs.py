@@ -1,5 +1,7 @@
 """Whole runs: against a reference, against what can be computed by hand, and what must hold in each."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -171,3 +173,20 @@ def test_what_if_over_bounds_and_aggregators() -> None:
     assert cells[0].server_bytes_per_commit > cells[1].server_bytes_per_commit
     assert len(cells_csv(cells).splitlines()) == 5
     assert cells_html(scenario(), cells).count("<tr") == 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields"),
+    [
+        ("mlfabric-a", {"duration_s": 100_000.0}),
+        ("mlfabric-s", {"machines": 1, "workers_per_machine": 10_000}),
+        ("mlfabric-a", {"duration_s": 1000.0, "tick_s": 1e-4, "compute_s": 1000.0}),
+        ("async", {"update_bytes": 1, "compute_s": 1e-6}),
+        ("ring", {"duration_s": 100_000.0, "update_bytes": 1, "compute_s": 1e-2}),
+    ],
+)
+def test_a_run_of_many_minutes_is_refused(policy: str, fields: dict[str, Any]) -> None:
+    """Before it begins, with what to change; a policy that takes less time may run longer."""
+    with pytest.raises(InvalidOptions, match=f"{policy} with .* s are allowed. Choose a shorter duration_s"):
+        simulate_fabric(FabricScenario(**fields), policy)
+    assert simulate_fabric(FabricScenario(duration_s=1000.0), "ring").num_committed > 0
