@@ -71,7 +71,7 @@ def send_in_lockstep(
     pull_sizes: FloatArray | IntArray | None = None,
     in_order: bool = False,
 ) -> LockstepTimes:
-    """Return when each part is pushed and pulled, in O(parts * servers). Parts are listed in planned order.
+    """Return when each part is pushed and pulled, in O(parts * servers with parts). Parts are listed in planned order.
 
     Parameters
     ----------
@@ -86,15 +86,16 @@ def send_in_lockstep(
     from pace.solver.kernels import lockstep as kernel
 
     times = np.zeros((4, len(ready)))
+    server = np.asarray(server, dtype=np.int64)
     up = np.asarray(sizes, dtype=np.float64) + links.overhead_bytes
     down = up if pull_sizes is None else np.asarray(pull_sizes, dtype=np.float64) + links.overhead_bytes
     kernel.send_in_lockstep(
         np.asarray(ready, dtype=np.float64),
         up,
         down,
-        np.asarray(server, dtype=np.int64),
+        server,
         np.arange(len(ready), dtype=np.int64),
-        links.num_servers,
+        int(server.max(initial=-1)) + 1,  # the rest has nothing to do
         links.bytes_per_s,
         links.connection_bytes_per_s,
         links.colocated_workers,
@@ -172,7 +173,7 @@ def best_whole_order(
         push_bytes,
         pull_bytes,
         allowed,
-        links.num_servers,
+        min(links.num_servers, count),
         links.bytes_per_s,
         links.connection_bytes_per_s,
         links.overhead_bytes,

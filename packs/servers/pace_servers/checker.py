@@ -5,8 +5,8 @@ hence how fast each goes: added up, every message must have got its bytes exactl
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -16,7 +16,7 @@ from pace.checker.plan import check_execution, check_groups, check_identity
 from pace.checker.proofs import check_chain
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.proofs import Proof
-from pace.documents.schedule import Schedule
+from pace.documents.schedule import Schedule, Segment
 
 # Stated times are rounded, and every message's bytes are a sum over many moments.
 ROUNDINGS = 100
@@ -302,10 +302,15 @@ def check_link_proofs(
     whole = min(rates.worker, connections * rates.connection)
     alone = min(rates.worker, rates.connection)
     strongest = times.compute_s
+    every = list(zip(schedule.of_op("push"), wire.pushed, wire.pulled, strict=True))
+    on_server: dict[int | None, list[tuple[Segment, float, float]]] = defaultdict(list)
+    for sent in every:
+        on_server[sent[0].link // 2].append(sent)
     for place, proof in enumerate(schedule.proofs):
         if rates.shared and proof.link != "up":
             yield f'proof {place}: link is "{proof.link}", colocated servers have only "up"'
-        jobs = list(_jobs(schedule, proof, rates, wire, whole, alone))
+        crossing = on_server[proof.server] if proof.link == "server" else every
+        jobs = list(_jobs(schedule, proof, crossing, rates, whole, alone))
         slack = times.slack_s
         inside = [
             duration
@@ -330,12 +335,12 @@ def check_link_proofs(
 def _jobs(
     schedule: Schedule,
     proof: Proof,
+    crossing: Iterable[tuple[Segment, float, float]],
     rates: ServerRates,
-    wire: WireBytes,
     whole: float,
     alone: float,
 ) -> Iterator[tuple[float, float, float]]:
-    for segment, up, down in zip(schedule.of_op("push"), wire.pushed, wire.pulled, strict=True):
+    for segment, up, down in crossing:
         group = schedule.groups[segment.group]
         ready, tail = group.ready_s, group.tail_s
         if rates.shared:
@@ -344,7 +349,7 @@ def _jobs(
             yield ready + up / alone + rates.latency_s, down / whole, tail
         elif proof.link == "up":
             yield ready, up / whole, tail + rates.latency_s + down / alone
-        elif segment.link // 2 == proof.server:
+        else:
             yield ready, up / alone, tail + rates.latency_s + down / alone
 
 

@@ -73,6 +73,9 @@ def _proof(
     server: int | None = None,
 ) -> Proof:
     jobs = np.arange(len(ready)) if server is None else np.flatnonzero(segments.server == server)
+    if not len(jobs):
+        none = {"num_transfers": 0, "min_ready_s": 0.0, "total_s": 0.0, "min_tail_s": 0.0, "bound_s": 0.0}
+        return Proof(link=link, server=server, **none)
     found: CriticalSet = one_link_bound(ready[jobs], duration[jobs], tail[jobs])
     inside = jobs[(ready[jobs] >= found.min_ready) & (tail[jobs] >= found.min_tail)]
     total = float(duration[inside].sum())

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pace.counted import counted
 from pace.documents.cluster import Cluster
 from pace.documents.options import Options
 from pace.documents.profile import Profile
@@ -16,14 +17,15 @@ from pace.planning.fusion.search import FusionResult, fuse
 from pace.solver.flow_shop.lockstep import MOST_GROUPED, MOST_ORDERED
 from pace.version import __version__
 from pace_servers.planning.bounds import segment_proofs, servers_bound, servers_chain_bound
-from pace_servers.planning.plans import ServersPlan, best_plan, faster_whole_plan, offsets
+from pace_servers.planning.plans import ServersPlan, best_plan, faster_whole_plan, most_parts, offsets
 from pace_servers.planning.problem import ServersProblem
 
 # On each link. Two messages in flight would share the connection.
 ONE_AT_A_TIME = 1
 
-# A plan of more parts takes minutes and gigabytes.
+# A plan of more parts takes minutes and gigabytes; so does one of more parts times servers.
 MOST_PARTS = 2_000_000
+MOST_SENT = 500_000_000
 
 
 def optimize_servers(profile: Profile, options: Options | None = None) -> Schedule:
@@ -109,10 +111,12 @@ def plan_servers(problem: ServersProblem, options: Options) -> tuple[ServersPlan
     """Return the plan of ``optimize_servers``, and how its groups were found."""
     size = max(options.partition_bytes or problem.suggested_partition_bytes(), problem.least_bytes)
     total = float(problem.plain.sizes.sum())
-    if options.partition_bytes is not None and total > MOST_PARTS * size:
+    servers = problem.links.num_servers
+    most = min(MOST_PARTS, most_parts(MOST_SENT, servers))
+    if options.partition_bytes is not None and total > most * size:
         raise InvalidOptions(
-            f"partition_bytes {options.partition_bytes} makes over {MOST_PARTS:,} segments: "
-            f"use at least {math.ceil(total / MOST_PARTS):,}"
+            f"partition_bytes {options.partition_bytes} makes over {most:,} segments for "
+            f"{counted(servers, 'server')}: use at least {math.ceil(total / most):,}"
         )
     asked = Options(
         fusion=options.fusion, max_group_bytes=options.max_group_bytes, search_calls=options.search_calls

@@ -4,6 +4,7 @@ Each candidate has a fusion, a partition size around delta0 and an order. Its wi
 over the links as the runtime does. The fastest one is chosen.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -26,6 +27,8 @@ AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
 FINER = (1.41, 1.23, 1.15, 1.09, 1.06, 1.035, 1.02, 1.01)
 # Most segments for the search by insertion, whose time grows with the cube of their number.
 MOST_INSERTED = 250
+# Most segments times servers of a plan that is only tried: sending more takes over a second.
+MOST_TRIED = 50_000_000
 # How many of the fusions are tried with every partition size.
 REFINED = 2
 
@@ -66,7 +69,9 @@ def best_plan(
     No part is smaller than the problem allows.
     """
     suggested = problem.suggested_partition_bytes()
-    sizes = candidate_sizes(suggested, int(problem.sent_bytes.sum()), problem.least_bytes)
+    total = int(problem.sent_bytes.sum())
+    least = max(problem.least_bytes, math.ceil(total / most_parts(MOST_TRIED, problem.links.num_servers)))
+    sizes = candidate_sizes(suggested, total, least)
     first = max(partition_bytes, problem.least_bytes) if partition_bytes else sizes[len(sizes) // 2]
     ordered = [_in_order(problem, partition) for partition in partitions]
     by_sent = partition_bytes is None
@@ -80,7 +85,7 @@ def best_plan(
         for factor in FINER:
             best = min(found, key=_preference)
             for size in (int(best.partition_bytes / factor), int(best.partition_bytes * factor)):
-                if max(problem.least_bytes, 1) <= size <= sizes[-1]:
+                if max(least, 1) <= size <= sizes[-1]:
                     found += _plans(problem, best.partition, best.buffers, size, by_sent=True)
     return min(found, key=_preference)
 
@@ -110,6 +115,11 @@ def faster_whole_plan(
     order = np.array([partition.index(group) for group in in_turn], dtype=np.int64)
     size = int(buffers.sizes.max())
     return _priced(problem, partition, buffers, order, buffers.elements[order], size, "exhaustive")
+
+
+def most_parts(most_work: int, num_servers: int) -> int:
+    """Return the most segments for which segments times servers that have one is at most `most_work`."""
+    return max(most_work // num_servers, math.isqrt(most_work))
 
 
 def _preference(plan: ServersPlan) -> tuple[float, int, int]:
@@ -147,7 +157,9 @@ def _plans(
         if sending is not None:
             parts = join_rests(sending.groups, sending.elements, least)
             yield _priced(problem, partition, buffers, *parts, size, "longest tail")
-    for spread in (1, problem.links.num_servers) if problem.links.num_servers > 1 else (1,):
+    servers = problem.links.num_servers
+    spreads = servers > 1 and servers * len(partition) <= most_parts(MOST_TRIED, servers)
+    for spread in (1, servers) if spreads else (1,):
         yield from _evenly_cut(problem, partition, buffers, size, spread, by_sent=by_sent)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pace.counted import counted
 from pace.documents.cluster import Cluster, Consistency
 from pace.documents.profile import Profile
 from pace.errors import InvalidCluster, InvalidOptions
@@ -16,6 +17,8 @@ from pace_servers.simulation.traffic import ServersPolicy, ServersTraffic
 
 # A worker that may be this many windows ahead never waits for others.
 UNBOUNDED = 1 << 40
+# Messages and ops take microseconds each, and everything takes memory.
+MOST_SIMULATED = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,13 @@ def run_server_policy(
             f"staleness is {staleness} with consistency {consistency}: expected at least 0, and "
             "consistency sync"
         )
+    servers = cluster.exchange.servers
+    parts_at_most = servers * len(profile.gradients)
+    if parts_at_most > MOST_SIMULATED:
+        raise InvalidOptions(
+            f"{counted(servers, 'server')} with {counted(len(profile.gradients), 'gradient')} make up to "
+            f"{parts_at_most:,} parts, at most {MOST_SIMULATED:,} are simulated: choose fewer servers"
+        )
     traffic = policy.traffic(profile, cluster)
     rules = traffic.rules
     behind = UNBOUNDED if consistency == "async" else staleness or 0
@@ -133,6 +143,13 @@ def run_server_policy(
         )
     workers = profile.workers
     parts = ServerParts.of(ServersProblem.of(profile, cluster), traffic, cluster.exchange.servers)
+    work = iterations * workers * (len(traffic.server) + len(profile.ops)) + workers * servers
+    if work > MOST_SIMULATED:
+        raise InvalidOptions(
+            f"{counted(iterations, 'iteration')} of {counted(workers, 'worker')} with "
+            f"{counted(servers, 'server')} make {work:,} messages, ops and connections, at most "
+            f"{MOST_SIMULATED:,} are simulated: choose fewer iterations, workers or servers, or larger parts"
+        )
     window_ends = np.zeros((iterations, workers))
     times = np.zeros((iterations, workers, len(traffic.server), 4))
     if traffic.shuffled:

@@ -57,3 +57,9 @@ def test_impossible_grids_are_refused() -> None:
         what_if_servers(PROFILE, ServerGrid(servers=(1,), staleness=("soon",)))
     with pytest.raises(InvalidOptions, match="simulations"):
         what_if_servers(PROFILE, ServerGrid(servers=tuple(range(1, 30_000))))
+
+
+def test_more_parts_than_fit_into_memory_are_not_simulated() -> None:
+    """They are refused before they are made, with what to change."""
+    with pytest.raises(InvalidOptions, match="are simulated: choose fewer"):
+        what_if_servers(PROFILE.replace(workers=1_000_000), ServerGrid(servers=(1000,)))

@@ -423,3 +423,14 @@ def test_no_given_size_of_partitions_is_much_faster(model: str, servers: int) ->
     for size in np.geomspace(1e6, 16e6, 48).astype(int).tolist():
         given_size = optimize_servers(profile, Options(cluster=chosen, partition_bytes=size))
         assert schedule.predicted.iteration_s <= given_size.predicted.iteration_s * 1.015, size
+
+
+def test_many_servers_do_not_multiply_the_parts() -> None:
+    """The plan is valid with fewer parts than servers; too small parts are refused with the size to use."""
+    profile = three_layers((400_000, 400_000, 400_000), 1.0).replace(workers=4)
+    many = cluster_for(profile, servers=100_000, worker_bytes_per_s=1e9)
+    plan = optimize_servers(profile, Options(cluster=many))
+    assert len(plan.transfers) < 20_000
+    assert check(profile, plan) == []
+    with pytest.raises(InvalidOptions, match="segments for 100,000 servers: use at least "):
+        optimize_servers(profile, Options(cluster=many, partition_bytes=4))
