@@ -71,7 +71,9 @@ def send_in_lockstep(
     pull_sizes: FloatArray | IntArray | None = None,
     in_order: bool = False,
 ) -> LockstepTimes:
-    """Return when each part is pushed and pulled, in O(parts * servers with parts). Parts are listed in planned order.
+    """Return when each part is pushed and pulled, in O(parts * servers).
+
+    Parts are listed in planned order. Servers without a part take no time.
 
     Parameters
     ----------
