@@ -32,7 +32,7 @@ from pace.terminal.console import (
     refuse_unknown_ending,
 )
 from pace.terminal.kind_options import fields_of_flags, kind_for, refuse_others, with_options_of
-from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading
+from pace.terminal.reporting import judged, reported, tell_slowdown, warn_if_misleading, warn_of_unused
 
 _OF_GRAPHS = For(("graph",))
 
@@ -97,7 +97,8 @@ def optimize(
         kind = kinds()[kind_for(ctx.command, problem, ctx.params)]
         refuse_others(ctx, kind.name)
         asked |= fields_of_flags(ctx.command, kind, problem, asked)
-        tell_slowdown(problem)
+        warn_of_unused(problem, kind)
+        tell_slowdown(problem, kind)
         if isinstance(problem, CollectiveGraph):
             memory_bytes = budget_bytes(memory_gb)
             if fsdp2:

@@ -19,7 +19,7 @@ from pace.terminal.console import (
     refuse_unknown_ending,
 )
 from pace.terminal.kind_options import fields_of_flags, kind_for, refuse_others, with_options_of
-from pace.terminal.reporting import reported
+from pace.terminal.reporting import reported, warn_of_unused
 
 
 @with_options_of(
@@ -71,6 +71,7 @@ def simulate(
         loaded = load_problem(profile)
         kind = kinds()[kind_for(ctx.command, loaded, ctx.params)]
         refuse_others(ctx, kind.name)
+        warn_of_unused(loaded, kind)
         asked |= fields_of_flags(ctx.command, kind, loaded, asked)
         if not kind.shares_network:
             asked["exchange"] = kind.name

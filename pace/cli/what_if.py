@@ -30,7 +30,13 @@ from pace.terminal.console import (
     refuse_unknown_ending,
 )
 from pace.terminal.kind_options import fields_of, kind_for, refuse_others, with_options_of
-from pace.terminal.reporting import reported, tell_slowdown, warn_if_misleading, warn_of_the_cost
+from pace.terminal.reporting import (
+    reported,
+    tell_slowdown,
+    warn_if_misleading,
+    warn_of_the_cost,
+    warn_of_unused,
+)
 from pace.terminal.service_connection import connect
 
 LONG_S = 3600.0
@@ -83,7 +89,8 @@ def what_if(
         model = kind.grid()
         assert model is not None
         grid: Any = model(**fields_of(model, asked))
-        tell_slowdown(loaded)
+        warn_of_unused(loaded, kind)
+        tell_slowdown(loaded, kind)
         if isinstance(loaded, Profile):
             warn_if_misleading(loaded)
             warn_of_the_cost(loaded)

@@ -92,6 +92,8 @@ class Kind(ABC):
         Whether a service answers its what-ifs.
     examples
         Command lines by the command's name, where the command's own example is for another kind.
+    unused
+        Fields of a profile that plans and simulations of this kind do not use, by their paths.
     details
         What is told of a simulated run beside its time: by the name of the table's column, the field in JSON,
         its value, and the value as text.
@@ -103,12 +105,17 @@ class Kind(ABC):
     refused_as: ClassVar[type[PaceError]] = InvalidProfile
     shares_network: ClassVar[bool] = False
     answers_what_ifs: ClassVar[bool] = True
+    unused: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[Mapping[str, str]] = {}
     details: ClassVar[Details] = {}
 
     @abstractmethod
     def fits(self, problem: Any, options: Options) -> bool:
         """Return whether a problem of its document is of this kind if the options name none."""
+
+    def left_out(self, problem: Any) -> list[str]:
+        """Return the given fields of a problem that have no influence on this kind, by their paths."""
+        return [path for path in self.unused if _at(problem, path) not in (None, 1.0)]
 
     def solve(self, problem: Any, options: Options) -> Schedule:
         """Return the best schedule found, with its bound and its proof."""
@@ -208,3 +215,10 @@ class Kind(ABC):
     @abstractmethod
     def draw(self, problem: Any, schedule: Schedule, path: Path) -> None:
         """Draw what a schedule predicts to a .png, .svg or .pdf."""
+
+
+def _at(document: Any, path: str) -> Any:
+    """Return the value at a path; None if what holds it is left out."""
+    for name in path.split("."):
+        document = getattr(document, name, None)
+    return document

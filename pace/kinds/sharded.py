@@ -15,6 +15,7 @@ class Shards(OverProfiles):
     """Sharded updates."""
 
     name = "sharded"
+    unused = ("load.sigma",)
     bounded = "sharded schedule"
     examples: ClassVar[Mapping[str, str]] = {
         "optimize": "pace optimize profile.json --exchange sharded -o schedule.json",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from pydantic import ValidationError
@@ -17,6 +17,9 @@ from pace.documents.base import explain
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
 from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
+
+if TYPE_CHECKING:
+    from pace.kinds.kind import Kind
 
 WRONG, USAGE, FAILED = 1, 2, 3
 
@@ -141,8 +144,16 @@ def warn_if_misleading(profile: Profile) -> None:
         _show_warning(warning)
 
 
-def tell_slowdown(problem: Profile | CollectiveGraph) -> None:
-    """Print on stderr that communication slows compute down, if it does."""
+def warn_of_unused(problem: Profile | CollectiveGraph, kind: "Kind") -> None:
+    """Warn of each field of a problem that plans and simulations of this kind do not use."""
+    for field in kind.left_out(problem):
+        _show_warning(f'{problem.name}: {field} is not used with exchange "{kind.name}"')
+
+
+def tell_slowdown(problem: Profile | CollectiveGraph, kind: "Kind | None" = None) -> None:
+    """Print on stderr that communication slows compute down, if it does and this is used."""
+    if kind is not None and "compute_slowdown" in kind.left_out(problem):
+        return
     if problem.compute_slowdown != 1:
         typer.echo(
             f"pace: compute takes {problem.compute_slowdown:.3g} times as long during communication",

@@ -25,6 +25,7 @@ class Servers(OverProfiles):
     bounded = "partition and order"
     shares_network = False
     answers_what_ifs = False
+    unused = ("compute_slowdown", "load.delta", "load.sigma")
     examples: ClassVar[Mapping[str, str]] = {
         "optimize": "pace optimize profile.json --servers 2 -o schedule.json",
         "simulate": "pace simulate profile.json --servers 2 --policy byteps --policy pace",

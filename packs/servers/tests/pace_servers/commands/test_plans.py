@@ -144,3 +144,19 @@ def test_wrong_usage_is_said(profile: Path, arguments: tuple[str, ...]) -> None:
     refused = run(command, profile, *rest)
     assert refused.exit_code == 2, refused.output
     assert refused.output.startswith("pace: ")
+
+
+@pytest.mark.parametrize("command", [("optimize",), ("simulate", "--policy", "fifo")])
+def test_fields_without_influence_are_named(profile: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Once each, and the slowdown is not stated as if it counted; default values need no warning."""
+    document = json.loads(profile.read_bytes())
+    document |= {"compute_slowdown": 1.5, "load": {"sigma": {document["ops"][0]["name"]: 0.01}}}
+    slowed = tmp_path / "slowed.json"
+    slowed.write_text(json.dumps(document))
+    name, *options = command
+    told = run(name, slowed, *PS, "--servers", 2, *options).stderr
+    for field in ("compute_slowdown", "load.sigma"):
+        assert told.count(f"warning: {document['name']}: {field} is not used with --exchange") == 1
+    assert "load.delta" not in told
+    assert "times as long" not in told
+    assert "not used" not in run(name, profile, *PS, "--servers", 2, *options).stderr
