@@ -55,6 +55,8 @@ T = TypeVar("T")
 _NUM_ACCEPTED_SQLITE, _NUM_ACCEPTED = 1, 8
 _MOST_ACCEPTING = 4000
 _UPKEEP_EVERY_S = 3600.0
+# After a failure, such as a deadlock or a database that is away.
+_UPKEEP_AGAIN_S = 60.0
 # Seconds that a start waits for the database before it continues without.
 _FIRST_TRY_S = 10.0
 _SPARE_THREADS = 32
@@ -337,12 +339,14 @@ class Service:
 
 async def _hourly(event: str, failed_event: str, work: Callable[[], dict[str, int]]) -> None:
     while True:
+        pause_s = _UPKEEP_EVERY_S
         try:
             log.info(event, **await asyncio.to_thread(work))
         except Exception as error:
             said = log.error if is_foreseen(error) else log.exception
             said(failed_event, error=brief(error))
-        await asyncio.sleep(_UPKEEP_EVERY_S)
+            pause_s = _UPKEEP_AGAIN_S
+        await asyncio.sleep(pause_s)
 
 
 def _objects(settings: Settings) -> ObjectStore | None:
