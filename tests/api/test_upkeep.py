@@ -10,7 +10,7 @@ from pace.api import service
 def test_upkeep_that_fails_is_tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadlock costs a minute, not an hour."""
     monkeypatch.setattr(service, "_UPKEEP_AGAIN_S", 0.0)
-    tries = []
+    tries: list[int] = []
 
     def work() -> dict[str, int]:
         tries.append(len(tries))
