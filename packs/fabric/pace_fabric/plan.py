@@ -50,11 +50,16 @@ def plan_transfers(
     InvalidFabric
         If the two documents do not fit, or the divergence bound cannot be kept.
     InvalidOptions
-        If the exact order does not take this batch.
+        If the exact order does not take this batch, or an option would have no effect.
     SolverFailed
         If the exact program ends without an optimum.
     """
     chosen = options or TransferOptions()
+    if chosen.check != "commit" and batch.divergence is None:
+        raise InvalidOptions(
+            f'check "{chosen.check}" is for a replica, and the batch has no divergence limit: give the batch '
+            "one, or leave check out"
+        )
     problem = problem_of(network, batch)
     if chosen.order == "exact":
         ordering, server = _exactly(problem, chosen)

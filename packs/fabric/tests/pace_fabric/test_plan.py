@@ -523,3 +523,10 @@ def test_a_plan_without_an_end_is_refused() -> None:
     network = network_of({"h0": 1e-300})
     with pytest.raises(InvalidFabric, match="raise the rates"):
         plan_transfers(network, batch_of({"u0": (100, "h0", 100)}))
+
+
+def test_a_check_without_a_replica_is_refused() -> None:
+    """It would have no effect."""
+    batch = batch_of({"u0": (100, "h0", 100)})
+    with pytest.raises(InvalidOptions, match='check "batch-end" is for a replica'):
+        plan_transfers(network_of({"h0": 1.0}), batch, TransferOptions(check="batch-end"))
