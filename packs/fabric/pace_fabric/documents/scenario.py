@@ -17,8 +17,8 @@ MOST_TICKS = 10_000_000
 MOST_RATES = 1_000_000
 # Links have rates for a little longer than a run: its last transfers may still be under way.
 MARGIN_S = 60.0
-# Most runs take a fifth of this, as links slow workers down.
-MOST_WORK_S = 120.0
+# Most estimated time of a run here; it takes about a fifth of this, as links slow workers down.
+MOST_WORK_S = 3600.0
 Count = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -135,13 +135,13 @@ class FabricScenario(Document):
         ticks = self.duration_s / self.tick_s
         return (4e-4 + 1e-6 * self.num_workers) * computations + (3e-4 + 1e-5 * self.machines) * ticks
 
-    def refuse_long(self, policies: Sequence[str]) -> None:
-        """Raise InvalidOptions if simulating policies might take more than two minutes."""
+    def refuse_long(self, policies: Sequence[str], most_s: float = MOST_WORK_S) -> None:
+        """Raise InvalidOptions if simulating policies might take more than so many seconds."""
         work_s = sum(self.work_s(policy) for policy in policies)
-        if work_s > MOST_WORK_S:
+        if work_s > most_s:
             raise InvalidOptions(
                 f"duration_s is {self.duration_s:g}: simulating {', '.join(policies)} with "
-                f"{self.num_workers:,} workers may take {work_s:.0f} s, at most {MOST_WORK_S:.0f} s are "
+                f"{self.num_workers:,} workers may take {work_s:.0f} s, at most {most_s:.0f} s are "
                 "allowed. Choose a shorter duration_s, a longer compute_s or tick_s, or fewer workers"
             )
 

@@ -18,6 +18,7 @@ from pace_fabric.service.documents import (
 )
 
 MOST_WORKERS = 1000
+MOST_WORK_S = 120.0
 
 
 def _read(request: FabricRunRequest, limits: ReadLimits) -> Question:
@@ -28,7 +29,7 @@ def _read(request: FabricRunRequest, limits: ReadLimits) -> Question:
             f"{scenario.num_workers} workers; this service takes at most {MOST_WORKERS} workers"
         )
     try:
-        scenario.refuse_long(policies)
+        scenario.refuse_long(policies, MOST_WORK_S)
     except InvalidOptions as error:
         raise ContentTooLarge(str(error)) from None
     return Question(

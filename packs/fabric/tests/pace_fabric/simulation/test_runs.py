@@ -182,10 +182,10 @@ def test_what_if_over_bounds_and_aggregators() -> None:
         ("mlfabric-s", {"machines": 1, "workers_per_machine": 10_000}),
         ("mlfabric-a", {"duration_s": 1000.0, "tick_s": 1e-4, "compute_s": 1000.0}),
         ("async", {"update_bytes": 1, "compute_s": 1e-6}),
-        ("ring", {"duration_s": 100_000.0, "update_bytes": 1, "compute_s": 1e-2}),
+        ("ring", {"duration_s": 100_000.0, "update_bytes": 1, "compute_s": 1e-3}),
     ],
 )
-def test_a_run_of_many_minutes_is_refused(policy: str, fields: dict[str, Any]) -> None:
+def test_a_run_of_an_hour_is_refused(policy: str, fields: dict[str, Any]) -> None:
     """Before it begins, with what to change; a policy that takes less time may run longer."""
     with pytest.raises(InvalidOptions, match=f"{policy} with .* s are allowed. Choose a shorter duration_s"):
         simulate_fabric(FabricScenario(**fields), policy)
