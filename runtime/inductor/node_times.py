@@ -214,6 +214,8 @@ ALONE = 2
 """Intervals that are timed without compute first; one may be interrupted."""
 BESIDE_SHARE = 0.5
 """Share of the least of these for which the device computes beside each later interval."""
+LIKELY_SLOWDOWN = 4.0
+"""Factor by which compute takes longer beside collectives, as long as none has been measured."""
 MOST_SIZES = 8
 LARGEST_BYTES = 256 << 20
 # How many of a graph's largest collectives the largest one measured is as long as, at most.
@@ -296,10 +298,8 @@ class CollectiveTimer:
             return [end - begin for begin, end in pairwise(ends_s)]
 
         # If compute took longer than they do, the time would be that of compute.
-        fitting = BESIDE_SHARE * min(intervals_s(ALONE, 0)) / QUEUED / product_s
-        if fitting >= 1 and not self._alone_s:
-            intervals_s(ALONE, int(fitting))  # tells how much longer compute takes beside them
-        products = int(fitting / self.compute_slowdown)
+        slowdown = self.compute_slowdown if self._alone_s else LIKELY_SLOWDOWN
+        products = int(BESIDE_SHARE * min(intervals_s(ALONE, 0)) / QUEUED / product_s / slowdown)
         count = min(max(LEAST_INTERVALS, REPEATED_BYTES // size), MOST_INTERVALS)
         return median(intervals_s(count, products)) / QUEUED
 

@@ -105,8 +105,8 @@ def test_one_interruption_does_not_change_the_cost_of_collectives(
     with absent_ranks():
         assert dist.group.WORLD is not None
         timer = CollectiveTimer(CPU)
-        found_s = timer._seconds("all-gather", 1 << 20, dist.group.WORLD)
+        first_s, found_s = (timer._seconds("all-gather", 1 << 20, dist.group.WORLD) for _ in range(2))
     # Here, compute follows the collectives instead of running beside them.
-    assert 0.03 < found_s < 0.03 * (1 + BESIDE_SHARE * slowdown) + 1e-9
+    assert 0.03 < first_s < 0.03 * (1 + BESIDE_SHARE) + 1e-9
     assert found_s == pytest.approx(0.03 * (1 + BESIDE_SHARE), rel=0.05)
     assert timer.compute_slowdown == pytest.approx(slowdown)
