@@ -10,8 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pace.device_rates import DeviceRates
 from pace.runtime.inductor import node_times
 from pace.runtime.inductor.node_times import (
+    ALONE,
     BESIDE_SHARE,
     LIKELY_SLOWDOWN,
+    QUEUED,
     CollectiveTimer,
     NodeTimes,
     is_kernel_of_torch,
@@ -86,9 +88,9 @@ def test_attention_that_cannot_run_by_itself_is_computed_from_measured_products(
 
 
 @pytest.mark.parametrize("interrupted", [None, 1, 3, 4, 7, 8, 9, 12, 15])
-@pytest.mark.parametrize("slowdown", [1.0, 3.0])
+@pytest.mark.parametrize(("product_s", "slowdown"), [(1e-3, 1.0), (1e-3, 3.0), (0.1, 1.0)])
 def test_one_interruption_does_not_change_the_cost_of_collectives(
-    interrupted: int | None, slowdown: float, monkeypatch: pytest.MonkeyPatch
+    interrupted: int | None, product_s: float, slowdown: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compute beside them never takes longer than they do, so a gather of 0.03 s costs as much."""
     now_s, calls = 0.0, 0
@@ -102,7 +104,7 @@ def test_one_interruption_does_not_change_the_cost_of_collectives(
     def products(_timer: CollectiveTimer, _matrix: torch.Tensor, count: int) -> tuple[int, int]:
         nonlocal now_s
         before_s = now_s
-        now_s += 0.001 * count * (slowdown if calls else 1.0)
+        now_s += product_s * count * (slowdown if calls else 1.0)
         return round(before_s * 1e9), round(now_s * 1e9)
 
     monkeypatch.setattr(node_times, "_starter", lambda *_: start)
@@ -112,7 +114,9 @@ def test_one_interruption_does_not_change_the_cost_of_collectives(
         assert dist.group.WORLD is not None
         timer = CollectiveTimer(CPU)
         found_s = timer._seconds("all-gather", 1 << 20, dist.group.WORLD)
-    # Here, compute follows the collectives instead of running beside them: so many products of 1 ms.
-    products = int(BESIDE_SHARE * 0.03 / 0.001 / LIKELY_SLOWDOWN)
-    assert found_s == pytest.approx(0.03 + products * 0.001 * slowdown)
-    assert timer.compute_slowdown == pytest.approx(slowdown)
+    # Here, compute follows the collectives instead of running beside them: so many products.
+    beside = int(BESIDE_SHARE * 0.03 / product_s / LIKELY_SLOWDOWN)
+    assert found_s == pytest.approx(0.03 + beside * product_s * slowdown)
+    # As many on every rank, however fast each computes: others would wait for ever.
+    assert calls == QUEUED * (ALONE + 2) + QUEUED * (8 + 2)
+    assert timer.compute_slowdown == pytest.approx(slowdown if beside else 1.0)
