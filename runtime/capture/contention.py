@@ -24,17 +24,16 @@ from pace.runtime.capture.allreduce_cost import Network, median_interval, time_r
 
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
-# So many sizes are measured. An iteration has room for at least so many of each, so that the partial last one
-# has little effect.
-SIZES, CALLS_IN_ITERATION = 3, 6
+# An iteration has room for at least this many all-reduces, so that the partial last one has little effect.
+CALLS_IN_ITERATION = 3
+# So many sizes are measured, on a device and elsewhere.
+SIZES_ON_DEVICE, SIZES = 5, 3
 # A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
 # With fewer pairs of iterations, a factor cannot be distinguished from noise.
 LEAST_PAIRS = 3
 # A larger factor cannot be distinguished from compute that has stopped.
 LARGEST = 10.0
-# The same on a device.
-SIZES_ON_DEVICE, CALLS_ON_DEVICE = 5, 3
 # So many pairs of iterations for each size.
 PAIRS_PER_SIZE = 2
 # On a device, so many calls are queued, so that the next one never waits for the host.
@@ -228,10 +227,9 @@ class ContentionMeasurement:
         self._stamps = [self._clock.now()]
 
     def _next_size(self) -> tuple[int, float]:
-        behind = self._clock.runs_behind
-        room_s = self._longest_s / (CALLS_ON_DEVICE if behind else CALLS_IN_ITERATION)
+        room_s = self._longest_s / CALLS_IN_ITERATION
         fitting = [each for each in self._costs if each[1] <= room_s] or self._costs[:1]
-        sizes = fitting[-SIZES_ON_DEVICE:] if behind else fitting[::-2][:SIZES]
+        sizes = fitting[-SIZES_ON_DEVICE:] if self._clock.runs_behind else fitting[::-2][:SIZES]
         return sizes[self._left % len(sizes)]
 
     @contextmanager
