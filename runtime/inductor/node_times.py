@@ -205,6 +205,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return found
 
 
+PRODUCT_BATCHES = 9
 QUEUED = 2
 """Number of collectives in flight, as plans keep one queued behind the one on the wire."""
 LEAST_INTERVALS, MOST_INTERVALS = 3, 60
@@ -277,7 +278,8 @@ class CollectiveTimer:
         matrix = torch.ones(side, side, device=self._device, dtype=torch.bfloat16 if side > 256 else None)
         dist.barrier(group)
         self._products(matrix, 1)
-        product_s = self._computed_s(self._products(matrix, NODE_REPEATS)) / NODE_REPEATS
+        batches = [self._products(matrix, NODE_REPEATS) for _ in range(PRODUCT_BATCHES)]
+        product_s = median(map(self._computed_s, batches)) / NODE_REPEATS
 
         def intervals_s(count: int, products: int) -> list[float]:
             dist.barrier(group)
