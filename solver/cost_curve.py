@@ -93,7 +93,9 @@ class CostCurve:
 
     def knots(self) -> tuple[FloatArray, FloatArray, float]:
         """Return the knots' sizes (bytes) and durations (seconds), and the slope beyond, for the kernels."""
-        return np.array(self.sizes_bytes), np.array(self.durations_s), self.slope_beyond
+        # Whole numbers would be another type, for which kernels would be compiled once more.
+        sizes = np.array(self.sizes_bytes, dtype=np.float64)
+        return sizes, np.array(self.durations_s, dtype=np.float64), self.slope_beyond
 
     def minorants(self, largest_bytes: float) -> tuple[Line, ...]:
         """Return the greatest lines below g on (0, largest_bytes] whose latency is not negative.

@@ -26,8 +26,10 @@ from pace.runtime.capture.allreduce_cost import Network, median_interval, time_r
 COVERING = 1.3
 # An iteration has room for at least this many all-reduces, so that the partial last one has little effect.
 CALLS_IN_ITERATION = 3
-# So many sizes are measured, on a device and elsewhere.
+# So many sizes are measured, on a device and elsewhere. There, at most so many calls fit into an iteration:
+# small ones may take many times as long beside compute, and training waits for the last one.
 SIZES_ON_DEVICE, SIZES = 5, 3
+MOST_CALLS = 50
 # A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
 # With fewer pairs of iterations, a factor cannot be distinguished from noise.
@@ -186,7 +188,7 @@ class ContentionMeasurement:
     ----------
     costs
         Bytes and seconds of all-reduces without compute, the same on all ranks. Of those of which several fit
-        into an iteration, a few are used in turn: on a device the largest ones, else every other one.
+        into an iteration, a few are used in turn: on a device the largest ones, else every other large one.
     pairs
         Number of iterations of each kind that count, at least; and at least two for each size. The first
         pair, a warm-up, does not count.
@@ -229,7 +231,11 @@ class ContentionMeasurement:
     def _next_size(self) -> tuple[int, float]:
         room_s = self._longest_s / CALLS_IN_ITERATION
         fitting = [each for each in self._costs if each[1] <= room_s] or self._costs[:1]
-        sizes = fitting[-SIZES_ON_DEVICE:] if self._clock.runs_behind else fitting[::-2][:SIZES]
+        if self._clock.runs_behind:
+            sizes = fitting[-SIZES_ON_DEVICE:]
+        else:
+            large = [each for each in fitting if each[1] * MOST_CALLS >= self._longest_s] or fitting[-1:]
+            sizes = large[::-2][:SIZES]
         return sizes[self._left % len(sizes)]
 
     @contextmanager

@@ -117,3 +117,9 @@ def test_places_of_knots_are_those_of_numpy(values: list[int], value: int) -> No
     rising = np.array(sorted(values), dtype=np.float64)
     assert first_at_least(rising, float(value)) == np.searchsorted(rising, value)
     assert first_above(rising, float(value)) == np.searchsorted(rising, value, side="right")
+
+
+def test_kernels_get_the_same_types_from_whole_numbers() -> None:
+    """Of another type, they would be compiled while the first request waits."""
+    (sizes, seconds, _) = CostCurve(sizes_bytes=(1, 2), durations_s=(1, 2), slope_beyond=0.0).knots()
+    assert sizes.dtype == seconds.dtype == np.float64
