@@ -1,9 +1,11 @@
 """Measures how compute and all-reduces slow one another down: a profile's `compute_slowdown` and `load`.
 
 An iteration is timed alone, and during a stream of all-reduces. The extra time of the second is the cost of
-its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). All-reduces of
-several sizes are measured, since small ones may take several times as long as alone. On a GPU, for example,
-a call waits for processors that compute holds, and for the later rank.
+its traffic: ``1 - 1 / slowdown`` of every second of traffic (``pace.solver.compute_clock``). On CPUs, one
+size of all-reduces is measured: they share cores and memory with compute, and all take as many times as long.
+
+On a GPU, a call waits for processors that compute holds and for the later rank, so small calls take several
+times as long as alone. There, several sizes are measured.
 """
 
 import math
@@ -25,13 +27,14 @@ from pace.runtime.capture.allreduce_cost import Network, median_interval, time_r
 # Traffic lasts this many times as long as the iteration, as it lengthens the iteration.
 COVERING = 1.3
 # An iteration has room for at least this many all-reduces, so that the partial last one has little effect.
-CALLS_IN_ITERATION = 3
-# So many sizes are measured, on a device and elsewhere. There, at most so many calls fit into an iteration:
-# small ones may take many times as long beside compute, and training waits for the last one.
-SIZES_ON_DEVICE, SIZES = 5, 3
-MOST_CALLS = 50
+CALLS_IN_ITERATION = 6
+# On a device, so many sizes are measured, each of which fits this often into an iteration.
+SIZES_ON_DEVICE = 5
+CALLS_ON_DEVICE = 3
 # A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
+# The added time of all-reduces is given for up to this many times the largest size.
+BEYOND = 64
 # With fewer pairs of iterations, a factor cannot be distinguished from noise.
 LEAST_PAIRS = 3
 # A larger factor cannot be distinguished from compute that has stopped.
@@ -151,15 +154,26 @@ class Contention:
         return Load(delta=self.added_s) if self.added_s else None
 
 
-def contention_of(iterations: Sequence[LoadedIteration]) -> Contention:
-    """Return the medians over pairs; 1 or 0 if one is within noise or there are too few pairs."""
+def contention_of(
+    iterations: Sequence[LoadedIteration], costs: Sequence[tuple[int, float]] = ()
+) -> Contention:
+    """Return the medians over pairs; 1 or 0 if one is within noise or there are too few pairs.
+
+    Parameters
+    ----------
+    costs
+        Bytes and seconds of all-reduces without compute, in order of bytes, if all take as many times as long as those that were
+        measured. Otherwise, each size that was measured has a time of its own.
+    """
     loaded = [each for each in iterations if each.traffic_s > 0]
     if len(loaded) < LEAST_PAIRS:
         return Contention()
-    longer = _above_noise([each.carried_s / each.traffic_s for each in loaded]) > 1
-    by_size: dict[int, list[float]] = {}
-    for each in loaded:
-        added_s = (each.carried_s / each.traffic_s - 1) * each.call_s * longer
+    factor = _above_noise([each.carried_s / each.traffic_s for each in loaded])
+    # Larger calls than those of the costs take longer in proportion.
+    beyond = [(BEYOND * size, BEYOND * seconds) for size, seconds in costs[-1:]]
+    by_size = {size: [(factor - 1) * seconds] for size, seconds in (*costs, *beyond)}
+    for each in loaded if not costs else ():
+        added_s = (each.carried_s / each.traffic_s - 1) * each.call_s * (factor > 1)
         by_size.setdefault(int(each.size_bytes), []).append(added_s)
     return Contention(
         compute_slowdown=_above_noise([_factor(each) for each in loaded]),
@@ -187,19 +201,20 @@ class ContentionMeasurement:
     Parameters
     ----------
     costs
-        Bytes and seconds of all-reduces without compute, the same on all ranks. Of those of which several fit
-        into an iteration, a few are used in turn: on a device the largest ones, else every other large one.
+        Bytes and seconds of all-reduces without compute, the same on all ranks. The largest one of which
+        several fit into an iteration is used; on a device, the largest ones in turn.
     pairs
-        Number of iterations of each kind that count, at least; and at least two for each size. The first
-        pair, a warm-up, does not count.
+        Number of iterations of each kind that count, at least; on a device, at least two for each size. The
+        first pair, a warm-up, does not count.
     """
 
     def __init__(self, network: Network, costs: Sequence[tuple[int, float]], *, pairs: int) -> None:
         self._network = network
         self._clock = network.clock
         self._costs = sorted(costs)
-        sizes = SIZES_ON_DEVICE if self._clock.runs_behind else SIZES
-        self._left = max(pairs, PAIRS_PER_SIZE * min(sizes, len(costs))) + 1
+        if self._clock.runs_behind:
+            pairs = max(pairs, PAIRS_PER_SIZE * SIZES_ON_DEVICE)
+        self._left = pairs + 1
         self._pairs: list[LoadedIteration] = []
         self._plain_s: float | None = None
         self._longest_s = 0.0
@@ -229,13 +244,10 @@ class ContentionMeasurement:
         self._stamps = [self._clock.now()]
 
     def _next_size(self) -> tuple[int, float]:
-        room_s = self._longest_s / CALLS_IN_ITERATION
+        behind = self._clock.runs_behind
+        room_s = self._longest_s / (CALLS_ON_DEVICE if behind else CALLS_IN_ITERATION)
         fitting = [each for each in self._costs if each[1] <= room_s] or self._costs[:1]
-        if self._clock.runs_behind:
-            sizes = fitting[-SIZES_ON_DEVICE:]
-        else:
-            large = [each for each in fitting if each[1] * MOST_CALLS >= self._longest_s] or fitting[-1:]
-            sizes = large[::-2][:SIZES]
+        sizes = fitting[-SIZES_ON_DEVICE:] if behind else fitting[-1:]
         return sizes[self._left % len(sizes)]
 
     @contextmanager
@@ -295,7 +307,7 @@ class ContentionMeasurement:
         if alone_s is not None:
             own = zip(pairs, alone_s[1:], strict=True)
             pairs = [replace(pair, plain_s=own_s) for pair, own_s in own]
-        return contention_of(pairs)
+        return contention_of(pairs, () if self._clock.runs_behind else self._costs)
 
     def _drain(self) -> None:
         if self._traffic is not None:
@@ -334,7 +346,8 @@ def measure_contention(
         On all ranks, if `iterate` computes on a GPU and the network is not NCCL's.
     """
     _warm_up(iterate, network)
-    measurement = ContentionMeasurement(network, costs_up_to(size_bytes, network), pairs=pairs)
+    costs = costs_up_to(size_bytes, network)
+    measurement = ContentionMeasurement(network, costs, pairs=pairs)
     while not measurement.finished:
         measurement.begin()
         iterate()
@@ -342,7 +355,8 @@ def measure_contention(
     times = torch.tensor([astuple(pair) for pair in measurement.pairs], dtype=torch.float64, device="cpu")
     names = [field.name for field in fields(LoadedIteration)]
     of_slowest = (-network.minimum(-times)).tolist()
-    return contention_of([LoadedIteration(**dict(zip(names, each, strict=True))) for each in of_slowest])
+    iterations = [LoadedIteration(**dict(zip(names, each, strict=True))) for each in of_slowest]
+    return contention_of(iterations, () if network.clock.runs_behind else costs)
 
 
 def slowest_of(found: Sequence[Contention]) -> Contention:

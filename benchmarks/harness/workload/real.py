@@ -27,7 +27,7 @@ from pace.runtime.profiler import Capture, Contention, horovod_network, torch_ne
 
 CAPTURED_ITERATIONS = 10
 # Of one all-reduce while compute is timed beside it: about a group of these models.
-BESIDE_BYTES = 2 << 20
+BESIDE_BYTES = 1 << 20
 # Of iterations, with all-reduces beside them and without.
 PAIRS = 21
 _PORT = 19100

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pace.errors import InvalidOptions
 from pace.runtime.capture.contention import (
     PAIRS_PER_SIZE,
-    SIZES,
     BesideTraffic,
     ContentionMeasurement,
     LoadedIteration,
@@ -93,6 +92,16 @@ def test_a_profile_gets_the_extra_time_of_calls() -> None:
     assert found.load.extra is not None
     assert found.load.extra([1 << 10, 1 << 22, 1 << 24]).tolist() == pytest.approx([1.2e-3, 2e-3, 2e-3])
     assert Contention().load is None
+
+
+def test_on_a_cpu_all_sizes_take_as_many_times_as_long() -> None:
+    """A quarter more, whatever size was measured."""
+    found = contention_of([pair(10.0, 10.4, 4.0)] * 5, [(64, 0.5), (1 << 20, 2.0)])
+    assert dict(found.added_s) == {
+        64: pytest.approx(0.125),
+        1 << 20: pytest.approx(0.5),
+        1 << 26: pytest.approx(32.0),
+    }
 
 
 def test_extra_time_within_noise_is_none() -> None:
@@ -208,7 +217,7 @@ def test_traffic_is_over_before_an_iteration_sends_anything_itself() -> None:
         with measurement.aside():
             beside.append(sum(thread.name == "pace-traffic" for thread in threading.enumerate()))
         measurement.end()
-    assert beside == [0] * 2 * (1 + 2 * PAIRS_PER_SIZE)
+    assert beside == [0] * 4
     # The larger ones do not fit into so short an iteration.
     assert set(network.sent) == {64}
     assert measurement.contention().compute_slowdown >= 1.0
@@ -248,7 +257,7 @@ def test_all_ranks_agree_on_the_factor() -> None:
     assert first == second
     assert first[0] == first[1]
     assert first[0].compute_slowdown >= 1.0
-    assert first[0].added_s
+    assert [size for size, _ in first[0].added_s] == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 22]
 
 
 def _on_a_gpu(rank: int, _size: int) -> str:
@@ -338,7 +347,8 @@ def _profiled(rank: int, size: int) -> tuple[int, float | None]:
     found: list[list[LoadedIteration]] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        def factors(pairs: list[LoadedIteration]) -> Contention:
+        def factors(pairs: list[LoadedIteration], costs: list[tuple[int, float]]) -> Contention:
+            assert costs
             found.append(list(pairs))
             return Contention(compute_slowdown=1.0 + rank / 4, added_s=((64, 2.0 - rank / 4),))
 
@@ -358,7 +368,7 @@ def _profiled(rank: int, size: int) -> tuple[int, float | None]:
                 break
         _, made = profile.finish()
     transport.close(failed=False)
-    assert [len(pairs) for pairs in found] == [SIZES * PAIRS_PER_SIZE]
+    assert [len(pairs) for pairs in found] == [3]
     assert all(each.traffic_s > 0 for each in found[0])
     if made is None:
         return steps, None
@@ -372,8 +382,8 @@ def _profiled(rank: int, size: int) -> tuple[int, float | None]:
 
 
 def test_a_job_that_profiles_itself_finds_the_factor_of_its_slowest_rank() -> None:
-    """In two iterations for each of six pairs and of one that does not count, behind those recorded."""
+    """In two iterations for each of three pairs and of one that does not count, behind those recorded."""
     (steps, slowdown), (others, nothing) = run_ranks(_profiled, 2, timeout_s=120)
-    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 14
+    assert steps == others == num_steps(iterations=12, warmup=WARM_UP, recorded_per_plain=4) + 8
     assert slowdown == 1.25
     assert nothing is None
