@@ -162,8 +162,8 @@ def contention_of(
     Parameters
     ----------
     costs
-        Bytes and seconds of all-reduces without compute, in order of bytes, if all take as many times as long as those that were
-        measured. Otherwise, each size that was measured has a time of its own.
+        Bytes and seconds of all-reduces without compute, in order of bytes, if all take as many times as long
+        as those that were measured. Otherwise, each size that was measured has a time of its own.
     """
     loaded = [each for each in iterations if each.traffic_s > 0]
     if len(loaded) < LEAST_PAIRS:
