@@ -245,16 +245,11 @@ def _row(setting: SettingResult, contender: ContenderResult) -> list[str]:
 
 def _slowed(setting: SettingResult) -> str:
     factors = "; ".join(
-        f"over {name}, compute beside all-reduces takes x {each['compute_slowdown']:.2f} as long, and"
-        f" all-reduces beside compute take {', '.join(map(_longer, each['added_s']))} more"
+        f"over {name}, compute beside all-reduces takes x {each['compute_slowdown']:.2f} as long, and an"
+        f" all-reduce of 1 MiB beside compute {dict(each['added_s']).get(1 << 20, 0.0) * 1e3:.1f} ms more"
         for name, each in setting.contention.items()
     )
     return f" Contention: {factors}." if factors else ""
-
-
-def _longer(added_s: tuple[int, float]) -> str:
-    size_bytes, seconds = added_s
-    return f"{seconds * 1e3:.1f} ms ({size_bytes / 1e6:.2g} MB)"
 
 
 def _fidelity(settings: Sequence[SettingResult]) -> str:

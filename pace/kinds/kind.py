@@ -115,7 +115,7 @@ class Kind(ABC):
 
     def left_out(self, problem: Any) -> list[str]:
         """Return the given fields of a problem that have no influence on this kind, by their paths."""
-        return [path for path in self.unused if _at(problem, path) not in (None, 1.0)]
+        return [path for path in self.unused if _at(problem, path) not in (None, 1.0, (), {})]
 
     def solve(self, problem: Any, options: Options) -> Schedule:
         """Return the best schedule found, with its bound and its proof."""

@@ -33,7 +33,7 @@ SIZES_ON_DEVICE = 5
 CALLS_ON_DEVICE = 3
 # A factor counts as noise unless the median's interval with this confidence is above 1.
 CONFIDENCE = 0.75
-# The added time of all-reduces is given for up to this many times the largest size.
+# On CPUs, larger all-reduces than those timed take longer in proportion, up to this many times as large.
 BEYOND = 64
 # With fewer pairs of iterations, a factor cannot be distinguished from noise.
 LEAST_PAIRS = 3
@@ -139,7 +139,7 @@ class Contention:
         ``measure_contention``, each is the time of the rank that was slowest in that iteration.
     added_s
         By size in bytes, how many seconds longer an all-reduce takes during compute than alone; 0 if that is
-        within noise.
+        within noise. On CPUs, it is computed from one size.
     load
         The same as the `load` of a profile; None if it was not measured.
     """
@@ -169,15 +169,17 @@ def contention_of(
     if len(loaded) < LEAST_PAIRS:
         return Contention()
     factor = _above_noise([each.carried_s / each.traffic_s for each in loaded])
-    # Larger calls than those of the costs take longer in proportion.
     beyond = [(BEYOND * size, BEYOND * seconds) for size, seconds in costs[-1:]]
-    by_size = {size: [(factor - 1) * seconds] for size, seconds in (*costs, *beyond)}
+    # While an iteration computes, a call does only `1 / factor` of what it does without compute.
+    iteration_s = float(np.median([each.plain_s for each in loaded]))
+    most_s = (1 - 1 / factor) * iteration_s
+    by_size = {size: [min((factor - 1) * seconds, most_s)] for size, seconds in (*costs, *beyond)}
     for each in loaded if not costs else ():
         added_s = (each.carried_s / each.traffic_s - 1) * each.call_s * (factor > 1)
         by_size.setdefault(int(each.size_bytes), []).append(added_s)
     return Contention(
         compute_slowdown=_above_noise([_factor(each) for each in loaded]),
-        iteration_s=float(np.median([each.plain_s for each in loaded])),
+        iteration_s=iteration_s,
         added_s=tuple((size, max(float(np.median(added)), 0.0)) for size, added in sorted(by_size.items())),
     )
 

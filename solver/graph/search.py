@@ -40,9 +40,9 @@ UNQUEUED_WEIGHT = 3e-2
 A wire without a queue idles if compute is later than predicted.
 """
 LONGEST_WEIGHT = 2e-2
-"""How much slower a plan may be for a shorter longest collective, as a share of its time.
+"""By what share of its time a plan may be slower if its longest collective takes no time.
 
-Times of single collectives vary, and those of many short ones even out.
+Times of collectives vary, and those of many short ones even out.
 """
 TIGHT = 5e-3
 """The memory budget is tight if it exceeds the peak of the unchanged program by at most this share.
@@ -85,8 +85,8 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
         found = _exact(program, ListScheduler(program, budget_bytes).as_it_is(), budget_bytes)
         if found.num_states is not None:
             return found
-    found = PlanSearch(program, budget_bytes, calls).run()
-    return _exact(program, found, budget_bytes) if small else _patient(program, found, budget_bytes)
+    found = _patient(program, PlanSearch(program, budget_bytes, calls).run(), budget_bytes)
+    return _exact(program, found, budget_bytes) if small else found
 
 
 def _patient(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:

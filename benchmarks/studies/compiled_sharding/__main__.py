@@ -77,6 +77,8 @@ def _arguments() -> Any:
     parser.add_number("--rounds", 5, "number of measurements of each contender")
     parser.add_number("--steps", 3, "number of steps in a measurement")
     arguments = parser.parse_args()
+    if arguments.plans and arguments.plans.exists() and not arguments.plans.is_dir():
+        parser.error(f"--plans {arguments.plans}: it is a file; name a folder")
     if arguments.width < 1 or arguments.width % HEADS:
         parser.error(f"--width {arguments.width}: expected a multiple of {HEADS}")
     for name in ("blocks", "sequences", "tokens", "rounds", "steps"):
