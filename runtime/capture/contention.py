@@ -362,7 +362,7 @@ def measure_contention(
 
 
 def slowest_of(found: Sequence[Contention]) -> Contention:
-    """Return the most of all ranks, as the others wait for that rank."""
+    """Return the largest values over all ranks, as the others wait for that rank."""
     added_s: dict[int, float] = {}
     for size, seconds in (entry for each in found for entry in each.added_s):
         added_s[size] = max(added_s.get(size, 0.0), seconds)

@@ -30,7 +30,7 @@ from pace.runtime.event_log import log
 from pace.runtime.transports.device import clock_for
 from pace.version import __version__
 
-# Of so many ops of the backward pass, ranks compare when they end.
+# Number of backward ops whose end times ranks compare.
 COMPARED_OPS = 8
 
 # Warn if a profile's compute time differs from that of plain iterations by more than this share.
@@ -336,7 +336,7 @@ class Recorder:
     def ends_s(self) -> dict[str, list[float]]:
         """Seconds from the start of each recorded iteration to the ends of some ops of its backward pass.
 
-        Empty if an iteration was left out: it would not be known which.
+        Empty if an iteration was left out, because the ranks' iterations could not be matched.
         """
         window, intervals_s, _ = self._measurement()
         if len(intervals_s) < len(self._traces):

@@ -207,14 +207,14 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 PRODUCT_BATCHES = 9
 QUEUED = 2
-"""Number of collectives in flight, as plans keep one queued behind the one on the wire."""
+"""Number of collectives in flight while costs are measured. Plans may have one more."""
 LEAST_INTERVALS, MOST_INTERVALS = 3, 60
 REPEATED_BYTES = 8 << 20
 """A collective is timed in as many intervals as these bytes hold its input, within the limits above."""
 ALONE = 2
 """Intervals that are timed without compute first; one may be interrupted."""
 BESIDE_SHARE = 0.5
-"""Share of the least of these for which the device computes beside each later interval."""
+"""Compute beside each later interval, as a share of the shortest interval without compute."""
 LIKELY_SLOWDOWN = 4.0
 """Factor by which compute takes longer beside collectives, as long as none has been measured."""
 MOST_SIZES = 8

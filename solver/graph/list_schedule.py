@@ -39,7 +39,7 @@ class ListRules:
         Most bytes of gathers issued before their places in the program.
     queued
         How many collectives are issued behind the one on the wire: 0, 1 or ``LONGEST_QUEUE``. With a queue, a
-        wire does not idle if compute is slower than predicted, or collectives end in another order.
+        wire does not idle if compute is slower than predicted, or collectives end out of order.
     """
 
     window: int = 0

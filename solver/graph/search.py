@@ -85,11 +85,11 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
         found = _exact(program, ListScheduler(program, budget_bytes).as_it_is(), budget_bytes)
         if found.num_states is not None:
             return found
-    found = _patient(program, PlanSearch(program, budget_bytes, calls).run(), budget_bytes)
+    found = _waiting_late(program, PlanSearch(program, budget_bytes, calls).run(), budget_bytes)
     return _exact(program, found, budget_bytes) if small else found
 
 
-def _patient(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
+def _waiting_late(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
     """Return a plan with late waits if it is as fast, and within the budget."""
     later = priced(program, with_late_waits(program, found.plan), found.method)
     fits = later.peak_bytes <= max(budget_bytes, found.peak_bytes)
