@@ -35,7 +35,7 @@ def check_execution(schedule: Schedule) -> Iterator[str]:
     for number, transfer in enumerate(schedule.transfers):
         place = number // each
         if transfer.priority != place:
-            yield f"transfer {number}: priority is {transfer.priority}, its place in the list is {place}"
+            yield f"transfers[{number}]: priority is {transfer.priority}, its place in the list is {place}"
 
 
 def check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:

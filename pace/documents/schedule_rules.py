@@ -93,13 +93,13 @@ def _refuse_odd_graph(schedule: Schedule) -> None:
         raise ValueError("each group must have one transfer")
     for number, transfer in enumerate(schedule.transfers):
         if transfer.link >= len(schedule.links):
-            raise ValueError(f"transfer {number} is on link {transfer.link} of {len(schedule.links)}")
+            raise ValueError(f"transfers[{number}] is on link {transfer.link} of {len(schedule.links)}")
         if transfer.offset_bytes or transfer.size_bytes != schedule.groups[transfer.group].size_bytes:
-            raise ValueError(f"transfer {number} does not carry its whole group")
+            raise ValueError(f"transfers[{number}] does not carry its whole group")
         if transfer.priority != number:
-            raise ValueError(f"transfer {number}: priority {transfer.priority} is not its place in the list")
+            raise ValueError(f"transfers[{number}]: priority {transfer.priority} is not its place in the list")
         if transfer.op in ("push", "pull"):
-            raise ValueError(f"transfer {number}: a graph has no {transfer.op}")
+            raise ValueError(f"transfers[{number}]: a graph has no {transfer.op}")
     if schedule.proofs or schedule.bound or schedule.chain_bound or schedule.norm_bound:
         raise ValueError("a schedule of a graph must have its proofs in graph")
 
@@ -161,18 +161,18 @@ def _refuse_gaps(schedule: Schedule, ops: tuple[TransferOp, ...]) -> None:
     places: set[int] = set()
     for number, transfer in enumerate(schedule.transfers):
         if transfer.group >= len(schedule.groups):
-            raise ValueError(f"transfer {number} belongs to group {transfer.group}, which is no group")
+            raise ValueError(f"transfers[{number}] belongs to group {transfer.group}, which is no group")
         parts = ranges.get((transfer.op, transfer.group))
         if parts is None:
-            raise ValueError(f"transfer {number}: group {transfer.group} has no {transfer.op}")
+            raise ValueError(f"transfers[{number}]: group {transfer.group} has no {transfer.op}")
         if transfer.link >= len(schedule.links):
-            raise ValueError(f"transfer {number} is on link {transfer.link} of {len(schedule.links)}")
+            raise ValueError(f"transfers[{number}] is on link {transfer.link} of {len(schedule.links)}")
         unit = units[transfer.group]
         if transfer.offset_bytes % unit or transfer.size_bytes % unit:
-            raise ValueError(f"transfer {number} of group {transfer.group} cuts an element")
+            raise ValueError(f"transfers[{number}] of group {transfer.group} cuts an element")
         if schedule.exchange != "allreduce" and transfer.op != "pull":
             if transfer.priority in places:
-                raise ValueError(f"transfer {number}: another one has priority {transfer.priority}")
+                raise ValueError(f"transfers[{number}]: another one has priority {transfer.priority}")
             places.add(transfer.priority)
         parts.append((transfer.offset_bytes, transfer.size_bytes))
     for (op, number), parts in ranges.items():
@@ -208,7 +208,7 @@ def _refuse_lone_pushes(schedule: Schedule) -> None:
         sent = (push.group, push.offset_bytes, push.size_bytes, push.priority, push.link + 1)
         back = (pull.group, pull.offset_bytes, pull.size_bytes, pull.priority, pull.link)
         if (push.op, pull.op) != ("push", "pull") or push.link % 2 or sent != back:
-            raise ValueError(f"transfer {at}: a push must be followed by the pull of the same bytes")
+            raise ValueError(f"transfers[{at}]: a push must be followed by the pull of the same bytes")
 
 
 def _refuse_misplaced_shards(schedule: Schedule, sharding: Sharding) -> None:

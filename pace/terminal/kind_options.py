@@ -57,8 +57,8 @@ def with_options_of(
     own
         Which exchanges have an option of the command's own; all, if it is not here.
     as_measured
-        Whether a profile is of the kind that fits it; else each is one of all-reduces, unless an option is
-        given that only one other kind has.
+        If true, a profile's own fields decide its kind. If false, a profile is one of all-reduces, unless an
+        option is given that only one other kind has.
     """
     described, fields = _described(model)
     names = [name for name in described if name not in apart]

@@ -157,13 +157,16 @@ class Contention:
 def contention_of(
     iterations: Sequence[LoadedIteration], costs: Sequence[tuple[int, float]] = ()
 ) -> Contention:
-    """Return the medians over pairs; 1 or 0 if one is within noise or there are too few pairs.
+    """Return medians over the pairs.
+
+    With too few pairs, or if a median is within noise, the factor is 1 and the added times are 0.
 
     Parameters
     ----------
     costs
-        Bytes and seconds of all-reduces without compute, in order of bytes, if all take as many times as long
-        as those that were measured. Otherwise, each size that was measured has a time of its own.
+        On CPUs: bytes and seconds of all-reduces without compute, in order of bytes. During compute, all sizes
+        take as many times as long as the one that was measured. On a device: empty, as each size was
+        measured by itself.
     """
     loaded = [each for each in iterations if each.traffic_s > 0]
     if len(loaded) < LEAST_PAIRS:

@@ -66,7 +66,7 @@ def _check_order(graph: CollectiveGraph, schedule: Schedule) -> Iterator[str]:
         if group.dtype != (dtype or "uint8"):
             yield f"group {transfer.group}: dtype is {group.dtype}, its collectives have {dtype or 'uint8'}"
         if (transfer.op, transfer.link) != (op, wires[communicator]):
-            yield f"transfer {number} is {transfer.op} on link {transfer.link}, its collectives are not"
+            yield f"transfers[{number}] is {transfer.op} on link {transfer.link}, its collectives are not"
         size = sum(call.input_bytes for call in calls if call is not None)
         if group.size_bytes != size:
             yield f"group {transfer.group}: size_bytes is {group.size_bytes}, its collectives have {size}"
@@ -76,7 +76,7 @@ def _check_order(graph: CollectiveGraph, schedule: Schedule) -> Iterator[str]:
                 yield f"group {transfer.group}: its {what} do not follow one another in the order"
         first = min(places[name] for name in group.tensors)
         if first < issued:
-            yield f"transfer {number} is listed after one that is issued later"
+            yield f"transfers[{number}] is listed after one that is issued later"
         issued = first
 
 
@@ -90,7 +90,7 @@ def _check_transfers(schedule: Schedule, played: Replay) -> Iterator[str]:
             ("transfer_s", schedule.groups[transfer.group].transfer_s or 0.0, end - start),
         ):
             if abs(stated - derived) > slack:
-                yield f"transfer {number}: {field} is {stated!r}, derived {derived!r}"
+                yield f"transfers[{number}]: {field} is {stated!r}, derived {derived!r}"
 
 
 def _check_predictions(graph: CollectiveGraph, schedule: Schedule, played: Replay) -> Iterator[str]:

@@ -75,7 +75,7 @@ def test_slots_and_other_priorities_are_refused(field: str, value: int, said: st
 @pytest.mark.parametrize(
     ("schedule", "found"),
     [
-        (changed(transfers=later(1)), "transfer 1: start_s"),
+        (changed(transfers=later(1)), "transfers[1]: start_s"),
         (changed(predicted=GOOD.predicted.model_copy(update={"iteration_s": 1.0})), "predicted.iteration_s"),
         (changed(predicted=GOOD.predicted.model_copy(update={"peak_bytes": 1})), "predicted.peak_bytes"),
         (
