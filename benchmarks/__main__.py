@@ -6,6 +6,7 @@ lacks what it needs, the command says so in one line and exits with 3.
 
 import ast
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def main() -> int:
     known = studies()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the list may go to `head`
         print(__doc__)
         for each, (_, path) in known.items():
             print(f"{each:24} {summary(path)}")
