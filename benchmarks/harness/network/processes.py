@@ -18,7 +18,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from benchmarks.harness.network.hosts import Host
-from benchmarks.harness.network.joining import die_with_parent, enter, run_undisturbed, sleep_precisely
+from benchmarks.harness.network.joining import (
+    die_with_parent,
+    enter,
+    keep_freed_memory,
+    run_undisturbed,
+    sleep_precisely,
+)
 from benchmarks.harness.prerequisites import RankFailed
 
 Answer = Callable[[str, tuple[Any, ...]], Any]
@@ -130,7 +136,8 @@ def ranks(
     """Run ``main(rank, *arguments)`` on every host and keep the ranks for requests, until the block ends.
 
     `environment` is set before `main` runs. Nothing is passed by pickling: a fork has it all. `undisturbed`
-    ranks go before other programs of the machine; ranks that compute all the time must not.
+    ranks go before other programs of the machine; ranks that compute all the time must not. These keep the
+    memory that they free.
 
     Raises
     ------
@@ -184,6 +191,8 @@ def _run(
         sleep_precisely()
         if undisturbed:
             run_undisturbed()
+        else:
+            keep_freed_memory()
         os.environ.update(environment)
         answer = main(rank, *arguments)
         pipe.send((False, None))
