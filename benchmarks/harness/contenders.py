@@ -27,7 +27,7 @@ PARTITION_BYTES = 256 << 10
 
 Backend = Literal["torch", "horovod", "servers"]
 Framework = Literal["lightning", "accelerate"]
-Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler", "hsdp-fifo", "hsdp", "policy"]
+Kind = Literal["ddp", "ddp-sweep", "horovod", "pace", "bytescheduler", "hsdp-fifo", "hsdp", "policy", "plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

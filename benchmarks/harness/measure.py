@@ -1,11 +1,11 @@
 """One setting: all contenders alive side by side, timed in turns, so that drift hits all alike."""
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from benchmarks.harness.contenders import Contender
@@ -16,19 +16,23 @@ from benchmarks.harness.prerequisites import RankFailed
 from benchmarks.harness.results import ContenderResult, MeasuredWindows, SettingResult, windows_of
 from benchmarks.harness.training import trainer
 from benchmarks.harness.workload.replay import TOLERANCE, FloatArray
+from benchmarks.harness.workload.scaling import with_compute
 from benchmarks.harness.workload.two_wires import TwoWireBounds, as_record
 from pace.documents.options import Options
+from pace.documents.profile import Profile
 from pace.kinds import optimize
 from pace.planning.lower_bound import lower_bound_s
 
 _FIRST_PORT = 20000
 ROUND_TIMEOUT_S = 300.0
 
-# Windows for each bucket size that is tried, and for training without communication.
+# Windows for each bucket size that is tried.
 _SWEEP_WINDOWS = 2
-_PLAIN_WINDOWS = 4
+_PLAIN = Contender(name="plain", label="no communication", kind="plain", color="")
 
 Tell = Callable[[str], None]
+Timed = Callable[[Profile], Profile]
+"""Gives a profile the durations of this machine while contenders took turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +65,15 @@ class Entry:
         What its ranks run.
     predict
         Returns the predicted window in seconds, given the bucket size that DDP's sweep chose.
+    bound
+        Returns the bound in seconds.
     servers, workers
         Its processes: those of servers on hosts of their own, if there are any, and the workers'.
     """
 
     job: trainer.Job
-    predict: Callable[[float | None], float]
-    bound_s: float
+    predict: Callable[[Timed, float | None], float] = lambda _timed, _mib: math.nan
+    bound: Callable[[Timed], float] = lambda _timed: math.nan
     servers: Ranks | None = None
     workers: Ranks | None = None
     rounds_s: list[list[float]] = field(default_factory=list)
@@ -141,15 +147,15 @@ class Entry:
         """Compare the weights with what they should be by now."""
         self.largest_error = check_weights(self.ask("check_weights", expected))
 
-    def result(self) -> ContenderResult:
+    def result(self, timed: Timed) -> ContenderResult:
         """Return what the record holds."""
         return ContenderResult(
             name=self.contender.name,
             label=self.contender.label,
             peer=self.contender.peer,
             rounds_s=self.rounds_s,
-            predicted_s=self.predict(self.bucket_mib),
-            bound_s=self.bound_s,
+            predicted_s=self.predict(timed, self.bucket_mib),
+            bound_s=self.bound(timed),
             largest_weight_error=self.largest_error,
             disqualified=self.failed,
             bucket_mib=self.bucket_mib,
@@ -181,21 +187,38 @@ def measure(
         for number, each in enumerate(contenders)
     ]
     load = os.getloadavg()[0]
-    plain_s = plain_window_s(contest)
+    plain = Entry(
+        job=trainer.Job(
+            on=contest.on,
+            layout=contest.layout,
+            contender=_PLAIN,
+            workload=workload,
+            port=_FIRST_PORT + len(contenders),
+        )
+    )
     expected = contest.expected(effort.rounds * (effort.windows + 1))
     with ExitStack() as stack:
-        for entry in entries:
+        everyone = [plain, *entries]
+        for entry in everyone:
             entry.attempt(lambda e=entry: e.start(stack, effort))  # type: ignore[misc]  # bound at once
         for turn in range(effort.rounds):
             # Nobody is always first, nobody always follows the same other.
-            first = turn % max(len(entries), 1)
-            for entry in (*entries[first:], *entries[:first]):
+            first = turn % len(everyone)
+            for entry in (*everyone[first:], *everyone[:first]):
                 entry.attempt(lambda e=entry: e.take_turn(effort))  # type: ignore[misc]
         for entry in entries:
             entry.attempt(lambda e=entry: e.check(expected))  # type: ignore[misc]
-    for entry in entries:
+    for entry in everyone:
         if entry.failed:
             tell(f"{entry.contender.name}: {entry.failed}")
+    if plain.failed:
+        raise RankFailed(f"training without communication failed: {plain.failed}")
+    plain_s = statistics.median(window for windows in plain.rounds_s for window in windows)
+
+    def timed(profile: Profile) -> Profile:
+        # The machine may have been faster or slower when real compute was captured.
+        return profile if workload.real is None else with_compute(profile, plain_s)
+
     return SettingResult(
         model=contest.model,
         layout=str(contest.layout),
@@ -208,7 +231,7 @@ def measure(
         size_factor=fitted.size_factor,
         load=load,
         contention={backend: asdict(each) for backend, each in fitted.contention.items()},
-        contenders=[entry.result() for entry in entries],
+        contenders=[entry.result(timed) for entry in entries],
         max_norm=workload.max_norm,
         pacing_bytes_per_s=contest.pacing_bytes_per_s,
         two_wires=as_record(two_wires, contest.inner) if two_wires and contest.inner else None,
@@ -226,7 +249,6 @@ def _over_allreduce(
     if contender.predicted_at is not None:
         predicted = profile.replace(allreduce=contest.costs.allreduce[contender.predicted_at])
     bounded = contest.priced(contender.backend)
-    bound_s = lower_bound_s(bounded) if two_wires is None else two_wires.joint_s
     return Entry(
         job=trainer.Job(
             on=contest.on,
@@ -236,8 +258,8 @@ def _over_allreduce(
             schedule=schedule,
             port=port,
         ),
-        predict=lambda mib: predict(contender, predicted, fitted.size_factor, schedule, mib),
-        bound_s=bound_s,
+        predict=lambda timed, mib: predict(contender, timed(predicted), fitted.size_factor, schedule, mib),
+        bound=lambda timed: lower_bound_s(timed(bounded)) if two_wires is None else two_wires.joint_s,
     )
 
 
@@ -259,19 +281,9 @@ def _over_servers(contest: Contest, contender: Contender, port: int, effort: Eff
             rules=traffic.rules,
             pacing_bytes_per_s=pacing,
         ),
-        predict=lambda _: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
-        bound_s=optimize(profile, Options(cluster=cluster)).predicted.lower_bound_s,
+        predict=lambda _timed, _mib: predict_over_servers(profile, cluster, traffic, windows=effort.windows),
+        bound=lambda _timed: optimize(profile, Options(cluster=cluster)).predicted.lower_bound_s,
     )
-
-
-def plain_window_s(contest: Contest) -> float:
-    """Time all ranks side by side without communication: what emulated compute takes on this machine."""
-    plain = Contender(name="plain", label="no communication", kind="ddp", color="")
-    job = trainer.Job(on=contest.on, layout=contest.layout, contender=plain, workload=contest.workload)
-    with ranks("plain", job.workers, trainer.main, job, undisturbed=job.workload.real is None) as running:
-        running.ask("train", 2)
-        starts = running.ask("train", _PLAIN_WINDOWS + 1)
-    return float(statistics.median(later - earlier for own in starts for earlier, later in pairwise(own)))
 
 
 def check_weights(checks: Sequence[trainer.WeightCheck]) -> float:

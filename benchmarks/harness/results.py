@@ -53,9 +53,10 @@ class ContenderResult(MeasuredWindows):
     Attributes
     ----------
     predicted_s
-        The simulator's window, from the profile and the costs measured on these hosts.
+        The simulator's window, from the profile and the costs measured on these hosts. If compute is real,
+        the profile's durations are scaled to `plain_s` of the setting.
     bound_s
-        No schedule of any fusion is faster at these costs.
+        No schedule of any fusion is faster at these costs and durations.
     largest_weight_error
         How far the farthest weight is from what it should be.
     bucket_mib
@@ -87,7 +88,8 @@ class SettingResult:
     Attributes
     ----------
     plain_s
-        Median iteration of all ranks side by side without any communication; `compute_s` is the profile's.
+        Median iteration of all ranks side by side without communication, in turns with the contenders;
+        `compute_s` is the profile's.
     load
         The machine's load average before the setting.
     max_norm
@@ -125,7 +127,7 @@ class SettingResult:
 
     @property
     def plain_error(self) -> float:
-        """Emulated compute against the profile's: plain over compute, less one."""
+        """Compute as measured in turns against the profile's: plain over compute, less one."""
         return self.plain_s / self.compute_s - 1
 
     def named(self, name: str) -> ContenderResult | None:

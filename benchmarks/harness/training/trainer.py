@@ -136,6 +136,9 @@ class Trainer:
         else:
             self._wrappers[self._contender.kind](self, port)
 
+    def _train_alone(self, _port: int) -> None:
+        """Send nothing."""
+
     def _wrap_ddp(self, _port: int) -> None:
         factor = self._workload.size_factor
         self._model = _ddp(self._replay, [DDP_FIRST_MIB * factor, DDP_MIB * factor])
@@ -223,6 +226,7 @@ class Trainer:
     _wrappers: dict[str, Callable[["Trainer", int], None]] = {  # noqa: RUF012  # never changed
         "ddp": _wrap_ddp,
         "ddp-sweep": _wrap_ddp,
+        "plain": _train_alone,
         "horovod": _wrap_horovod,
         "pace": _wrap_pace,
         "bytescheduler": _wrap_pace,

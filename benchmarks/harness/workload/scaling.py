@@ -51,13 +51,7 @@ def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: floa
         When no size reaches the ratio: latency alone is longer.
     """
     times = compute_s / profile.timing.compute_s
-    ops = tuple(
-        op.model_copy(
-            update={"duration_s": op.duration_s * times, "duration_std_s": op.duration_std_s * times}
-        )
-        for op in profile.ops
-    )
-    timed = profile.replace(ops=ops, workers=workers, allreduce=allreduce)
+    timed = with_compute(profile, compute_s).replace(workers=workers, allreduce=allreduce)
     smallest, largest = 0.0, 1.0
     while communication_ratio(_sized(timed, largest)) < ratio and largest < 1e6:
         smallest, largest = largest, largest * 2
@@ -81,6 +75,18 @@ def fit(profile: Profile, *, workers: int, allreduce: AllReduce, compute_s: floa
         "communication_ratio": ratio,
     }
     return Fitted(profile=fitted.replace(metadata=metadata), time_factor=times, size_factor=largest)
+
+
+def with_compute(profile: Profile, compute_s: float) -> Profile:
+    """Return the profile with all ops' durations multiplied by one factor, so that compute takes so long."""
+    times = compute_s / profile.timing.compute_s
+    ops = tuple(
+        op.model_copy(
+            update={"duration_s": op.duration_s * times, "duration_std_s": op.duration_std_s * times}
+        )
+        for op in profile.ops
+    )
+    return profile.replace(ops=ops)
 
 
 def _sized(profile: Profile, factor: float) -> Profile:
