@@ -23,6 +23,7 @@ from benchmarks.harness.network.hosts import Host, Link, hosts
 from benchmarks.harness.network.processes import Ranks, ranks
 from benchmarks.harness.network.rates import verify_rates
 from benchmarks.harness.prerequisites import RankFailed, require_network
+from benchmarks.studies.compiled_sharding import LABELS
 from benchmarks.studies.compiled_sharding.model import HEADS
 from benchmarks.studies.compiled_sharding.rank import Costs, start
 from pace.documents.collective_costs import SampledAllReduce
@@ -30,14 +31,6 @@ from pace.documents.graph.collective_graph import CollectiveGraph, parse_graph
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.kinds.comparison import simulate
 
-LABELS = {
-    "pace": "PACE",
-    "none": "no pass",
-    "inductor": "Inductor's overlap pass",
-    "buckets": "Inductor's buckets",
-    "blocks": "a bucket for each block",
-    "fsdp2": "FSDP2, not compiled",
-}
 POLICIES = {"none": "as-traced", "inductor": "inductor"}
 COMPILE_S = 900.0
 PORT = 29600

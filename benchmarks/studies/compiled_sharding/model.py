@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import (
@@ -83,11 +84,12 @@ class Transformer(nn.Module):
         return batch.square().mean()
 
 
-def fully_sharded(blocks: int, width: int) -> Transformer:
+def fully_sharded(blocks: int, width: int, device: str) -> Transformer:
     """Return the transformer under FSDP2: each block is a unit, and gathered one unit ahead both ways."""
     model = Transformer(blocks, width, sharded=False)
-    units: list[Any] = [fully_shard(block) for block in model.blocks]
-    fully_shard(model)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    units: list[Any] = [fully_shard(block, mesh=mesh) for block in model.blocks]
+    fully_shard(model, mesh=mesh)
     for number, unit in enumerate(units):
         unit.set_force_sum_reduction_for_comms(True)  # Gloo has no other
         unit.set_gradient_divide_factor(1.0)

@@ -25,7 +25,7 @@ from pace.documents.graph.nodes import CollectiveOp
 from pace.formats.node_list import COLLECTIVES
 from pace.runtime.inductor import CollectivePlanner
 from pace.runtime.inductor.fx_program import bytes_of, is_collective
-from pace.runtime.inductor.node_times import NodeTimes
+from pace.runtime.inductor.node_times import NodeTimes, synchronize
 
 FloatArray = npt.NDArray[np.float32]
 Costs = Mapping[CollectiveOp, SampledAllReduce]
@@ -54,31 +54,51 @@ class TrainedRank:
     Parameters
     ----------
     contender
-        "none"; "pace"; "inductor", Inductor's overlap pass, which gets the times that PACE measured (its
-        own estimates assume an NVIDIA GPU); "buckets", Inductor's buckets without this pass;
-        "blocks", torch's pass with a bucket for each block; "fsdp2", which is not compiled.
+        "none"; "pace"; "inductor", Inductor's overlap pass; "buckets", Inductor's buckets without this
+        pass; "blocks", torch's pass with a bucket for each block; "fsdp2", which is not compiled.
+    batch
+        Number of sequences, and of tokens in each.
     costs
-        What collectives cost, for "inductor".
+        What collectives cost, for "inductor", which also gets the times of ops that PACE measures. None:
+        Inductor's own estimates, which assume an NVIDIA GPU.
+    device
+        Where it trains, with a process group for this device.
     """
 
-    def __init__(self, contender: str, blocks: int, width: int, batch: tuple[int, int], costs: Costs) -> None:
+    def __init__(
+        self,
+        contender: str,
+        blocks: int,
+        width: int,
+        batch: tuple[int, int],
+        costs: Costs | None,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self._device = torch.device(device)
         self._planner = CollectivePlanner() if contender == "pace" else None
         own_pass = BlockBuckets(blocks) if contender == "blocks" else self._planner
         if contender == "inductor":
             passes = config.aten_distributed_optimizations
             passes.enable_overlap_scheduling = True
             passes.collective_bucketing = True
-            passes.compute_estimator = "analytical"  # the other one measures with CUDA's events
-            # Its type has one argument less than the pass gives.
-            passes.custom_runtime_estimation = _estimation(costs)  # type: ignore[assignment]
-        if contender in ("inductor", "blocks"):
+            if costs is not None:
+                if hasattr(passes, "compute_estimator"):  # torch 2.11 has no choice
+                    passes.compute_estimator = "analytical"  # the other one measures with CUDA's events
+                # Its type has one argument less than the pass gives.
+                passes.custom_runtime_estimation = _estimation(costs)  # type: ignore[assignment]
+        if contender in ("inductor", "blocks") and device == "cpu":
             # Torch asks Triton for the rates of a device even where it does not need them.
             vars(roofline).update(get_gpu_dram_gbps=lambda: 10.0, get_device_tflops=lambda _: 0.1)
         if contender == "buckets":
             config.bucket_all_gathers_fx = "all"
             config.bucket_reduce_scatters_fx = "all"
         options: dict[str, Any] = {"post_grad_custom_post_pass": own_pass} if own_pass else {}
-        self._model = fully_sharded(blocks, width) if contender == "fsdp2" else Transformer(blocks, width)
+        self._model = (
+            fully_sharded(blocks, width, device)
+            if contender == "fsdp2"
+            else Transformer(blocks, width).to(device)
+        )
         self._step: Callable[[torch.Tensor], torch.Tensor] = (
             self._model
             if contender == "fsdp2"
@@ -86,17 +106,20 @@ class TrainedRank:
         )
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
         self._shape = (*batch, width)
-        self._generator = torch.Generator().manual_seed(dist.get_rank())
+        self._generator = torch.Generator(device).manual_seed(dist.get_rank())
 
     def train(self, steps: int) -> list[float]:
         """Return the seconds of each forward and backward pass."""
         seconds = []
         for _ in range(steps):
-            batch = torch.randn(self._shape, generator=self._generator)
+            batch = torch.randn(self._shape, generator=self._generator, device=self._device)
             self._optimizer.zero_grad()
+            synchronize(self._device)
             dist.barrier()
+            synchronize(self._device)
             began = time.perf_counter()
             torch.autograd.backward(self._step(batch))
+            synchronize(self._device)
             seconds.append(time.perf_counter() - began)
             self._optimizer.step()
         return seconds
@@ -104,7 +127,7 @@ class TrainedRank:
     def weights(self) -> list[FloatArray]:
         """Return this rank's shards."""
         own = (each.to_local() if isinstance(each, DTensor) else each for each in self._model.parameters())
-        return [each.detach().numpy() for each in own]
+        return [each.detach().cpu().numpy() for each in own]
 
     def documents(self) -> list[tuple[bytes, bytes]]:
         """Return each graph that was planned, and its plan."""
