@@ -56,31 +56,32 @@ PARTS = (
         name="cuda_tests",
         module="one_rank",
         shows="the tests marked cuda: two ranks on one GPU over Gloo, one over NCCL, no operation that waits",
-        limit_s=130,
+        limit_s=120,
     ),
     Part(
         name="captures",
         module="one_rank",
         shows="real models captured, and traced and imported: predicted against plain iteration",
-        limit_s=140,
+        limit_s=120,
     ),
     Part(
-        name="training",
-        module="training",
-        shows="two ranks on one GPU over Gloo through a limited link: DDP against PACE",
-        limit_s=140,
-    ),
-    Part(
-        name="nccl",
-        module="training",
-        shows="two ranks on one GPU over NCCL, as two hosts, through a limited link: DDP against PACE",
-        limit_s=80,
+        name="compiled",
+        module="two_ranks",
+        shows="a compiled sharded transformer over NCCL: no pass, Inductor's overlap pass, PACE, FSDP2",
+        limit_s=145,
     ),
     Part(
         name="overhead",
         module="one_rank",
         shows="time and peak memory of plain training, DDP and PACE where nothing is sent",
-        limit_s=50,
+        limit_s=45,
+    ),
+    # Last, because it kills a rank.
+    Part(
+        name="nccl",
+        module="two_ranks",
+        shows="ResNet-50 over NCCL: DDP, PACE with and without a schedule; many wraps; a killed rank",
+        limit_s=120,
     ),
 )
 TOTAL_S = 590.0

@@ -1,0 +1,235 @@
+"""One rank of the part ``nccl``: schedules and trains under DDP and PACE, wraps often, and is killed."""
+
+import gc
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.studies.gpu.models import settled, training_step, workloads
+from benchmarks.studies.gpu.part import Findings, Setting
+from benchmarks.studies.gpu.two_ranks import LOST_S
+from pace.documents.schedule import Schedule, parse_schedule
+from pace.errors import CommunicationFailed
+from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.runtime.profiler import (
+    Capture,
+    gradient_bytes,
+    measure_allreduce,
+    measure_contention,
+    torch_network,
+)
+from pace.runtime.torch import DistributedOptimizer, Plan
+from pace.simulation import make_policy
+from pace.simulation.run import run_policy
+
+WRAPS = 10
+ROUNDS = 2
+WARM_UP = 26
+"""Steps before measuring: the trial of ``mode="auto"`` takes 20."""
+LOST_STEPS = 1000
+"""At most, until the rank that is left raises."""
+
+
+def train(findings: Findings, setting: Setting, rank: int, _name: str) -> None:
+    """Run the whole part; the second rank kills itself at the end."""
+    if setting.dry:
+        from tests.runtime.engine.queued_device import simulate_gpu
+
+        simulate_gpu(rank)
+    own = Rank(findings, setting, rank)
+    own.compare()
+    own.wrap_often()
+    own.lose_rank()
+
+
+class Rank:
+    """One rank's model, batch and record."""
+
+    def __init__(self, findings: Findings, setting: Setting, rank: int) -> None:
+        self._findings = findings
+        self._rank = rank
+        self._dry = setting.dry
+        self._device = setting.device
+        self._workload = workloads(dry=setting.dry)["ResNet-50"]
+        self._model = self._workload.model(self._device)
+        self._initial = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
+        self._batch = self._workload.batch(self._device, seed=rank)
+        self._reference: Any = None
+        findings.fact("samples a batch and rank", self._workload.batch_size)
+
+    def compare(self) -> None:
+        """Train in turn under DDP, PACE, and PACE without a schedule, from the same weights."""
+        schedule, ddp_s = self._schedule()
+        plan = Plan(schedule=schedule, order="static")
+        contenders: dict[str, tuple[Callable[[], tuple[Any, Any]], float | None]] = {
+            "DDP": (self._under_ddp, ddp_s),
+            "PACE": (
+                lambda: self._under_pace(plan=plan, mode="overlap"),
+                schedule.predicted.iteration_s,
+            ),
+            "PACE without a schedule": (self._under_pace, None),
+        }
+        for number in range(ROUNDS):
+            for name, (wrap, predicted_s) in contenders.items():
+                found = self._measure(wrap)
+                with self._findings.row(contender=name, round=number) as row:
+                    row |= found
+                    if predicted_s is not None:
+                        row["over predicted"] = found["iteration ms"] * 1e-3 / predicted_s
+
+    def wrap_often(self) -> None:
+        """Wrap, train and close, again and again; then train two models at once."""
+        sums = []
+        for _ in range(WRAPS):
+            self._reset()
+            sums.append(self._trained(self._model))
+        with self._findings.row(contender=f"{WRAPS} wraps one after another") as row:
+            row["sha256"] = sums
+        self._reset()
+        with self._findings.row(contender="two wrappers at once") as row:
+            row["sha256"] = self._trained(self._model, self._workload.model(self._device))
+
+    def lose_rank(self) -> None:
+        """Kill the second rank and note what the first one says, and when."""
+        model, optimizer = self._under_pace(mode="overlap", timeout_s=LOST_S)
+        step = training_step(model, optimizer, self._batch)
+        for _ in range(3):
+            step()
+        optimizer.synchronize()
+        dist.barrier()
+        if self._rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            for _ in range(LOST_STEPS):
+                step()
+        except CommunicationFailed as error:
+            self._findings.fact("killed rank named after s", time.monotonic() - started)
+            self._findings.fact("said of the killed rank", str(error))
+        os._exit(0)  # what waits for the lost rank may never end
+
+    def _schedule(self) -> tuple[Schedule, float]:
+        """Capture and measure on both ranks at once; rank 0's schedule, and what it predicts for DDP."""
+        optimizer = self._sgd(self._model)
+        step = training_step(self._model, optimizer, self._batch)
+        with Capture(self._model, optimizer, iterations=2 if self._dry else 6, warmup=2) as capture:
+            while not capture.finished:
+                step()
+                capture.step()
+        network = torch_network()
+        network.device = torch.device(self._device)  # where gradients lie
+        measured = measure_allreduce(
+            network,
+            largest_bytes=gradient_bytes(self._model),
+            max_runs=3,
+            max_seconds_per_size=0.1 if self._dry else 1.0,
+            pairs=False,
+        )
+        beside = measure_contention(
+            step, network, size_bytes=gradient_bytes(self._model), pairs=3 if self._dry else 10
+        )
+        shared: list[Any] = [None]
+        if self._rank == 0:
+            profile = capture.profile(
+                "ResNet-50",
+                workers=2,
+                allreduce=measured.document,
+                compute_slowdown=beside.compute_slowdown,
+                load=beside.load,
+            )
+            schedule = optimize_allreduce(profile)
+            ddp = run_policy(profile, make_policy("ddp"))
+            shared = [(schedule.to_json(), ddp.iteration_s)]
+            largest = measured.sizes[-1]
+            for name, value in {
+                "calls take longer during compute by ms": [[size, s * 1e3] for size, s in beside.added_s],
+                "compute slowdown during calls": profile.compute_slowdown,
+                "compute ms": sum(op.duration_s for op in profile.ops) * 1e3,
+                "error of the captured profile": capture.report.error,
+                "measured link Mbit/s": largest.size_bytes * 8e-6 / largest.duration_s,
+                "predicted under DDP ms": ddp.iteration_s * 1e3,
+                "predicted under PACE ms": schedule.predicted.iteration_s * 1e3,
+                "bound ms": (schedule.predicted.lower_bound_s or 0.0) * 1e3,
+                "groups": len(schedule.groups),
+                "calls": len(schedule.transfers),
+            }.items():
+                self._findings.fact(name, value)
+        dist.broadcast_object_list(shared)
+        content, ddp_s = shared[0]
+        return parse_schedule(content), ddp_s
+
+    def _sgd(self, model: torch.nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def _under_ddp(self) -> tuple[Any, Any]:
+        return DistributedDataParallel(self._model), self._sgd(self._model)
+
+    def _under_pace(self, **options: Any) -> tuple[Any, Any]:
+        options = {"timeout_s": 60.0} | options
+        return self._model, DistributedOptimizer(self._sgd(self._model), self._model, **options)
+
+    def _reset(self) -> None:
+        self._model.load_state_dict(self._initial)
+        self._model.zero_grad()
+
+    def _measure(self, wrap: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
+        """Train from the initial weights; time an iteration and say where the weights have got to."""
+        iterations = 3 if self._dry else 8
+        self._reset()
+        model, optimizer = wrap()
+        step = training_step(model, optimizer, self._batch)
+        finish = getattr(optimizer, "synchronize", lambda: None)
+        for _ in range(WARM_UP):
+            step()
+        finish()
+        settled(self._device)
+        dist.barrier()
+        started = settled(self._device)
+        for _ in range(iterations):
+            step()
+        finish()
+        found: dict[str, Any] = {"iteration ms": (settled(self._device) - started) / iterations * 1e3}
+        if isinstance(optimizer, DistributedOptimizer):
+            report = optimizer.report()
+            found["mode"] = report.mode
+            found["trial ms"] = {mode: seconds * 1e3 for mode, seconds in report.trial_s.items()}
+            optimizer.close()
+        del model, optimizer, step, finish
+        gc.collect()  # DDP's hooks go with it
+        trained = _flat(self._model.parameters())
+        if self._reference is None:
+            self._reference = trained
+        initial = _flat(self._initial[name] for name, _ in self._model.named_parameters())
+        moved = float((self._reference - initial).norm())
+        return found | {
+            "weights against the first DDP run": float((trained - self._reference).norm()) / moved,
+            "sha256": _sha256(self._model),
+        }
+
+    def _trained(self, *models: torch.nn.Module) -> list[str]:
+        """Train models at once, a wrapper each, for three steps; return the hashes of their weights."""
+        optimizers = [
+            DistributedOptimizer(self._sgd(model), model, mode="overlap", timeout_s=60.0) for model in models
+        ]
+        steps = [training_step(*each, self._batch) for each in zip(models, optimizers, strict=True)]
+        for _ in range(3):
+            for step in steps:
+                step()
+        for optimizer in optimizers:
+            optimizer.close()
+        return [_sha256(model) for model in models]
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
+
+
+def _sha256(model: torch.nn.Module) -> str:
+    return hashlib.sha256(_flat(model.parameters()).numpy().tobytes()).hexdigest()
