@@ -34,6 +34,8 @@ _RECORD = "Record the training with torch.profiler and run `pace headroom TRACE.
 _TABLE = (
     "put the layers' times into a table and run `pace import layers TABLE.csv --workers N --bandwidth-gbps G`"
 )
+# ZIP, gzip within gzip, bzip2, xz, Zstandard and 7z.
+_ARCHIVES = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf")
 # What a file of another tool holds, what the tool is, and what to do next.
 _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
     (
@@ -97,7 +99,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     FormatError
         If neither name nor content tells the format.
     """
-    if head.startswith(b"PK\x03\x04") or head[257:262] == b"ustar":
+    if head.startswith(_ARCHIVES) or head[257:262] == b"ustar":
         raise FormatError(path, "this is an archive: unpack it, and pass the files in it")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise FormatError(path, "this is a text in UTF-16: save it in UTF-8")
@@ -105,6 +107,8 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start:
         raise FormatError(path, "the file is empty")
+    if start[:14].lower().startswith((b"<!doctype html", b"<html")):
+        raise FormatError(path, "this is a web page: download the file itself")
     told = _json_format(start) if start[:1] in (b"{", b"[") else None
     if told is not None and told != "profile":
         return told

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: 
         (b"/annex/objects/SHA256E-s5--00.json\n", "pointer of git-annex .* fetch"),
         (gzip.compress(bytes(257) + b"ustar\x0000" + bytes(248), mtime=0), "an archive: unpack it"),
         (b"PK\x03\x04" + bytes(26), "an archive: unpack it"),
+        (gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "an archive: unpack it"),
+        (lzma.compress(b"{}"), "an archive: unpack it"),
+        (b"(\xb5/\xfd" + bytes(26), "an archive: unpack it"),
+        (b"\n<!DOCTYPE html>\n<html>", "a web page: download the file itself"),
         ("# nThread 1 busbw".encode("utf-16"), "UTF-16: save it in UTF-8"),
         (b"", "the file is empty"),
         (b"nothing of a kind", "neither its name nor its content"),
