@@ -20,7 +20,6 @@ from pace.solver.arrays import IntArray
 from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance, solve
 from pace.solver.sending import (
-    MAX_SEGMENTS_PER_GROUP,
     Buffers,
     Sending,
     cut_as_solved,
@@ -49,12 +48,12 @@ MAX_SLOTS = 1e9
 MOST_ROUNDING = 0.01
 # Of at most so many calls, any two of a kind that follow one another are tried to be merged.
 MOST_MERGED = 40
-# So many plans are tried, the fastest ones.
-MOST_TRIED = 3
 # Cuts are optimized in so many plans, the fastest ones; for few gradients, in all.
 MOST_RECUT = 2
-# Of a measured cost, so many sizes of segments are tried that cost less per byte than whole groups.
+# Of a measured cost, so many sizes of segments are tried that cost less per byte than whole groups. No size
+# cuts all bytes into more segments than this.
 MOST_SIZES = 3
+MOST_CHEAP_SEGMENTS = 1000
 # Merged plans are kept if their windows exceed the shortest by at most this share.
 MOST_MERGED_SHARE = 0.01
 # Each segment is an entry of the document and a call of the network library.
@@ -115,7 +114,7 @@ def fastest_plan(
     tried = _Tried(load)
     for plan in plans:
         tried.add(plan)
-    for plan in tried.fastest(MOST_TRIED):
+    for plan in plans:
         tried.add_merged(problem, plan, options)
     if options.fusion == "optimal" and options.framework is None and problem.sizes.any():
         if not problem.is_layered:
@@ -192,6 +191,8 @@ def _candidates(
     partitions = [(0.0, partition) for partition in fusion.partitions] + list(fusion.of_few_calls)
     if options.fusion == "optimal" and options.framework is None and options.max_group_bytes is None:
         partitions += [(0.0, partition) for partition in _all_runs(problem)]
+    if options.fusion == "optimal" and options.framework is None:
+        partitions += [(0.0, partition) for partition in _groups_to_cut(problem, options)]
     seen, done = set(), set()
     for own_s, groups in partitions:
         partition = _in_order(problem, groups)
@@ -210,6 +211,18 @@ def _candidates(
                     continue
                 seen.add(key)
                 yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
+
+
+def _groups_to_cut(problem: FusionProblem, options: Options) -> Iterator[Partition]:
+    """Yield groups that are good if they are cut at sizes whose calls cost less per byte than larger ones."""
+    total, limit = float(problem.sizes.sum()), float(options.max_segment_bytes or np.inf)
+    for size in _cheapest_sizes(problem.cost, total, total, limit)[:1]:
+        sizes = [*(knot for knot in problem.cost.sizes_bytes if 0 < knot < size), size]
+        durations = problem.cost(sizes).tolist()
+        cut = CostCurve(
+            sizes_bytes=tuple(sizes), durations_s=tuple(durations), slope_beyond=durations[-1] / size
+        )
+        yield from fuse(replace(problem, cost=cut), options).partitions
 
 
 def _all_runs(problem: FusionProblem) -> Iterator[Partition]:
@@ -354,7 +367,8 @@ def _sendings(
             yield sending
     if hurried_only:
         return
-    for size in _cheapest_sizes(buffers, cost, limit) if options.framework is None else ():
+    largest, total = float(np.max(buffers.sizes, initial=0)), float(np.sum(buffers.sizes))
+    for size in _cheapest_sizes(cost, largest, total, limit) if options.framework is None else ():
         for patience in (0.0, np.inf):
             sending = cut_while_sending(buffers, cost, patience_s=patience, max_segment_bytes=size)
             if sending is not None:
@@ -367,10 +381,9 @@ def _sendings(
         yield send_in_order(buffers, sending.groups, sending.elements, cost)
 
 
-def _cheapest_sizes(buffers: Buffers, cost: CostCurve, limit: float) -> list[float]:
+def _cheapest_sizes(cost: CostCurve, largest: float, total: float, limit: float) -> list[float]:
     """Return the sizes at which a measured cost has the fewest seconds per byte, if large calls have more."""
-    largest = float(np.max(buffers.sizes, initial=0))
-    sizes = [max(size, largest / MAX_SEGMENTS_PER_GROUP) for size in cost.sizes_bytes]
+    sizes = [max(size, total / MOST_CHEAP_SEGMENTS) for size in cost.sizes_bytes]
     per_byte = {size: float(cost(size)) / size for size in sizes if 0 < size < min(limit, largest)}
     whole = float(cost(largest)) / largest if largest else 0.0
     cheap = [size for size in per_byte if per_byte[size] < whole * (1 - ROUNDING)]

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from pace import Gradient, InvalidOptions, Op, Options, Profile, Schedule, load_profile, optimize
 from pace.documents.collective_costs import SampledAllReduce
+from pace.documents.load import NO_LOAD
+from pace.documents.profile import DType
 from pace.kinds import check
 from pace.planning.allreduce.realize import SlotWarning
 from pace.solver.linear_program.lp import MAX_VARIABLES, num_variables
@@ -189,6 +191,32 @@ def test_samples_whose_halves_are_cheaper_than_the_whole() -> None:
     jump = SampledAllReduce(samples=((10, 1), (11, 50)))
     assert_right(layered([20, 20, 20], allreduce=jump))
     assert_right(layered([20, 20, 20], allreduce=jump), Options(max_segment_bytes=10))
+    predicted = assert_right(layered([1000], allreduce=jump)).predicted
+    assert predicted.iteration_s == predicted.lower_bound_s == 1 + 100 + 1
+
+
+def test_groups_that_are_cut_are_sought_with_the_cost_of_their_segments() -> None:
+    """Beyond 100 bytes, a call costs four times as much per byte: groups for whole calls take 31 s."""
+    jump = SampledAllReduce(samples=((100, 1), (101, 4), (1000, 12), (3000, 40)))
+    sizes = [300, 300, 300, 100, 100, 300, 100, 4, 300, 200, 100, 4]
+    profile = layered(sizes, allreduce=jump).replace(load=NO_LOAD)
+    assert assert_right(profile).predicted.iteration_s <= 28
+
+
+def test_a_barrier_makes_no_plan_of_several_dtypes_faster() -> None:
+    """Without a forward pass, DDP's buckets are groups like any other."""
+    sizes = [1, 1, 1, 30, 8, 30, 1, 1, 1, 1, 8, 1, 1, 1]
+    dtypes: list[DType] = ["float32", "float32", "float32", "float32", "float16", "int8", "int8"]
+    dtypes += ["float32", "int8", "float16", "float32", "int8", "int8", "float16"]
+    profile = layered(
+        sizes,
+        allreduce=affine(2.0, 0.125),
+        backward_s=[1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 2.0, 2.0],
+        forward_s=[0.0] * len(sizes),
+        dtypes=dtypes,
+    ).replace(load=NO_LOAD)
+    ddp = assert_right(profile, Options(framework="ddp")).predicted
+    assert assert_right(profile).predicted.iteration_s <= ddp.iteration_s
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
