@@ -83,13 +83,19 @@ def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, 
         If there would be too many segments.
     """
     if options.fusion == "none":
-        single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
-        tried = (_plan(problem, single, single, options, patience) for patience in PATIENCE_FACTORS)
-        plans = [plan for plan in tried if plan is not None]
+        plans = _single_plans(problem, options, PATIENCE_FACTORS)
         return _best(problem, plans), "one call of each half per gradient"
     if problem.norm_s is not None:
         return _behind_norm(problem, options)
     return _chained(problem, options)
+
+
+def _single_plans(
+    problem: ShardingProblem, options: Options, patience_factors: tuple[float, ...]
+) -> list[ShardedPlan]:
+    single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
+    tried = (_plan(problem, single, single, options, factor) for factor in patience_factors)
+    return [plan for plan in tried if plan is not None]
 
 
 def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
@@ -111,14 +117,17 @@ def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPla
         gathered.append(_Runs(by_tail, of_half, cuts, end))
     plan = _plan(problem, _groups_of(scattered), _groups_of(gathered), options, np.inf)
     assert plan is not None
-    fewer = _best(problem, [plan, *_with_fewer_calls(problem, options, plan, scattered, gathered)])
+    plans = [plan, *_with_fewer_calls(problem, options, plan, scattered, gathered)]
+    if not exact:
+        plans += _single_plans(problem, options, (np.inf,))
+    fewer = _best(problem, plans)
     among = "" if problem.reduce_scatter.line and problem.all_gather.line and cap is None else " among runs"
     how = f"exact{among}" if exact else "each dtype by itself, heuristic"
     if options.max_segment_bytes is not None:
         how += ", before calls are cut"
     if gradients.slowdown != 1:
         how += "; on the compute clock"
-    if fewer is not plan:
+    if len(fewer.sending.calls) < len(plan.sending.calls):
         how += f"; then fewer calls, at most {TIE:.1%} slower"
     return fewer, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
 

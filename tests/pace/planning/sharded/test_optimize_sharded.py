@@ -12,7 +12,7 @@ from pace import Options, Profile
 from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
 from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
 from pace.documents.load import NO_LOAD, Load
-from pace.documents.profile import UpdateRule
+from pace.documents.profile import DType, UpdateRule
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import parse_schedule
 from pace.errors import InvalidOptions, InvalidSchedule
@@ -376,6 +376,18 @@ def test_a_proof_counts_segments_that_take_less_time_than_one_call() -> None:
         assert predicted.iteration_s == 1 + 2 + (update == "global-norm")
         assert predicted.lower_bound_s <= predicted.ideal_iteration_s <= predicted.iteration_s
         assert check(each, schedule) == []
+
+
+def test_calls_that_cost_no_latency_are_not_fused_behind_a_norm() -> None:
+    """With several dtypes, groups of one that last no longer alone make those of another wait."""
+    dtypes: list[DType] = ["int8", "float32", "int8", "float32", "float16", "int8"]
+    profile = layered([16, 8, 8, 16, 16, 8], allreduce=affine(0, 0.125), dtypes=dtypes).replace(
+        update="global-norm"
+    )
+    single = optimize(profile, Options(exchange="sharded", fusion="none"))
+    fused = optimize(profile)
+    assert fused.predicted.iteration_s <= single.predicted.iteration_s
+    assert check(profile, fused) == []
 
 
 def test_a_norm_that_takes_no_time_comes_before_calls_that_do() -> None:
