@@ -97,7 +97,7 @@ def _refuse_odd_graph(schedule: Schedule) -> None:
         if transfer.offset_bytes or transfer.size_bytes != schedule.groups[transfer.group].size_bytes:
             raise ValueError(f"transfers[{number}] does not carry its whole group")
         if transfer.priority != number:
-            raise ValueError(f"transfers[{number}]: priority {transfer.priority} is not its place in the list")
+            raise ValueError(f"transfers[{number}]: priority {transfer.priority} is not its place")
         if transfer.op in ("push", "pull"):
             raise ValueError(f"transfers[{number}]: a graph has no {transfer.op}")
     if schedule.proofs or schedule.bound or schedule.chain_bound or schedule.norm_bound:

@@ -164,8 +164,8 @@ def contention_of(
     Parameters
     ----------
     costs
-        On CPUs: bytes and seconds of all-reduces without compute, in order of bytes. During compute, all sizes
-        take as many times as long as the one that was measured. On a device: empty, as each size was
+        On CPUs: bytes and seconds of all-reduces without compute, in order of bytes. During compute, all
+        sizes take as many times as long as the one that was measured. On a device: empty, as each size was
         measured by itself.
     """
     loaded = [each for each in iterations if each.traffic_s > 0]
