@@ -15,19 +15,22 @@ F is issued after j. Let w(F) be their sum. The wire needs latency + w(j) + w(F)
 latency + w(j) + w(F) >= C + latency + w(j) - (p(F) - w(F)). In the last term, an op of F without c(v) adds
 p(v). The ops of F with c(v) = c add at most the sum of their p(v), less w(c), or 0 if F holds none of them.
 
-Within a memory budget, ops that run behind j keep what they read in memory. Let R be the budget less what
-every plan has in use when j is issued (``pace.solver.graph.memory``). Each op v that j does not need sends
-b(v) bytes of flow to storages that it reads. A storage passes at most its size, and nothing if R has it
-subtracted. The flow ends there if j needs the node that allocates the storage. Otherwise, this node sends it
-on to what it reads.
+Within a memory budget, ops that run behind j keep what they read in memory. Let X be j, or an op that j
+needs. Nodes send bytes of flow to storages that they read. A storage passes at most its size, and nothing if
+it is in use in every plan when X runs (``pace.solver.graph.memory``), or returned. The flow ends there if X
+needs the node that allocates the storage. Otherwise, this node sends it on to what it reads. Each op v that j
+does not need sends b(v) bytes. So does, for each returned storage that X does not need, the node that
+allocates it: m bytes, at most the storage's size. Let R be the budget less what is in use in every plan when
+X runs, less the sum of all m.
 
 Theorem. For every price >= 0 and every plan within the budget, the bound holds with p'(v) = max(0, p(v) -
 price * b(v)) instead of p(v) in both sums, less price * R.
 
-Proof. The flow of the ops of F starts behind j and ends at storages that are allocated before j. So it passes
-a storage that a node before j allocates and a node behind j reads. When j is issued, this storage is in use,
-or as many bytes of a bucket's buffer. Each passes at most its size, so b(F) <= R, and p(F) <= p'(F) + price *
-b(F) <= p'(F) + price * R.
+Proof. The flow of a node that runs behind X starts behind X and ends at storages that are allocated before X.
+So it passes a storage that a node before X allocates and a node behind X reads. When X runs, this storage is
+in use, or as many bytes of a bucket's buffer. Each passes at most its size. A returned storage that is
+allocated before X is in use too, and passes no flow. So b(F) and all m are at most what is in use beside what
+is in every plan: b(F) <= R, and p(F) <= p'(F) + price * b(F) <= p'(F) + price * R.
 """
 
 from dataclasses import dataclass
@@ -43,6 +46,8 @@ PRICE_STEPS = (0.7, 0.94)
 """So many prices of memory are tried, each by this factor lower: first from the highest that may pay."""
 DEEPEST = 200
 """Flow passes at most so many nodes on its way to a storage."""
+MOST_TRIED = 4
+"""So many nodes are looked at for the one where most memory is in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,8 @@ class LastCollective:
     hidden_s
         The most compute that can run while the collective is on the wire; includes ``held_s_per_byte *
         room_bytes``.
+    full_at
+        Number of the node X where memory is counted.
     held_s_per_byte, room_bytes
         Price of memory, and R; both 0 for a bound with any amount of memory.
     lines
@@ -72,6 +79,7 @@ class LastCollective:
     compute_s: float
     hidden_s: float
     lines: dict[int, Line]
+    full_at: int
     held_s_per_byte: float = 0.0
     room_bytes: int = 0
 
@@ -152,25 +160,53 @@ class _Behind:
         without = self._bound(self.program.duration[self.ops])
         if budget_bytes is None or not without.hidden_s:
             return without
-        counted = self._counted()
-        room = budget_bytes - self.program.resident_bytes - int(self.program.size_bytes[counted].sum())
-        if room < 0:
-            return without
         best = without
-        highest = min(without.hidden_s / max(1, room), without.compute_s)
-        for step in PRICE_STEPS:
-            for price in (highest * step ** np.arange(PRICES)).tolist():
-                held = self._held(counted, price)
-                left = np.maximum(0.0, self.program.duration[self.ops] - price * held)
-                bound = self._bound(left, held_s_per_byte=price, room_bytes=room)
-                best = max(best, bound, key=lambda each: each.bound_s)
-            if not best.held_s_per_byte:
-                break
+        memories = {node: _MemoryAt(self.program, node) for node in (self.collective, self._fullest())}
+        for memory in memories.values():
+            room = budget_bytes - memory.in_use_bytes
+            if room >= 0:
+                highest = min(without.hidden_s / max(1, room), without.compute_s)
+                best = self._priced(best, memory, room, highest, PRICE_STEPS[0])
+        if best.held_s_per_byte:
             highest = best.held_s_per_byte / PRICE_STEPS[0]
+            best = self._priced(best, memories[best.full_at], best.room_bytes, highest, PRICE_STEPS[1])
         return best
 
+    def _priced(
+        self, best: LastCollective, memory: "_MemoryAt", room_bytes: int, highest: float, step: float
+    ) -> LastCollective:
+        """Return the best of a bound and those of several prices, each lower than the one before."""
+        for price in (highest * step ** np.arange(PRICES)).tolist():
+            left = self.program.duration[self.ops] - price * memory.held_bytes(self.ops, price)
+            bound = self._bound(
+                np.maximum(0.0, left), full_at=memory.node, held_s_per_byte=price, room_bytes=room_bytes
+            )
+            best = max(best, bound, key=lambda each: each.bound_s)
+        return best
+
+    def _fullest(self) -> int:
+        """Return the collective or one of the last ops that it needs: where these use most memory."""
+        program = self.program
+        tried = [self.collective]
+        while len(tried) < MOST_TRIED:
+            read = [dep for dep in program.deps[tried[-1]].tolist() if program.kind[dep] == OP]
+            if not read:
+                break
+            tried.append(max(read))
+
+        def bytes_at(node: int) -> int:
+            storages = {node, *program.storage[program.deps[node]].tolist()}
+            return int(program.size_bytes[list(storages)].sum())
+
+        return max(tried, key=bytes_at)
+
     def _bound(
-        self, left: FloatArray, *, held_s_per_byte: float = 0.0, room_bytes: int = 0
+        self,
+        left: FloatArray,
+        *,
+        full_at: int | None = None,
+        held_s_per_byte: float = 0.0,
+        room_bytes: int = 0,
     ) -> LastCollective:
         """Return the bound if ops hide so many seconds each."""
         # An op that no collective needs can run behind this one at no cost.
@@ -186,52 +222,73 @@ class _Behind:
             compute_s=float(self.program.duration.sum()),
             hidden_s=free + gain + held_s_per_byte * room_bytes,
             lines=self.lines,
+            full_at=self.collective if full_at is None else full_at,
             held_s_per_byte=held_s_per_byte,
             room_bytes=room_bytes,
         )
 
-    def _counted(self) -> BoolArray:
-        """Return the storages that are in use in every plan when the collective is issued."""
-        program = self.program
+
+class _MemoryAt:
+    """Memory in use when a node X runs.
+
+    Attributes
+    ----------
+    in_use_bytes
+        In every plan: resident memory, what X or a node behind it reads and a node before it allocates, and
+        of each returned storage its own bytes, or as many of what it is made from.
+    """
+
+    def __init__(self, program: Program, node: int) -> None:
+        self.node = node
+        self._needed: list[bool] = needed_by(program, node).tolist()
+        self._duration = program.duration
+        self._starts = program.deps.starts.tolist()
+        self._read: list[int] = program.storage[program.deps.flat].tolist()
+        counted = self._counted(program)
+        self._left: list[int] = np.where(counted | program.kept, 0, program.size_bytes).tolist()
+        self._exhausted = [False] * len(program)
+        returned = np.flatnonzero(program.kept & ~counted & (program.size_bytes > 0)).tolist()
+        flow = sum(self._send(each, int(program.size_bytes[each]), 0) for each in returned)
+        self.in_use_bytes = program.resident_bytes + int(program.size_bytes[counted].sum()) + flow
+
+    def _counted(self, program: Program) -> BoolArray:
+        """Return the storages that are in use in every plan when the node runs."""
         behind = [False] * len(program)
-        behind[self.collective] = True
-        starts, deps = program.deps.starts.tolist(), program.deps.flat.tolist()
-        for node in range(self.collective + 1, len(program)):
+        behind[self.node] = True
+        starts, deps = self._starts, program.deps.flat.tolist()
+        for node in range(self.node + 1, len(program)):
             behind[node] = any(behind[dep] for dep in deps[starts[node] : starts[node + 1]])
         readers = np.repeat(np.arange(len(program)), np.diff(program.deps.starts))
-        read: BoolArray = program.kept.copy()
-        read[program.storage[program.deps.flat[np.array(behind)[readers]]]] = True
-        read[self.collective] = True
-        counted: BoolArray = read & self.needed & (program.size_bytes > 0)
+        used: BoolArray = program.kept.copy()
+        used[program.storage[program.deps.flat[np.array(behind)[readers]]]] = True
+        used[self.node] = True
+        counted: BoolArray = used & np.array(self._needed) & (program.size_bytes > 0)
         return counted
 
-    def _held(self, counted: BoolArray, price: float) -> IntArray:
+    def held_bytes(self, ops: IntArray, price: float) -> IntArray:
         """Return a flow of bytes from each op that is worth the op's time at a price, or as much as fits."""
-        program, needed = self.program, self.needed.tolist()
-        left: list[int] = np.where(counted, 0, program.size_bytes).tolist()
-        starts = program.deps.starts.tolist()
-        read: list[int] = program.storage[program.deps.flat].tolist()
-        exhausted = [False] * len(left)
-
-        def send(node: int, most: int, depth: int) -> int:
-            sent = 0
-            for storage in read[starts[node] : starts[node + 1]]:
-                if not left[storage]:
-                    continue
-                passed = min(most - sent, left[storage])
-                if not needed[storage]:
-                    if exhausted[storage] or depth == DEEPEST:
-                        continue
-                    passed = send(storage, passed, depth + 1)
-                left[storage] -= passed
-                sent += passed
-                if sent == most:
-                    return sent
-            exhausted[node] = True
-            return sent
-
-        wanted = np.ceil(program.duration[self.ops] / price)
+        kept = self._left.copy(), self._exhausted.copy()
+        wanted = np.ceil(self._duration[ops] / price)
         found = [
-            send(node, int(most), 0) for node, most in zip(self.ops.tolist(), wanted.tolist(), strict=True)
+            self._send(node, int(most), 0) for node, most in zip(ops.tolist(), wanted.tolist(), strict=True)
         ]
+        self._left, self._exhausted = kept
         return np.array(found, dtype=np.int64)
+
+    def _send(self, node: int, most: int, depth: int) -> int:
+        """Send a flow from a node to storages that nodes before this one allocate; return its bytes."""
+        sent = 0
+        for storage in self._read[self._starts[node] : self._starts[node + 1]]:
+            if not self._left[storage]:
+                continue
+            passed = min(most - sent, self._left[storage])
+            if not self._needed[storage]:
+                if self._exhausted[storage] or depth == DEEPEST:
+                    continue
+                passed = self._send(storage, passed, depth + 1)
+            self._left[storage] -= passed
+            sent += passed
+            if sent == most:
+                return sent
+        self._exhausted[node] = True
+        return sent

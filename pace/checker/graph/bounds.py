@@ -230,15 +230,18 @@ def _check_late(
                     first[dep] = below
     held: dict[str, int] = {}
     if bound.held_s_per_byte:
-        memory = MemoryBehind(graph, late.name, needed)
+        if bound.full_at is None or bound.full_at not in needed:
+            yield f'full_at is "{bound.full_at}": expected "{late.name}" or a node that it needs'
+            return
+        memory = MemoryBehind(graph, bound.full_at)
         if budget_bytes is None:
             yield f"held_s_per_byte is {bound.held_s_per_byte!r}: expected 0, as there is no budget"
         elif bound.room_bytes < budget_bytes - memory.in_use_bytes:
             least = budget_bytes - memory.in_use_bytes
             yield f"room_bytes is {bound.room_bytes}: expected at least {least}"
-        held = memory.held_bytes(bound.held_s_per_byte)
-    elif bound.room_bytes:
-        yield f"room_bytes is {bound.room_bytes}: expected 0, as held_s_per_byte is 0"
+        held = memory.held_bytes(bound.held_s_per_byte, place.keys() - needed)
+    elif bound.room_bytes or bound.full_at is not None:
+        yield f"room_bytes is {bound.room_bytes}: expected 0 and no full_at, as held_s_per_byte is 0"
     hidden, shared = bound.held_s_per_byte * bound.room_bytes, dict.fromkeys(seconds, 0.0)
     for node in graph.nodes:
         if node.name in needed or node.collective is not None:

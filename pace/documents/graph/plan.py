@@ -62,8 +62,10 @@ class LateCollective(Document):
         collective of its wire, what they take longer than it. If memory has a price, ops count less, and
         ``held_s_per_byte * room_bytes`` is added.
     held_s_per_byte
-        Price of the memory that is in use when the collective is issued, because ops run behind it. 0 for a
+        Price of the memory that is in use when `full_at` runs, because ops run behind the collective. 0 for a
         bound with any amount of memory.
+    full_at
+        The collective or an op that it needs; null without a price.
     room_bytes
         Bytes of the budget that are not in use in every plan at that time.
     """
@@ -76,6 +78,7 @@ class LateCollective(Document):
     own_s: Seconds
     hidden_s: Seconds
     held_s_per_byte: Annotated[Seconds, Field(exclude_if=lambda price: not price)] = 0.0
+    full_at: Annotated[Name | None, Field(exclude_if=lambda name: name is None)] = None
     room_bytes: Annotated[Bytes, Field(exclude_if=lambda room: not room)] = 0
     lines: tuple[KeyLine, ...]
     bound_s: Seconds

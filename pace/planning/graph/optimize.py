@@ -242,6 +242,7 @@ def _late(graph: CollectiveGraph, late: LastCollective, keys: tuple[BucketKey, .
         own_s=late.own_s,
         hidden_s=late.hidden_s,
         held_s_per_byte=late.held_s_per_byte,
+        full_at=graph.nodes[late.full_at].name if late.held_s_per_byte else None,
         room_bytes=late.room_bytes,
         lines=_lines(late.lines, keys),
         bound_s=late.bound_s,

@@ -63,8 +63,42 @@ def test_memory_limits_what_hides_the_last_collective() -> None:
     assert within.bound_s == pytest.approx(9 + 8 - 2, rel=3e-3)
 
 
+def table() -> CollectiveGraph:
+    """Return four gradients of 1 s and 100 bytes that are reduced to 64, and a last collective of 8 s.
+
+    Its input is made from 300 bytes of zeros.
+    """
+    graph = norms(4)
+    nodes: list[GraphNode] = []
+    for node in graph.nodes:
+        if node.name == "table":
+            nodes.append(GraphNode(name="zeros", deps=node.deps, allocates_bytes=300))
+            node = node.model_copy(update={"deps": (*node.deps, "zeros")})
+        elif node.name.startswith("norm"):
+            node = node.model_copy(update={"allocates_bytes": 100})
+        nodes.append(node.model_copy(update={"returned": node.waits_for is not None}))
+    return graph.model_copy(update={"nodes": tuple(nodes)})
+
+
+def test_memory_is_counted_where_most_is_in_use() -> None:
+    """When the table is made, 300 bytes of zeros, 50 of its own and 100 of the last layer are in use.
+
+    Of each gradient but the last, 64 bytes are in use by then, or 100 if it runs later. The last one needs no
+    more memory than the layer. A budget with 54 bytes to spare has room for one and a half of the others.
+    """
+    graph = table()
+    within = last_collective(program_of(graph), 300 + 50 + 100 + 3 * 64 + 54)
+    assert within is not None
+    assert graph.nodes[within.full_at].name == "table"
+    assert within.room_bytes == 54
+    assert within.bound_s == pytest.approx(9 + 8 - 1 - 54 / 36, rel=3e-3)
+
+
 def deferrable(seed: int) -> CollectiveGraph:
-    """Return random layers, of which one or two leave memory to a gradient, and a collective at the end."""
+    """Return random layers, of which one or two leave memory to a gradient, and a collective at the end.
+
+    In half of them, its input is made from a larger one.
+    """
     pick = random.Random(seed)
     nodes: list[GraphNode] = []
     before: tuple[str, ...] = ()
@@ -88,10 +122,13 @@ def deferrable(seed: int) -> CollectiveGraph:
                 collective(f"reduce {layer}", "all-reduce", (nodes[-1].name,), group=group),
                 wait(f"reduce {layer}", returned=pick.random() < 0.5),
             ]
+    if pick.random() < 0.5:
+        nodes.append(GraphNode(name="zeros", deps=before, allocates_bytes=pick.choice((100, 300))))
+        before = (*before, "zeros")
     nodes += [
         GraphNode(name="table", duration_s=1.0, deps=before, allocates_bytes=50),
         collective("last", "reduce-scatter", ("table",)),
-        wait("last"),
+        wait("last", returned=pick.random() < 0.5),
     ]
     wires = pick.choice((("wire",), ("wire", "second")))
     return graph_of(nodes, latency_s=pick.choice((0.0, 1.0)), seconds_per_byte=1 / 64, wires=wires)
@@ -154,6 +191,32 @@ def test_a_forged_bound_is_found(field: str, factor: float, found: str) -> None:
     plan = schedule.graph_plan.model_copy(update={"late": forged})
     violations = check(graph, schedule.model_copy(update={"graph": plan}))
     assert any(found in violation for violation in violations), violations
+
+
+def test_memory_is_counted_at_a_node_that_the_collective_needs() -> None:
+    """Ops that run behind the collective may run before any other node."""
+    graph, schedule = planned()
+    late = schedule.graph_plan.late
+    assert late is not None
+    assert late.full_at is not None
+    for name in ("norm 11", "no node", None):
+        plan = schedule.graph_plan.model_copy(update={"late": late.model_copy(update={"full_at": name})})
+        violations = check(graph, schedule.model_copy(update={"graph": plan}))
+        assert any("graph.late.full_at" in violation for violation in violations), violations
+
+
+def test_what_is_returned_counts_once() -> None:
+    """A room without the bytes of what is made later is too small."""
+    graph = table()
+    schedule = optimize_graph(graph, Options(memory_bytes=300 + 50 + 100 + 4 * 64 + 54))
+    assert check(graph, schedule) == []
+    late = schedule.graph_plan.late
+    assert late is not None
+    plan = schedule.graph_plan.model_copy(
+        update={"late": late.model_copy(update={"room_bytes": late.room_bytes - 64})}
+    )
+    violations = check(graph, schedule.model_copy(update={"graph": plan}))
+    assert any("graph.late.room_bytes" in violation for violation in violations), violations
 
 
 def test_a_price_of_memory_needs_a_budget() -> None:
