@@ -18,6 +18,7 @@ import numpy as np
 from pace.solver.arrays import IntArray
 from pace.solver.graph.base_orders import NUM_WITHOUT_DEFERRED, base_orders
 from pace.solver.graph.enumeration import fastest_plan, leanest_plan
+from pace.solver.graph.filled_waits import with_filled_waits
 from pace.solver.graph.list_schedule import (
     LONGEST_QUEUE,
     UNLIMITED,
@@ -78,7 +79,7 @@ class PlanChoice:
 def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
     """Return the best plan found in at most `calls` trials, and for a small program the best of all plans.
 
-    It exceeds the budget only if all plans do that were tried.
+    One more trial fills waits. The plan exceeds the budget only if all plans do that were tried.
     """
     small = len(program) <= MOST_NODES
     if small:
@@ -144,6 +145,7 @@ class PlanSearch:
     schedulers: tuple[ListScheduler, ...] = field(init=False)
     as_it_is: PricedPlan = field(init=False)
     classes: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False)
+    num_base_orders: int = field(init=False)
     best: PricedPlan | None = None
     best_cost: tuple[int, bool, float] = (0, False, 0.0)
     knobs: PlanChoice = field(default_factory=PlanChoice)
@@ -156,6 +158,7 @@ class PlanSearch:
         others = (self.program.in_order(order) for order in self.orders[1:])
         self.schedulers = (own, *(ListScheduler(each, self.budget_bytes) for each in others))
         self.classes = tuple(tuple(fusible(each)) for each in self.schedulers)
+        self.num_base_orders = len(self.orders)
         # Queues take memory: without any to spare, the search adds them last.
         spare = self.budget_bytes > (1 + TIGHT) * self.as_it_is.peak_bytes
         queued = LONGEST_QUEUE if spare else 0
@@ -178,6 +181,7 @@ class PlanSearch:
                 self._orders,
                 self._windows,
                 self._queues,
+                self._filled,
                 self._finer,
             ):
                 for knobs in moves():
@@ -230,6 +234,20 @@ class PlanSearch:
     def _queues(self) -> Iterator[PlanChoice]:
         for queued in reversed(range(LONGEST_QUEUE + 1)):
             yield replace(self.knobs, rules=replace(self.knobs.rules, queued=queued))
+
+    def _filled(self) -> Iterator[PlanChoice]:
+        """Yield the order of the best plan with ops moved to where it waits."""
+        if len(self.orders) > self.num_base_orders or self.best is None:
+            return
+        own, order = self.schedulers[0], self.orders[self.knobs.order]
+        filled = with_filled_waits(own, self.best.plan, order, self.budget_bytes)
+        if filled is not None:
+            scheduler = ListScheduler(self.program.in_order(filled), self.budget_bytes)
+            self.orders += (filled,)
+            self.schedulers += (scheduler,)
+            self.classes += (tuple(fusible(scheduler)),)
+            self.calls += 1
+            yield replace(self.knobs, order=len(self.orders) - 1)
 
     def _finer(self) -> Iterator[PlanChoice]:
         for factor in (0.7, 1.4):
