@@ -128,7 +128,13 @@ def _tell(compiler: str, module: nn.Module | None) -> None:
 
 
 def _tell_of_compilation(*_arguments: Any) -> None:
-    _tell("torch.compile", None)
+    # Updates are applied here, and optimizers round in another way if they believe that they are compiled.
+    compiling = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = False
+    try:
+        _tell("torch.compile", None)
+    finally:
+        torch.compiler._is_compiling_flag = compiling
 
 
 def _telling_of_scripts(own: Any) -> Any:

@@ -118,3 +118,24 @@ def test_compiled_models_train_to_the_same_weights() -> None:
         assert equal_bits(read[-1], second[name][0][-1]), name
     assert difference(first["auto"][0][-1], train_plainly(Case(steps=AUTO_STEPS), 2)) <= 1e-5
     assert graphs <= 3
+
+
+def _compile_between_steps(rank: int, _size: int, mode: str) -> Weights:
+    model = build("conv")
+    called: Any = model
+    optimizer = wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model, mode=mode)
+    for step, batch in enumerate(batches("conv", STEPS, rank)):
+        if step == 2:
+            called = torch.compile(model, backend=BACKEND)
+        optimizer.zero_grad()
+        backward(called(*batch))
+        optimizer.step()
+    optimizer.close()
+    return weights(model)
+
+
+@pytest.mark.slow
+def test_an_update_that_compilation_waits_for_is_rounded_as_others() -> None:
+    """An optimizer that believes it is compiled, because its caller is, keeps its step in float32."""
+    overlap, barrier = (run_ranks(_compile_between_steps, 2, mode)[0] for mode in ("overlap", "barrier"))
+    assert equal_bits(overlap, barrier)
