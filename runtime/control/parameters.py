@@ -56,8 +56,11 @@ def trained_parameters(
     }
     strangers = updated - set(named.values())
     if strangers:
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in list(strangers)[:5])
-        raise InvalidOptions(f"the optimizer updates parameters that are not the model's, of shapes {shapes}")
+        shapes = ", ".join(sorted(str(tuple(parameter.shape)) for parameter in strangers)[:5])
+        raise InvalidOptions(
+            f"the optimizer updates parameters that are not the model's, of shapes {shapes}: make it of the"
+            " model's parameters(), or give the model that it updates"
+        )
     for name, parameter in named.items():
         plain = issubclass(type(parameter), nn.Parameter)  # isinstance() says what the parameter claims
         if not plain and not (allowed and hasattr(parameter, "placements")):
@@ -91,6 +94,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
 class PlannedParameters:
     """The parameters that an optimizer had when it was wrapped.
 
@@ -108,10 +115,10 @@ class PlannedParameters:
         self._optimizer = optimizer
         summed = set(planned)
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._num_updated = len(updated)
+        self._groups = self._grouped()
         self._frozen = [parameter for parameter in updated if parameter not in summed]
         self._places = [
-            (module, name, parameter)
+            (module, name, parameter, _kind(parameter))
             for module in (() if model is None else model.modules())
             for name, parameter in module._parameters.items()
             if parameter is not None and parameter in summed
@@ -123,10 +130,10 @@ class PlannedParameters:
         Raises
         ------
         InvalidUse
-            If the optimizer's parameters have changed, the model has another parameter in the place of one,
-            or one that was frozen has a gradient.
+            If the optimizer's parameters or their groups have changed, the model has another parameter in the
+            place of one, one has another dtype or device, or one that was frozen has a gradient.
         """
-        for module, name, parameter in self._places:
+        for module, name, parameter, kind in self._places:
             held_there = module._parameters
             # Past the gate of gated parameters. A scripted module keeps its parameters in no dictionary, and
             # none can be put in their place.
@@ -137,10 +144,16 @@ class PlannedParameters:
                     " optimizer updates, so it would not be trained: wrap the optimizer after"
                     " load_state_dict(assign=True), or load without assign"
                 )
-        if self._grown:
+            if _kind(parameter) != kind:
+                was, now = ("{} on {}".format(*each) for each in (kind, _kind(parameter)))
+                raise InvalidUse(
+                    f"a parameter named {name} was {was} when the optimizer was wrapped, and is {now} now:"
+                    " convert and move the model first, then wrap the optimizer"
+                )
+        if self._regrouped:
             raise InvalidUse(
-                "the optimizer has other parameters than when it was wrapped, which the plan does not cover:"
-                " wrap it again after add_param_group"
+                "the optimizer has other parameters than when it was wrapped, or others in a group, which the"
+                " plan does not cover: close() the wrapper, and wrap the changed optimizer"
             )
         for parameter in self._frozen:
             if parameter.grad is not None:
@@ -152,11 +165,14 @@ class PlannedParameters:
     @property
     def changed(self) -> bool:
         """Return whether a step would be refused now, or after the next backward pass."""
-        return self._grown or any(parameter.requires_grad for parameter in self._frozen)
+        return self._regrouped or any(parameter.requires_grad for parameter in self._frozen)
 
     @property
-    def _grown(self) -> bool:
-        return sum(len(group["params"]) for group in self._optimizer.param_groups) != self._num_updated
+    def _regrouped(self) -> bool:
+        return self._grouped() != self._groups
+
+    def _grouped(self) -> list[list[int]]:
+        return [[id(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
 
     def clear_frozen(self) -> None:
         """Clear the gradients of parameters that were frozen."""

@@ -201,7 +201,7 @@ def check_trained(optimizer: Any, model: Any) -> None:
     InvalidOptions
         If one of them has another type.
     InvalidUse
-        If the optimizer is wrapped, or parameters of the model have no shapes yet.
+        If the optimizer is wrapped, or parameters of the model have no shapes or values yet.
     """
     if isinstance(optimizer, StandIn):
         raise InvalidUse(
@@ -213,6 +213,11 @@ def check_trained(optimizer: Any, model: Any) -> None:
         if nn.parameter.is_lazy(parameter):
             raise InvalidUse(
                 f"{name} has no shape yet: give the model a batch before its optimizer is wrapped"
+            )
+        if parameter.is_meta:
+            raise InvalidUse(
+                f"{name} has no values yet: call to_empty() and initialize the model before its optimizer is"
+                " wrapped"
             )
 
 

@@ -38,7 +38,7 @@ def _misuse(rank: int, _size: int) -> Any:
     optimizer = wrap("gloo", inner, model)
     shares = batches("conv", STEPS, rank)
     wrong: list[Any] = [model.state_dict, torch.optim.SGD]
-    lazy = torch.nn.LazyLinear(3)
+    lazy, meta, other = torch.nn.LazyLinear(3), torch.nn.Linear(3, 3, device="meta"), build("conv")
 
     def train(by: torch.optim.Optimizer) -> None:
         for batch in shares:
@@ -59,6 +59,8 @@ def _misuse(rank: int, _size: int) -> Any:
         "no model": _refusal(lambda: wrap("gloo", inner, wrong[0])),
         "no optimizer": _refusal(lambda: wrap("gloo", wrong[1], model)),
         "lazy": _refusal(lambda: wrap("gloo", OPTIMIZERS["sgd"](list(lazy.parameters())), lazy)),
+        "meta": _refusal(lambda: wrap("gloo", OPTIMIZERS["sgd"](list(meta.parameters())), meta)),
+        "other": _refusal(lambda: wrap("gloo", OPTIMIZERS["sgd"](trainable(other)), model)),
         "wrapper": _refusal(lambda: wrap("gloo", optimizer, model)),
         "optimizer": _refusal(lambda: wrap("gloo", inner, model)),
         "model": _refusal(lambda: wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model)),
@@ -108,6 +110,8 @@ _SAID = {
     "no model": "model is of type method; a torch.nn.Module is needed",
     "no optimizer": "optimizer is the class SGD; a torch.optim.Optimizer is needed",
     "lazy": "weight has no shape yet: give the model a batch before its optimizer is wrapped",
+    "meta": "weight has no values yet: call to_empty() and initialize the model",
+    "other": "give the model that it updates",
     "wrapper": "already wrapped: wrap the torch optimizer itself",
     "optimizer": "the optimizer is already wrapped: close() the wrapper",
     "model": "another optimizer that also updates features.0.weight, ",
@@ -125,3 +129,42 @@ def test_misuse_is_refused_at_once_and_harms_nothing() -> None:
             assert said in refusals[name], name
     assert equal_bits(trained, other)
     assert difference(trained, _train_with_state_forgotten(2)) <= 1e-5
+
+
+def _regrouped(_rank: int, _size: int) -> list[tuple[str, str]]:
+    """Change the parameters of wrapped optimizers, or their groups or dtype, and step."""
+
+    def move(groups: list[dict[str, Any]]) -> None:
+        groups[0]["params"].append(groups[1]["params"].pop())
+
+    def swap(groups: list[dict[str, Any]]) -> None:
+        groups[1]["params"][0] = torch.nn.Parameter(groups[1]["params"][0].detach().clone())
+
+    def convert(groups: list[dict[str, Any]]) -> None:
+        for parameter in groups[0]["params"]:
+            parameter.data = parameter.data.double()
+
+    refusals = []
+    for change in (move, swap, list.reverse, convert):
+        for options in ({"mode": "overlap"}, {"mode": "barrier"}, {"mode": "overlap", "sharding": "on"}):
+            model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            own, other = list(model[0].parameters()), list(model[1].parameters())
+            groups: list[dict[str, Any]] = [{"params": own}, {"params": other, "lr": 0.5}]
+            inner = torch.optim.SGD(groups, lr=0.1)
+            optimizer = wrap("gloo", inner, model, **options)
+            backward(model(torch.ones(3, 4)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            change(inner.param_groups)
+            refusals.append((change.__name__, _refusal(optimizer.step)))
+            optimizer.close()
+    return refusals
+
+
+def test_changed_groups_and_dtypes_are_refused() -> None:
+    """A step after a move between groups would use the hyper-parameters of the parameter's old group."""
+    for refusals in run_ranks(_regrouped, 2):
+        assert len(refusals) == 12
+        for change, said in refusals:
+            converted = "was torch.float32 on cpu when the optimizer was wrapped"
+            assert (converted if change == "convert" else "others in a group") in said, change
