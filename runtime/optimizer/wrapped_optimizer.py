@@ -130,6 +130,8 @@ class WrappedOptimizer(StandIn):
         self._sizes = start.sizes
         self._plan = self._divided(refuse_hanging(self._choice.running.plan))
         self._barrier = self._choice.running.barrier
+        # Of an optimizer that may decide by a closure's loss, such as LBFGS.
+        self._averages_loss = reason is not None
         self._num_plans = 0
         self._poison = Poison(transport.rank) if options.mode == "check" else None
         try:
@@ -299,7 +301,8 @@ class WrappedOptimizer(StandIn):
                 with torch.enable_grad():
                     loss = closure()
                 self._reduce()
-                return _mean_loss(loss, self._transport)
+                decides = self._averages_loss or step_was_replaced(self.optimizer)
+                return _mean_loss(loss, self._transport) if decides else loss
 
             return self._own_step(reduced)
         self._reduce()
