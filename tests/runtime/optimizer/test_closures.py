@@ -20,7 +20,7 @@ def _losses(rank: int, _size: int) -> dict[str, tuple[float, float]]:
         options: dict[str, Any] = {} if mode == "LBFGS" else {"mode": mode}
         optimizer = wrap("gloo", inner, model, **options)
         (batch,) = batches("conv", 1, rank)
-        own = []
+        own: list[float] = []
 
         def closure(
             model: Any = model, optimizer: Any = optimizer, batch: Any = batch, own: Any = own
