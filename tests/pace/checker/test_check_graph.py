@@ -61,7 +61,7 @@ def group_changed(**fields: Any) -> tuple[Group, ...]:
     [
         ("start_slot", 0, "may have slots"),
         ("num_slots", 1, "may have slots"),
-        ("priority", 7, "is not its place in the list"),
+        ("priority", 7, "is not its place"),
     ],
 )
 def test_slots_and_other_priorities_are_refused(field: str, value: int, said: str) -> None:
