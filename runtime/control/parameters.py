@@ -1,6 +1,7 @@
 """The trained parameters of a model, their gradients' names and sizes, and a check that none has changed."""
 
 from collections.abc import Iterable, Set
+from operator import is_
 
 import torch
 from torch import nn
@@ -94,10 +95,6 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    return parameter.dtype, parameter.device
-
-
 class PlannedParameters:
     """The parameters that an optimizer had when it was wrapped.
 
@@ -115,10 +112,10 @@ class PlannedParameters:
         self._optimizer = optimizer
         summed = set(planned)
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._groups = self._grouped()
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._frozen = [parameter for parameter in updated if parameter not in summed]
         self._places = [
-            (module, name, parameter, _kind(parameter))
+            (module, name, parameter, parameter.dtype, parameter.device)
             for module in (() if model is None else model.modules())
             for name, parameter in module._parameters.items()
             if parameter is not None and parameter in summed
@@ -133,7 +130,7 @@ class PlannedParameters:
             If the optimizer's parameters or their groups have changed, the model has another parameter in the
             place of one, one has another dtype or device, or one that was frozen has a gradient.
         """
-        for module, name, parameter, kind in self._places:
+        for module, name, parameter, dtype, device in self._places:
             held_there = module._parameters
             # Past the gate of gated parameters. A scripted module keeps its parameters in no dictionary, and
             # none can be put in their place.
@@ -144,11 +141,11 @@ class PlannedParameters:
                     " optimizer updates, so it would not be trained: wrap the optimizer after"
                     " load_state_dict(assign=True), or load without assign"
                 )
-            if _kind(parameter) != kind:
-                was, now = ("{} on {}".format(*each) for each in (kind, _kind(parameter)))
+            if parameter.dtype is not dtype or parameter.device != device:
                 raise InvalidUse(
-                    f"a parameter named {name} was {was} when the optimizer was wrapped, and is {now} now:"
-                    " convert and move the model first, then wrap the optimizer"
+                    f"a parameter named {name} was {dtype} on {device} when the optimizer was wrapped, and is"
+                    f" {parameter.dtype} on {parameter.device} now: convert and move the model first, then"
+                    " wrap the optimizer"
                 )
         if self._regrouped:
             raise InvalidUse(
@@ -169,10 +166,11 @@ class PlannedParameters:
 
     @property
     def _regrouped(self) -> bool:
-        return self._grouped() != self._groups
-
-    def _grouped(self) -> list[list[int]]:
-        return [[id(parameter) for parameter in group["params"]] for group in self._optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        return len(groups) != len(self._groups) or any(
+            len(group["params"]) != len(own) or not all(map(is_, group["params"], own))
+            for group, own in zip(groups, self._groups, strict=True)
+        )
 
     def clear_frozen(self) -> None:
         """Clear the gradients of parameters that were frozen."""
