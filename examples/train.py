@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from turns import STEPS_IN_TURN, Turns
 from workers import join, leave
 
-# Under PACE the first 19 steps are a trial: plain, with the schedule and a barrier, without the barrier.
+# Under PACE the first 20 steps are a trial: plain, with the schedule and a barrier, without the barrier.
 WARMUP_STEPS = 25
 
 

@@ -4,9 +4,10 @@ Every rank makes the same choice after the same step. The caller changes buffers
 """
 
 import collections
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -89,7 +90,8 @@ class Choice:
         self._last_waited_s = 0.0
         self._intervals: collections.deque[float] = collections.deque(maxlen=50)
         self.replanner = Replanner(plan, source, sizes, transport, model, timeout_s=timeout_s)
-        # What to run after profiling: a candidate, or a plan to be tried first.
+        self._sorted = False  # whether the order is known in which gradients become ready
+        # What to run after the first step or after profiling: a candidate, or a plan to be tried first.
         self._afterwards: Candidate | SendPlan = plan
         if self.replanner.state == "asking" and self.replanner.can_profile:
             self.replanner.begin_profile("there is no schedule")
@@ -103,7 +105,7 @@ class Choice:
         latest = list(self._intervals)  # a copy, as metrics are read in another thread
         return statistics.median(latest) if latest else None
 
-    def after_step(self, number: int, waited_s: float, switch: Switch) -> None:
+    def after_step(self, number: int, waited_s: float, arrived: Iterable[str], switch: Switch) -> None:
         """Record a step; call `switch` if the plan or the use of a barrier changes.
 
         Parameters
@@ -112,6 +114,8 @@ class Choice:
             Number of steps taken, the same on all ranks.
         waited_s
             How long training has waited for communication since the last switch, in seconds.
+        arrived
+            The gradients in the order in which they became ready in the first step.
         """
         now = time.perf_counter()
         self._last_waited_s, waited_s = waited_s, waited_s - self._last_waited_s
@@ -121,9 +125,14 @@ class Choice:
                 self.replanner.record(self._intervals[-1], waited_s)
             elif self._began is not None:
                 self._take(Lap(self._clock, self._began, self._clock.now()), switch)
+        untried = not self._sorted and self.running.name == "plain"
+        if untried:
+            self._sort(arrived)
         if self.replanner.state == "profiling":
             if self.replanner.end_profile():
                 self._resume(switch)
+        elif untried:
+            self._resume(switch)
         elif (news := self._news(number)) == "profile":
             self._afterwards = self.running
             self._change(self._while_recorded(), switch)
@@ -141,7 +150,7 @@ class Choice:
 
     def close(self) -> None:
         """Stop asking for schedules, and profiling; log if a trial has not ended."""
-        if self._trial is not None:
+        if self._trial is not None or (self.running.name == "plain" and not self._sorted):
             self._say(
                 "pace.ended_in_trial",
                 mode=self.running.name,
@@ -163,6 +172,15 @@ class Choice:
                 self._say(
                     "pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s, speedup=gain
                 )
+
+    def _sort(self, arrived: Iterable[str]) -> None:
+        """Sort gradients by when they become ready on rank 0, as DDP does after its first iteration."""
+        mine = json.dumps(list(arrived)).encode() if self._transport.rank == 0 else None
+        order = json.loads(self._transport.broadcast(mine))
+        place = {name: -number for number, name in enumerate(order)}
+        # Those that rank 0 has not used come last, so first here.
+        self._sizes = sorted(self._sizes, key=lambda each: place.get(each.name, -len(order)))
+        self._sorted = True
 
     def _plainly(self) -> Candidate:
         return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
@@ -195,6 +213,9 @@ class Choice:
         """Return the first candidate of a plan: with `auto`, plain operation, for comparison."""
         if self._sharding == "on" or (plan.shards and not self._auto):
             return Candidate(name="sharded", plan=self._in_halves(plan), barrier=False)
+        if not self._sorted and (self._auto or self._tune is not None):
+            self._afterwards = plan
+            return self._plainly()
         in_halves, plan = plan, plan_locally(self._sizes) if plan.shards else plan
         if self._tune is not None:
             self._trial = LiveSearch(

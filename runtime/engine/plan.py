@@ -216,7 +216,6 @@ def plan_locally(
     max_group_bytes: int = 4 * MEBIBYTE,
     max_segment_bytes: int = 4 * MEBIBYTE,
     credit_bytes: int = 8 * MEBIBYTE,
-    source: Literal["local", "plain"] = "local",
 ) -> SendPlan:
     """Return a plan made without any measurement: neighbors share groups, sent in order of readiness.
 
@@ -224,28 +223,53 @@ def plan_locally(
     parameters are defined in the order of use. Times are unknown, and any other order could leave the network
     idle.
     """
-    groups: list[PlannedGroup] = []
-    current: list[GradientSize] = []
-
-    def close() -> None:
-        if current:
-            groups.append(
-                PlannedGroup(
-                    gradients=tuple(g.name for g in current),
-                    size_bytes=sum(g.size_bytes for g in current),
-                    dtype=current[0].dtype,
-                    ready_s=float(len(groups)),
-                    tail_s=float(len(groups)),
-                )
-            )
-            current.clear()
-
+    buckets: list[list[GradientSize]] = []
+    filled = 0
     for gradient in reversed(gradients):
-        full = sum(g.size_bytes for g in current) + gradient.size_bytes > max_group_bytes
-        if current and (full or current[0].dtype != gradient.dtype):
-            close()
-        current.append(gradient)
-    close()
+        filled += gradient.size_bytes
+        if not buckets or filled > max_group_bytes or buckets[-1][0].dtype != gradient.dtype:
+            buckets.append([])
+            filled = gradient.size_bytes
+        buckets[-1].append(gradient)
+    return _in_order(buckets, max_segment_bytes=max_segment_bytes, credit_bytes=credit_bytes, source="local")
+
+
+def plan_plainly(gradients: Sequence[GradientSize]) -> SendPlan:
+    """Return the plan of PyTorch's DDP: uncut buckets, sent in the order of readiness.
+
+    A bucket is closed once it has reached 1 MiB, for the first of each dtype, or 25 MiB. In PyTorch see
+    ``compute_bucket_assignment_by_size``. Gradients become ready in reverse order, as in `plan_locally`.
+    """
+    buckets: list[list[GradientSize]] = []
+    limits: dict[str, int] = {}
+    filling: dict[str, list[GradientSize]] = {}
+    for gradient in reversed(gradients):
+        bucket = filling.setdefault(gradient.dtype, [])
+        bucket.append(gradient)
+        if sum(each.size_bytes for each in bucket) >= limits.get(gradient.dtype, MEBIBYTE):
+            buckets.append(filling.pop(gradient.dtype))
+            limits[gradient.dtype] = 25 * MEBIBYTE
+    buckets += filling.values()
+    return _in_order(buckets, max_segment_bytes=1 << 62, credit_bytes=1 << 62, source="plain")
+
+
+def _in_order(
+    buckets: Sequence[Sequence[GradientSize]],
+    *,
+    max_segment_bytes: int,
+    credit_bytes: int,
+    source: Literal["local", "plain"],
+) -> SendPlan:
+    groups = [
+        PlannedGroup(
+            gradients=tuple(gradient.name for gradient in bucket),
+            size_bytes=sum(gradient.size_bytes for gradient in bucket),
+            dtype=bucket[0].dtype,
+            ready_s=float(number),
+            tail_s=float(number),
+        )
+        for number, bucket in enumerate(buckets)
+    ]
     return SendPlan(
         source=source,
         groups=tuple(groups),
@@ -255,17 +279,6 @@ def plan_locally(
             for segment in cut(number, group.size_bytes, group.dtype, max_segment_bytes)
         ),
         credit_bytes=credit_bytes,
-    )
-
-
-def plan_plainly(gradients: Sequence[GradientSize], bucket_bytes: int = 25 * MEBIBYTE) -> SendPlan:
-    """Return the plan that frameworks use: uncut buckets of 25 MiB, sent in the order of readiness."""
-    return plan_locally(
-        gradients,
-        max_group_bytes=bucket_bytes,
-        max_segment_bytes=1 << 62,
-        credit_bytes=1 << 62,
-        source="plain",
     )
 
 

@@ -260,6 +260,8 @@ class Rounds:
             self._early = self._usage.eager and self._profiling.aside is None
         reduction.open = reduction.computed = True
         slot.passes += 1
+        if not self._usage.learned:
+            self._usage.note_arrival(slot.name)
         if slot.fused.submitted or slot.dropped:
             reduction.scattered = True
             return

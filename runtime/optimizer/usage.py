@@ -17,6 +17,8 @@ class Usage:
 
     Attributes
     ----------
+    arrived
+        The gradients in the order in which they became complete in the first round; as keys.
     expected
         How often autograd adds to a gradient before it is complete, by its name.
     learned
@@ -31,6 +33,7 @@ class Usage:
 
     def __init__(self, backward_passes_per_step: int) -> None:
         self._least = backward_passes_per_step
+        self.arrived: dict[str, None] = {}
         self.expected: defaultdict[str, int] = defaultdict(lambda: backward_passes_per_step)
         # The number of rounds in a row with fewer passes than expected, and the most passes in them.
         self._short: dict[str, tuple[int, int]] = {}
@@ -56,6 +59,11 @@ class Usage:
     def eager(self) -> bool:
         """Whether groups are to be sent as soon as their gradients have arrived."""
         return self.learned and not self._hold
+
+    def note_arrival(self, name: str) -> None:
+        """Record that autograd has added to a gradient in the first round."""
+        self.arrived.pop(name, None)
+        self.arrived[name] = None
 
     def learn_passes(self, passes: Mapping[str, int]) -> None:
         """Record how often each gradient arrived in the first round."""

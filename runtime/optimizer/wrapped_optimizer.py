@@ -287,7 +287,9 @@ class WrappedOptimizer(StandIn):
         # Schedulers check this; in overlap mode the optimizer's own step() is not called.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
         try:
-            self._choice.after_step(self._rounds.number, self._rounds.engine.waited_s, self._switch)
+            self._choice.after_step(
+                self._rounds.number, self._rounds.engine.waited_s, self._usage.arrived, self._switch
+            )
         except CommunicationFailed:
             if self._rounds.engine.failure is None:
                 self._rounds.engine.abandon()

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import batches, build, weights
@@ -54,6 +57,47 @@ def test_auto_tries_all_modes_and_all_ranks_keep_the_same(transport: str, tmp_pa
     for group in report.groups:
         assert 0 <= group.submitted_s <= group.sent_s <= group.done_s
     _check_timeline(json.loads((tmp_path / "0.json").read_text()), len(report.segments))
+
+
+class _Unsorted(nn.Module):
+    """Layers that are used in another order than they are registered in, of 260 kB each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(9))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """The mean of the last layer's output."""
+        for at in (4, 7, 0, 8, 2, 6, 1, 5, 3):
+            rows = self.layers[at](rows).relu()
+        return rows.mean()
+
+
+def _train_unsorted(_rank: int, _size: int) -> tuple[list[list[int]], str]:
+    def train(model: nn.Module, optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 256)).backward()
+            optimizer.step()
+
+    model, ddp = _Unsorted(), DistributedDataParallel(_Unsorted())
+    optimizer = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, mode="auto")
+    train(model, optimizer, 2)
+    train(
+        ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), 3
+    )  # it states its buckets in the third forward pass
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    mine = [[numbers[name] for name in group.gradients] for group in optimizer.report().groups]
+    optimizer.close()
+    return mine, ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+
+
+def test_plain_operation_has_the_buckets_that_ddp_has_after_its_first_iteration() -> None:
+    """Both see in the first step when gradients become ready; the order of registration says nothing."""
+    ((mine, ddp), other) = run_ranks(_train_unsorted, 2, backend="gloo")
+    assert (mine, ddp) == other
+    assert len(mine) > 1
+    assert ", ".join(" ".join(map(str, bucket)) for bucket in mine) == ddp
 
 
 def _check_timeline(trace: dict[str, Any], num_segments: int) -> None:
