@@ -89,7 +89,8 @@ def _train_unsorted(_rank: int, _size: int) -> tuple[list[list[int]], str]:
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     mine = [[numbers[name] for name in group.gradients] for group in optimizer.report().groups]
     optimizer.close()
-    return mine, ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+    logged = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch does not type it
+    return mine, logged["rebuilt_per_bucket_param_indices"]
 
 
 def test_plain_operation_has_the_buckets_that_ddp_has_after_its_first_iteration() -> None:

@@ -23,7 +23,8 @@ def test_buckets_are_those_of_ddp(dtypes: list[str], largest: int) -> None:
             for name, size in zip(names, elements, strict=True)
         ]
         order = list(range(len(gradients)))[::-1]
-        buckets, _ = dist._compute_bucket_assignment_by_size(  # as in DDP's rebuild_buckets
+        assign = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]  # torch exports it to itself
+        buckets, _ = assign(  # as in DDP's rebuild_buckets
             [gradients[at] for at in order], [1 << 20, 25 << 20], [False] * len(order), order
         )
         plan = plan_plainly(
