@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.harness.conditions import study_parser, write_json
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import JobService, PlanSource
-from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
+from pace.runtime.engine.plan import GradientSize, SendPlan, ddp_buckets, plan_locally, plan_plainly
 from pace.runtime.engine.sharded_plan import plan_shards_locally, refuse_hanging
 from pace.runtime.gates.gradient_gates import set_local_gradient
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
@@ -223,7 +223,7 @@ def run_rank(_rank: int, rounds: int) -> dict[str, list[float]]:
         torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9), model, mode="overlap"
     )
     overlap = optimizer._plan
-    plain = plan_plainly(_sizes(model))
+    plain = plan_plainly(ddp_buckets(_sizes(model)))
     durations: dict[str, list[float]] = {"plain": [], "overlap": []}
     for _ in range(rounds):
         for name, plan in (("plain", plain), ("overlap", overlap)):

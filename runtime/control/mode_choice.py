@@ -16,7 +16,7 @@ from pace.runtime.control.live_search import LiveSearch, NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Lap, Trial
-from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally, plan_plainly
+from pace.runtime.engine.plan import Buckets, GradientSize, SendPlan, plan_locally, plan_plainly
 from pace.runtime.engine.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import ShardingChoice, Tune
@@ -35,6 +35,8 @@ class Choice:
     ----------
     plan
         The plan that all ranks agreed on.
+    buckets
+        Makes the buckets of plain operation.
     auto
         Whether to find the fastest mode in a trial.
     barrier
@@ -66,6 +68,7 @@ class Choice:
         transport: Transport,
         model: torch.nn.Module,
         *,
+        buckets: Buckets,
         auto: bool,
         barrier: bool,
         per_group: bool,
@@ -77,6 +80,7 @@ class Choice:
         self._source = source
         self._sizes = sizes
         self._transport = transport
+        self._buckets = buckets
         self._auto = auto
         self._barrier = barrier
         self._per_group = per_group
@@ -183,7 +187,7 @@ class Choice:
         self._sorted = True
 
     def _plainly(self) -> Candidate:
-        return Candidate(name="plain", plan=plan_plainly(self._sizes), barrier=True)
+        return Candidate(name="plain", plan=plan_plainly(self._buckets(self._sizes)), barrier=True)
 
     def _while_recorded(self) -> Candidate:
         """Return the candidate to run while compute is recorded; whole updates may not fit into memory."""

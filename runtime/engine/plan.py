@@ -6,7 +6,7 @@ schedule it is computed here. Pure data: no buffers and no communication.
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -28,6 +28,11 @@ class GradientSize:
     name: str
     size_bytes: int
     dtype: str
+
+
+Buckets = Callable[[Sequence[GradientSize]], list[list[GradientSize]]]
+"""Puts gradients into buckets as a framework does, and returns them in the order in which it sends them. The
+gradients are given in the reverse of the order in which they become ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,22 +239,34 @@ def plan_locally(
     return _in_order(buckets, max_segment_bytes=max_segment_bytes, credit_bytes=credit_bytes, source="local")
 
 
-def plan_plainly(gradients: Sequence[GradientSize]) -> SendPlan:
-    """Return the plan of PyTorch's DDP: uncut buckets, sent in the order of readiness.
+def ddp_buckets(
+    gradients: Sequence[GradientSize], limits: Sequence[int] = (MEBIBYTE, 25 * MEBIBYTE)
+) -> list[list[GradientSize]]:
+    """Return the buckets of PyTorch's DDP; see ``compute_bucket_assignment_by_size`` there.
 
-    A bucket is closed once it has reached 1 MiB, for the first of each dtype, or 25 MiB. In PyTorch see
-    ``compute_bucket_assignment_by_size``. Gradients become ready in reverse order, as in `plan_locally`.
+    Parameters
+    ----------
+    gradients
+        In the reverse of the order in which they become ready.
+    limits
+        A bucket is closed once it has so many bytes: the first of each dtype, the second, and so on. The last
+        number is for all further ones.
     """
     buckets: list[list[GradientSize]] = []
-    limits: dict[str, int] = {}
+    closed: dict[str, int] = {}
     filling: dict[str, list[GradientSize]] = {}
     for gradient in reversed(gradients):
         bucket = filling.setdefault(gradient.dtype, [])
         bucket.append(gradient)
-        if sum(each.size_bytes for each in bucket) >= limits.get(gradient.dtype, MEBIBYTE):
+        number = closed.get(gradient.dtype, 0)
+        if sum(each.size_bytes for each in bucket) >= limits[min(number, len(limits) - 1)]:
             buckets.append(filling.pop(gradient.dtype))
-            limits[gradient.dtype] = 25 * MEBIBYTE
-    buckets += filling.values()
+            closed[gradient.dtype] = number + 1
+    return [*buckets, *filling.values()]
+
+
+def plan_plainly(buckets: Sequence[Sequence[GradientSize]]) -> SendPlan:
+    """Return the plan of a framework: uncut buckets, in this order."""
     return _in_order(buckets, max_segment_bytes=1 << 62, credit_bytes=1 << 62, source="plain")
 
 

@@ -6,6 +6,7 @@ those outside of ``no_sync``. Everything else stays that of DistributedDataParal
 model's forward pass, the broadcast of buffers, ``no_sync`` and ``state_dict``.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.plan import MEBIBYTE, Buckets, ddp_buckets
 
 
 class DataParallelWrapper:
@@ -54,6 +56,13 @@ class DataParallelWrapper:
     def wraps(self, parallel: DistributedDataParallel) -> bool:
         """Return whether this is the given DistributedDataParallel."""
         return parallel is self._parallel()
+
+    def buckets(self, parameters: Mapping[str, nn.Parameter]) -> Buckets:  # noqa: ARG002
+        """Return DistributedDataParallel's own rule, with the user's limits; see ``ModelWrapper``."""
+        parallel: Any = self._parallel()
+        first = [MEBIBYTE] if parallel.bucket_bytes_cap_default else []
+        caps = getattr(parallel, "bucket_bytes_cap_list", None)  # since torch 2.13
+        return functools.partial(ddp_buckets, limits=caps or [*first, parallel.bucket_bytes_cap])
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:  # noqa: ARG002
         """DistributedDataParallel uses no parameter itself; see ``ModelWrapper``."""

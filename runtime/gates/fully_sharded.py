@@ -8,7 +8,7 @@ before a unit is gathered.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidOptions, InvalidUse
 from pace.runtime.engine.buffers import Slot, local_part
+from pace.runtime.engine.plan import Buckets, GradientSize
 from pace.runtime.engine.shard_units import UNIT_KIND, Unit, units_of
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.transports.compression import Compression
@@ -51,6 +52,19 @@ class FullyShardWrapper:
     def wraps(self, parallel: DistributedDataParallel) -> bool:  # noqa: ARG002
         """DistributedDataParallel around it would sum gradients; see ``ModelWrapper``."""
         return False
+
+    def buckets(self, parameters: Mapping[str, nn.Parameter]) -> Buckets:
+        """Return ``fully_shard``'s own rule: one all-reduce for each unit; see ``ModelWrapper``."""
+        units = {id(each): number for number, unit in enumerate(self.units) for each in unit.parameters}
+        unit_of = {name: units.get(id(parameter)) for name, parameter in parameters.items()}
+
+        def by_unit(gradients: Sequence[GradientSize]) -> list[list[GradientSize]]:
+            found: dict[tuple[int | None, str], list[GradientSize]] = {}
+            for gradient in reversed(gradients):
+                found.setdefault((unit_of[gradient.name], gradient.dtype), []).append(gradient)
+            return list(found.values())
+
+        return by_unit
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
         """Announce the parameters of a unit that is about to be gathered; see ``ModelWrapper``."""

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot
+from pace.runtime.engine.plan import Buckets
 from pace.runtime.gates.gradient_gates import local_gradient
 
 
@@ -34,6 +35,9 @@ class ModelWrapper(Protocol):
 
     def wraps(self, parallel: DistributedDataParallel) -> bool:
         """Return whether this is the given DistributedDataParallel."""
+
+    def buckets(self, parameters: Mapping[str, nn.Parameter]) -> Buckets:
+        """Return how the wrapper itself fuses the gradients of these parameters, by name."""
 
     def watch(self, slots: Mapping[nn.Parameter, Slot], use: Callable[[Iterable[Slot]], None]) -> bool:
         """Call `use` with the slots of parameters that are about to be used, until called without slots.

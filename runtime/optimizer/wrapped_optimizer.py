@@ -25,7 +25,7 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.parameters import PlannedParameters
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
-from pace.runtime.engine.plan import SendPlan, divide
+from pace.runtime.engine.plan import SendPlan, ddp_buckets, divide
 from pace.runtime.engine.report import Report, lay_out_round
 from pace.runtime.engine.sharded_plan import refuse_hanging
 from pace.runtime.event_log import log
@@ -120,6 +120,7 @@ class WrappedOptimizer(StandIn):
             start.sizes,
             self._transport,
             model,
+            buckets=self._model_wrapper.buckets(start.parameters) if self._model_wrapper else ddp_buckets,
             auto=options.mode == "auto",
             barrier=options.mode == "barrier" or reason is not None,
             per_group=reason is None,

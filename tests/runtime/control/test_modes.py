@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import pace.runtime.ddp
+import pace.runtime.fsdp
 from tests.runtime.launch import Backend, run_ranks
 from tests.runtime.models import batches, build, weights
 from tests.runtime.training import (
@@ -73,32 +78,53 @@ class _Unsorted(nn.Module):
         return rows.mean()
 
 
-def _train_unsorted(_rank: int, _size: int) -> tuple[list[list[int]], str]:
-    def train(model: nn.Module, optimizer: Any, steps: int) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.ones(2, 256)).backward()
-            optimizer.step()
-
-    model, ddp = _Unsorted(), DistributedDataParallel(_Unsorted())
-    optimizer = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, mode="auto")
-    train(model, optimizer, 2)
-    train(
-        ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), 3
-    )  # it states its buckets in the third forward pass
+def _train_unsorted(_rank: int, _size: int, way: str) -> tuple[list[list[int]], str]:
+    caps: dict[str, Any] = {"bucket_cap_mb": 1} if way == "small" else {}
+    torch.manual_seed(0)
+    judge = DistributedDataParallel(_Unsorted(), **caps)
+    model: Any = _Unsorted()
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters())}
-    mine = [[numbers[name] for name in group.gradients] for group in optimizer.report().groups]
-    optimizer.close()
-    logged = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch does not type it
+    if way == "units":
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        for layer in (*model.layers, model):
+            fully_shard(layer, mesh=mesh)
+    elif way != "wrapper":
+        model = DistributedDataParallel(model, **caps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if way == "wrapper":
+        handle = optimizer = wrap("gloo", optimizer, model, mode="auto")
+    else:
+        attach = pace.runtime.fsdp.attach if way == "units" else pace.runtime.ddp.attach
+        handle = attach(model, optimizer, mode="auto")
+    _train(model, optimizer, 2)
+    mine = [[numbers[name] for name in group.gradients] for group in handle.report().groups]
+    handle.close()
+    _train(judge, torch.optim.SGD(judge.parameters(), lr=0.1), 3)  # it states its buckets in the third
+    logged = judge._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch does not type it
     return mine, logged["rebuilt_per_bucket_param_indices"]
 
 
-def test_plain_operation_has_the_buckets_that_ddp_has_after_its_first_iteration() -> None:
+def _train(model: nn.Module, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 256)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["wrapper", "default", "small"])
+def test_plain_operation_has_the_buckets_that_ddp_has_after_its_first_iteration(way: str) -> None:
     """Both see in the first step when gradients become ready; the order of registration says nothing."""
-    ((mine, ddp), other) = run_ranks(_train_unsorted, 2, backend="gloo")
+    ((mine, ddp), other) = run_ranks(_train_unsorted, 2, way, backend="gloo")
     assert (mine, ddp) == other
     assert len(mine) > 1
     assert ", ".join(" ".join(map(str, bucket)) for bucket in mine) == ddp
+
+
+def test_plain_operation_sends_units_as_fully_shard_does() -> None:
+    """One all-reduce for each unit, the last layer's first."""
+    ((mine, _), other) = run_ranks(_train_unsorted, 2, "units", backend="gloo")
+    assert mine == other[0]
+    assert [sorted(bucket) for bucket in mine] == [[2 * at, 2 * at + 1] for at in (3, 5, 1, 6, 2, 8, 0, 7, 4)]
 
 
 def _check_timeline(trace: dict[str, Any], num_segments: int) -> None:
