@@ -161,7 +161,7 @@ class PlannedParameters:
 
     @property
     def changed(self) -> bool:
-        """Return whether a step would be refused now, or after the next backward pass."""
+        """Whether the optimizer's parameters or groups have changed, or a frozen parameter was unfrozen."""
         return self._regrouped or any(parameter.requires_grad for parameter in self._frozen)
 
     @property

@@ -1,10 +1,10 @@
 """An order in which ops run later, where a plan waits for a wire.
 
 Within a tight memory budget, some collectives have to end before an op runs, as their inputs leave it no
-room. If there is too little compute meanwhile, the plan waits. Ops that serve only one sink, such as the
-matrix product of a gradient, may run in that time instead of before. What they read stays in memory until
-then. What they return stays until no more memory is in use than when that time began: only then is it cast
-and sent.
+room. If there is too little compute meanwhile, the plan waits. A sink is a collective whose output no other
+collective needs. Ops that serve only one sink, such as the matrix product of a gradient, may run in that time
+instead of before. What they read stays in memory until then. What they return stays in memory until no more
+is in use than when that time began: only then is it cast and sent.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from pace.solver.graph.timeline import run
 SHORTEST_WAIT = 1e-5
 """Waits count if they take at least this share of the plan's time."""
 SPARE = 0.5
-"""So much of the input of the collective that is waited for stays free, as its wire carries more later."""
+"""This share of what the awaited collective reads must stay free in memory: its wire carries more later."""
 LEAST_WAITS = 2e-3
 """Ops move only if all waits together take at least this share of the plan's time."""
 
@@ -33,8 +33,8 @@ def with_filled_waits(
 ) -> IntArray | None:
     """Return an order with ops moved to where a plan waits; None if none can move.
 
-    A heuristic. Of the ops behind the wait before, those that hold the fewest bytes for each second move
-    first. Complexity: a few passes over the program.
+    A heuristic. Only ops that run after the previous wait move to a wait. Those that hold the fewest bytes
+    for each second move first. Complexity: a few passes over the program.
 
     Parameters
     ----------
@@ -148,9 +148,9 @@ class _WaitOfPlan:
     Attributes
     ----------
     first
-        The collective from which on the wire is busy until the wait ends.
+        The first of the collectives that keep the wire busy until the wait ends.
     input_bytes
-        Of the collective that is waited for.
+        What the awaited collective reads.
     """
 
     node: int

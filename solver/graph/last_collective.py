@@ -1,13 +1,13 @@
 """A bound for programs that end in a collective: other collectives need the compute that could hide it.
 
 Theorem. Let j be a collective and C the time of all ops. Give every op that j does not need at most one
-collective of j's wire that needs the op, c(v). For every plan,
+collective of j's wire that needs the op, c(v). A plan of time T has
 
     T >= C + latency + w(j) - sum over v without c(v) of p(v) - sum over c of max(0, sum of p(v) with c(v) = c
     - w(c)),
 
-where w is bytes times the seconds per byte of a line below each collective's cost, and latency the least of
-theirs.
+where p(v) is the duration of v, w is bytes times the seconds per byte of a line below each collective's cost,
+and latency is the least latency of these lines.
 
 Proof. Let E be the time at which j (or its bucket) is issued, and F the ops behind it; j needs none of them.
 At most E seconds of compute are done by E, so p(F) >= C - E. Every collective of the wire that needs an op of
@@ -43,7 +43,11 @@ from pace.solver.graph.program import COLLECTIVE, OP, Program
 
 PRICES = 10
 PRICE_STEPS = (0.7, 0.94)
-"""So many prices of memory are tried, each by this factor lower: first from the highest that may pay."""
+"""Prices of memory are tried in series of so many, each price lower by this factor than the one before.
+
+The first factor belongs to a series for each X, from the highest price that may pay. The second belongs to
+one series from just above the best price so far.
+"""
 DEEPEST = 200
 """Flow passes at most so many nodes on its way to a storage."""
 MOST_TRIED = 4
@@ -94,7 +98,7 @@ def last_collective(
 ) -> LastCollective | None:
     """Return the best bound that the `most` longest collectives give; None without collectives.
 
-    Within a memory budget, it is the bound of the collective that is the best one with any amount of memory.
+    Within a memory budget, only the collective is tried whose bound is the best with any amount of memory.
     Complexity: a few passes over the program for each collective and each price of memory.
     """
     collectives = program.collectives()

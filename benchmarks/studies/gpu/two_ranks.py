@@ -3,7 +3,7 @@
     python -m benchmarks.studies.gpu.two_ranks SPECIFICATION RANK
 
 runs one rank: it enters its host before it imports torch, while it has one thread, joins the other rank, and
-calls ``train`` of a module of this folder. What it finds is in a file as it comes.
+calls ``train`` of a module of this folder. It writes each finding to a file at once.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PATIENCE_S = 240.0
 COMPILED_RATE_MBIT_S = 20_000.0
 CONTENDERS = ("none", "inductor", "pace", "fsdp2")
 LATEST_START_S = 115.0
-"""After the part's start; then FSDP2 is left out, which takes 25 s."""
+"""FSDP2, which takes 25 s, is left out if it would start later than this after the part's start."""
 
 NCCL_RATE_MBIT_S = 10_000.0
 NUM_RUNS = 8
@@ -45,7 +45,7 @@ LOST_S = 10.0
 
 
 def compiled(findings: Findings, setting: Setting) -> None:
-    """Train a compiled sharded transformer without a pass, under Inductor's and PACE's, and under FSDP2."""
+    """Train a sharded transformer: compiled without a pass, with Inductor's and with PACE's; under FSDP2."""
     started = time.monotonic()
     if not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         findings.check(False, "torch.compile needs a C++ compiler: install g++")
@@ -149,7 +149,7 @@ def main() -> None:
         host = specification["hosts"][rank]
         enter(Host(**(host | {"link": Link(**host["link"])})))
     name, work, dry = specification["name"], Path(specification["work"]), specification["dry"]
-    # Each rank compiles for itself, except in a dry run, to save time.
+    # Each rank compiles for itself. In a dry run, they share what they compile, to save time.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / ("compiled" if dry else f"{name}.rank{rank}.compiled"))
     os.environ["GLOO_SOCKET_IFNAME"] = specification["interface"]
     if not dry:
