@@ -1,6 +1,6 @@
 """Checks PACE on one GPU, part by part, and writes ``gpu-check.json`` and ``gpu-check.md``.
 
-    python -m benchmarks gpu [--out FOLDER] [--dry-run] [--only PART ...]
+    python -m benchmarks gpu [--out FOLDER] [--dry-run] [--only PART ...] [OPTIONS]
 
 Each part runs in a process of its own. This module uses the standard library alone, so that a package that is
 missing fails the parts that need it and nothing else.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.prerequisites import Unavailable
+from benchmarks.studies.gpu.part import add_options
 
 ROOT = Path(__file__).resolve().parents[3]
 DRY_PATIENCE = 2.0  # a dry run shares its machine with other tests
@@ -80,7 +81,7 @@ PARTS = (
     Part(
         name="nccl",
         module="two_ranks",
-        shows="ResNet-50 over NCCL: DDP, PACE with and without a schedule; many wraps; a killed rank",
+        shows="a model over NCCL: DDP, PACE with and without a schedule; many wraps; a killed rank",
         limit_s=120,
     ),
 )
@@ -92,7 +93,7 @@ def main() -> int:
     """Run what the arguments ask for; the exit status is 1 when a part did not pass."""
     started = time.monotonic()
     arguments = parse_arguments()
-    if not arguments.dry_run and not any(Path(device).exists() for device in _DEVICES):
+    if not arguments.dry and not any(Path(device).exists() for device in _DEVICES):
         raise Unavailable("there is no NVIDIA GPU: run it on a machine with one, or give --dry-run")
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pace-gpu-check-") as folder:
@@ -109,12 +110,12 @@ def run_parts(arguments: argparse.Namespace, work: Path, started: float) -> dict
         "PYTHONFAULTHANDLER": "1",
         "RES_OPTIONS": "timeout:1 attempts:2",  # torch's stores look up names; here nobody answers
     }
-    if arguments.dry_run:
+    if arguments.dry:
         environment["OMP_NUM_THREADS"] = "1"  # small models: threads would only wait for one another
     document: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["scripts/gpu-check", *sys.argv[1:]]),
-        "dry_run": arguments.dry_run,
+        "dry_run": arguments.dry,
         "python": platform.python_version(),
         "parts": {},
     }
@@ -122,9 +123,11 @@ def run_parts(arguments: argparse.Namespace, work: Path, started: float) -> dict
         if arguments.only and part.name not in arguments.only:
             continue
         left_s = TOTAL_S - (time.monotonic() - started)
-        own_s = part.limit_s * (DRY_PATIENCE if arguments.dry_run else 1.0)
+        own_s = part.limit_s * (DRY_PATIENCE if arguments.dry else 1.0)
         limit_s = min(own_s, max(left_s, 1.0))
-        found = run_part(part, work=work, dry=arguments.dry_run, limit_s=limit_s, environment=environment)
+        found = run_part(
+            part, work=work, options=part_options(arguments), limit_s=limit_s, environment=environment
+        )
         document["parts"][part.name] = found
         document["seconds"] = time.monotonic() - started
         (arguments.out / "gpu-check.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -141,9 +144,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("gpu-check"), help="folder for the two files (default: %(default)s)"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="run small models on the CPU, with a simulated device"
-    )
+    add_options(parser)
     names = [part.name for part in PARTS]
     parser.add_argument(
         "--only",
@@ -155,13 +156,24 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def part_options(arguments: argparse.Namespace) -> list[str]:
+    """Return the command line of the options that parts have."""
+    options = [
+        f"--ranks={arguments.ranks}",
+        f"--model={arguments.model}",
+        f"--rate-mbit={arguments.rate_mbit_s}",
+    ]
+    options += [f"--samples={arguments.samples}"] * (arguments.samples is not None)
+    return options + ["--dry-run"] * arguments.dry + ["--without-mps"] * (not arguments.mps)
+
+
 GRACE_S = 4.0
 """Between SIGTERM, at which network namespaces are taken away again, and SIGKILL."""
 TAIL_CHARACTERS = 3000
 
 
 def run_part(
-    part: Part, *, work: Path, dry: bool, limit_s: float, environment: dict[str, str]
+    part: Part, *, work: Path, options: list[str], limit_s: float, environment: dict[str, str]
 ) -> dict[str, Any]:
     """Run one part for at most `limit_s` and return its findings, status and seconds.
 
@@ -176,9 +188,8 @@ def run_part(
         part.name,
         str(result),
         str(work),
+        *options,
     ]
-    if dry:
-        command.append("--dry-run")
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(

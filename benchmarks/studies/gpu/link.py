@@ -1,4 +1,4 @@
-"""How two ranks on one GPU reach each other through a limited link, and share the GPU as if each had one."""
+"""How ranks on one GPU reach each other through a limited link, and share the GPU as if each had one."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from typing import Any
 from benchmarks.harness.network.hosts import INTERFACE, Link, hosts
 from benchmarks.harness.prerequisites import TestbedUnavailable
 
-# Both ranks' traffic passes the one loopback device. Its queue must hold what TCP sends at once.
-LIMIT = "ip link set lo up && tc qdisc add dev lo root tbf rate {twice}mbit burst 256kb latency 200ms"
+# All ranks' traffic passes the one loopback device. Its queue must hold what TCP sends at once.
+LIMIT = "ip link set lo up && tc qdisc add dev lo root tbf rate {rate}mbit burst 256kb latency 200ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How two ranks reach each other.
+    """How ranks reach each other.
 
     Attributes
     ----------
     prefix
-        What the command that starts both ranks begins with.
+        What the command that starts the ranks begins with.
     hosts
         Hosts of the ranks, as JSON has them; empty where ranks share one network.
     """
@@ -37,16 +37,16 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(rate_mbit_s: float) -> Iterator[Wire]:
+def wire(ranks: int, rate_mbit_s: float) -> Iterator[Wire]:
     """Make the best link that this machine allows, and take it away again."""
     with contextlib.ExitStack() as made:
         try:
-            on = made.enter_context(hosts([Link(rate_mbit_s=rate_mbit_s)] * 2))
+            on = made.enter_context(hosts([Link(rate_mbit_s=rate_mbit_s)] * ranks))
         except (TestbedUnavailable, subprocess.CalledProcessError, OSError) as error:
-            yield _loopback(rate_mbit_s, " ".join(str(error).split()))
+            yield _loopback(ranks * rate_mbit_s, " ".join(str(error).split()))
             return
         yield Wire(
-            shown=f"two network namespaces, joined at {rate_mbit_s:g} Mbit/s both ways by the kernel",
+            shown=f"{ranks} network namespaces, joined at {rate_mbit_s:g} Mbit/s both ways by the kernel",
             interface=INTERFACE,
             address=on[0].address,
             hosts=tuple(asdict(host) for host in on),
@@ -54,12 +54,12 @@ def wire(rate_mbit_s: float) -> Iterator[Wire]:
 
 
 def _loopback(rate_mbit_s: float, why: str) -> Wire:
-    limit = LIMIT.format(twice=round(2 * rate_mbit_s))
+    limit = LIMIT.format(rate=round(rate_mbit_s))
     for unshare in (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net")):
         prefix = (*unshare, "sh", "-ec", f'{limit} && exec "$@"', "sh")
         with contextlib.suppress(OSError):
             if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
-                shown = f"loopback limited to {2 * rate_mbit_s:g} Mbit/s for both ranks together ({why})"
+                shown = f"loopback limited to {rate_mbit_s:g} Mbit/s for all ranks together ({why})"
                 return Wire(shown=shown, prefix=prefix)
     return Wire(shown=f"loopback as fast as it is: this machine allows no limit ({why})")
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from pace.runtime.torch import DistributedOptimizer, Plan
 from pace.simulation import make_policy
 from pace.simulation.run import run_policy
 
-WRAPS = 10
+WRAPS, WRAPS_S = 50, 25.0
+"""So many wraps, or as many as begin in so many seconds."""
 ROUNDS = 2
 WARM_UP = 26
 """Steps before measuring: the trial of ``mode="auto"`` takes 20."""
@@ -38,7 +40,7 @@ LOST_STEPS = 1000
 
 
 def train(findings: Findings, setting: Setting, rank: int, _name: str) -> None:
-    """Run the whole part; the second rank kills itself at the end."""
+    """Run the whole part; the last rank kills itself at the end."""
     if setting.dry:
         from tests.runtime.engine.queued_device import simulate_gpu
 
@@ -57,11 +59,15 @@ class Rank:
         self._rank = rank
         self._dry = setting.dry
         self._device = setting.device
-        self._workload = workloads(dry=setting.dry)["ResNet-50"]
+        self._name = setting.model
+        workload = workloads(dry=setting.dry)[setting.model]
+        self._workload = replace(workload, batch_size=setting.samples or workload.batch_size)
         self._model = self._workload.model(self._device)
         self._initial = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         self._batch = self._workload.batch(self._device, seed=rank)
         self._reference: Any = None
+        findings.fact("model", self._name)
+        findings.fact("ranks", dist.get_world_size())
         findings.fact("samples a batch and rank", self._workload.batch_size)
 
     def compare(self) -> None:
@@ -86,25 +92,30 @@ class Rank:
 
     def wrap_often(self) -> None:
         """Wrap, train and close, again and again; then train two models at once."""
-        sums = []
-        for _ in range(WRAPS):
+        sums: list[list[str]] = []
+        started = time.monotonic()
+        more = True
+        while more:
             self._reset()
             sums.append(self._trained(self._model))
-        with self._findings.row(contender=f"{WRAPS} wraps one after another") as row:
+            shared = [len(sums) < WRAPS and time.monotonic() - started < WRAPS_S]
+            dist.broadcast_object_list(shared)
+            more = shared[0]
+        with self._findings.row(contender=f"{len(sums)} wraps one after another") as row:
             row["sha256"] = sums
         self._reset()
         with self._findings.row(contender="two wrappers at once") as row:
             row["sha256"] = self._trained(self._model, self._workload.model(self._device))
 
     def lose_rank(self) -> None:
-        """Kill the second rank and note what the first one says, and when."""
+        """Kill the last rank and note what the others say, and when."""
         model, optimizer = self._under_pace(mode="overlap", timeout_s=LOST_S)
         step = training_step(model, optimizer, self._batch)
         for _ in range(3):
             step()
         optimizer.synchronize()
         dist.barrier()
-        if self._rank == 1:
+        if self._rank == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic()
         try:
@@ -138,8 +149,8 @@ class Rank:
         shared: list[Any] = [None]
         if self._rank == 0:
             profile = capture.profile(
-                "ResNet-50",
-                workers=2,
+                self._name,
+                workers=dist.get_world_size(),
                 allreduce=measured.document,
                 compute_slowdown=beside.compute_slowdown,
                 load=beside.load,

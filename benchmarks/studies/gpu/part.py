@@ -1,6 +1,6 @@
 """One part of the check, in a process of its own: its setting, what it finds, and the part ``machine``.
 
-python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run]
+python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run] [OPTIONS]
 """
 
 import argparse
@@ -31,15 +31,56 @@ class Setting:
         Small models on the CPU, the runtime over a simulated device.
     work
         A folder for what one part leaves to another.
+    ranks, model, samples, rate_mbit_s
+        Of the part ``nccl``: ranks, and what they train, over links of this rate; None for the model's own
+        number of samples.
+    mps
+        Whether kernels of several ranks may run side by side.
     """
 
     dry: bool
     work: Path
+    ranks: int = 2
+    model: str = "ResNet-50"
+    samples: int | None = None
+    rate_mbit_s: float = 10_000.0
+    mps: bool = True
 
     @property
     def device(self) -> str:
         """Torch's name of the device to use."""
         return "cpu" if self.dry else "cuda"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that become fields of ``Setting``."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        dest="dry",
+        help="run small models on the CPU, with a simulated device",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of the part nccl (default: %(default)s)")
+    parser.add_argument(
+        "--model",
+        choices=("ResNet-50", "GPT-2 small", "BERT-base"),
+        default="ResNet-50",
+        help="what they train (default: %(default)s)",
+    )
+    parser.add_argument("--samples", type=int, help="samples a batch (default: the model's own)")
+    parser.add_argument(
+        "--rate-mbit",
+        type=float,
+        default=10_000.0,
+        dest="rate_mbit_s",
+        help="rate of each rank's link in the part nccl (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--without-mps",
+        action="store_false",
+        dest="mps",
+        help="let ranks take turns on the GPU, though MPS is there",
+    )
 
 
 class Findings:
@@ -126,14 +167,12 @@ def main() -> None:
     parser.add_argument("name", help="name of the part, and of its function in the module")
     parser.add_argument("result", type=Path, help="file for the result (JSON)")
     parser.add_argument("work", type=Path, help="folder for files of the run")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="run on the CPU, to try the part without a GPU"
-    )
-    arguments = parser.parse_args()
-    findings = Findings(arguments.result)
-    module = importlib.import_module(f"benchmarks.studies.gpu.{arguments.module}")
-    part = getattr(module, arguments.name)
-    part(findings, Setting(dry=arguments.dry_run, work=arguments.work))
+    add_options(parser)
+    given = vars(parser.parse_args())
+    findings = Findings(given.pop("result"))
+    module = importlib.import_module(f"benchmarks.studies.gpu.{given.pop('module')}")
+    part = getattr(module, given.pop("name"))
+    part(findings, Setting(**given))
     sys.stdout.flush()
 
 
