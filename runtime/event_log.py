@@ -52,7 +52,8 @@ TRAINING_EVENTS = {
     "pace.schedule_adopted": LogEvent(
         "info",
         "round groups predicted_iteration_s bound_s",
-        "Training changes to a new schedule after `round` steps; no plan is faster than `bound_s`",
+        "Training changes to a new schedule after `round` steps; by its profile, no plan is faster than"
+        " `bound_s`",
     ),
     "pace.job_name_shared": LogEvent(
         "warning",
@@ -82,6 +83,11 @@ TRAINING_EVENTS = {
         "info",
         "mode measured_s speedup",
         "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain training",
+    ),
+    "pace.faster_than_bound": LogEvent(
+        "warning",
+        "measured_s bound_s consequence",
+        "Training is faster than the bound of its schedule: the profile is of a slower machine or network",
     ),
     "pace.ended_in_trial": LogEvent(
         "info",
@@ -115,7 +121,8 @@ TRAINING_EVENTS = {
     "pace.drift": LogEvent(
         "info",
         "ratio against reference_s consequence",
-        "Iterations differ from the first ones under this schedule, or from its prediction (`against`)",
+        "Iterations take `ratio` times as long as the first ones under this schedule (`against` is `start`),"
+        " or as it predicts (`prediction`); they should take `reference_s`",
     ),
     "pace.report_sent": LogEvent(
         "debug",
@@ -126,7 +133,7 @@ TRAINING_EVENTS = {
         "debug", "service job measured_iteration_s reason", "The measured iteration time could not be sent"
     ),
     "pace.weights_broadcast": LogEvent(
-        "info", "changed total", "Weights of other ranks differed, and were replaced by rank 0's"
+        "info", "changed total consequence", "Weights of other ranks differed, and were replaced by rank 0's"
     ),
     "pace.barrier_mode": LogEvent("warning", "reason", "Training runs with a barrier"),
     "pace.checked": LogEvent(

@@ -31,6 +31,10 @@ _COST = "give the cost of an all-reduce (--cost, or --bandwidth-gbps and --laten
 _ALONE = (
     f"To ask what training on several workers would gain, give --workers and {_COST.removeprefix('give ')}."
 )
+_UNRECORDED = (
+    "But these are traces of several ranks. PACE's collectives are not recorded: record the job under DDP,"
+    " without PACE."
+)
 
 
 def read_kineto(
@@ -88,7 +92,7 @@ def read_kineto(
     given = allreduce is not None
     allreduce = allreduce or late or recorded
     if slowest.kind.name == "one process" and not (given and workers and workers > 1):
-        raise FormatError(trace.path, f"{slowest.kind}. {_ALONE}")
+        raise FormatError(trace.path, f"{slowest.kind}. {_ALONE if len(paths) == 1 else _UNRECORDED}")
     if workers is None:
         reason = "the trace does not say how many workers took part: give their number (--workers)"
         raise FormatError(trace.path, reason)

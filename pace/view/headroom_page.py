@@ -42,7 +42,7 @@ def table_rows(made: Headroom) -> list[tuple[str, ...]]:
     if made.recorded is not None:
         empty = ("-", "") * (len(columns) - 1)
         rows.append(("recorded step", _milliseconds(made.recorded.recorded_s), "", *empty))
-        replayed = f"{made.recorded.error:+z.1%} off"
+        replayed = f"error {made.recorded.error:+z.1%}"
         rows.append(("its replay", _milliseconds(made.recorded.replayed_s), replayed, *empty))
     for label, field in _ROWS:
         if getattr(made.plain, field) is None and field.startswith("ddp"):

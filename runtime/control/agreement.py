@@ -280,7 +280,12 @@ def agree_on_weights(
         transport.broadcast_tensor(_bytes_of(host))
         tensor.copy_(host)
     if differing and transport.rank == 0:
-        log.info("pace.weights_broadcast", changed=len(differing), total=len(state))
+        log.info(
+            "pace.weights_broadcast",
+            changed=len(differing),
+            total=len(state),
+            consequence="these parameters and buffers differed between ranks, and are now rank 0's",
+        )
 
 
 def describe_state(

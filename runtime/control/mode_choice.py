@@ -23,6 +23,9 @@ from pace.runtime.options import ShardingChoice, Tune
 from pace.runtime.transports.device import clock_of
 from pace.runtime.transports.transport import Transport
 
+# Iteration times of a trial may be lower than the mean by this.
+_NOISE = 0.05
+
 Switch = Callable[[SendPlan, bool], str | None]
 """Changes to a plan, with a barrier or without. If updates cannot be sharded, it returns the reason and
 changes nothing. All ranks get the same answer."""
@@ -176,6 +179,19 @@ class Choice:
                 self._say(
                     "pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s, speedup=gain
                 )
+                self._doubt_profile(min(self.measured_s.values()))
+
+    def _doubt_profile(self, measured_s: float) -> None:
+        """Log if training is faster than the schedule's bound, so that its profile cannot be right."""
+        bound_s = self._source.bound_s
+        if bound_s is not None and measured_s < bound_s * (1 - _NOISE) and self._transport.rank == 0:
+            log.warning(
+                "pace.faster_than_bound",
+                measured_s=measured_s,
+                bound_s=bound_s,
+                consequence="its profile was recorded while the machine or the network was slower: another"
+                " schedule may be faster",
+            )
 
     def _sort(self, arrived: Iterable[str]) -> None:
         """Sort gradients by when they become ready on rank 0, as DDP does after its first iteration."""

@@ -42,7 +42,7 @@ def trained_parameters(
         if found := (kinds & _REDUCING) - allowed:
             raise InvalidOptions(
                 f"the model is, or holds, a {found.pop()}, which reduces gradients itself: give the model"
-                " that it wraps, and call that one in the loop"
+                " that it wraps, and call that one in the loop; or keep it and use attach()"
             )
     if sums_gradients and isinstance(optimizer, torch.optim.SparseAdam):
         raise InvalidOptions(
@@ -132,8 +132,8 @@ class PlannedParameters:
         """
         for module, name, parameter, dtype, device in self._places:
             held_there = module._parameters
-            # Past the gate of gated parameters. A scripted module keeps its parameters in no dictionary, and
-            # none can be put in their place.
+            # Read without waiting for pending updates. A scripted module keeps its parameters in no
+            # dictionary, and none can be put in their place.
             held = dict.get(held_there, name, parameter) if isinstance(held_there, dict) else parameter
             if held is not parameter and held is not None:
                 raise InvalidUse(

@@ -210,6 +210,11 @@ class PlanSource:
             "bound_s": predicted.lower_bound_s,
         }
 
+    @property
+    def bound_s(self) -> float | None:
+        """The bound of the schedule that is followed, in seconds; None without one."""
+        return None if self._followed is None else self._followed.predicted.lower_bound_s
+
     def accept(self, terms: list[Any]) -> None:
         """Use rank 0's settings, as launchers may give ranks different environments."""
         self.asks, self.job, self.replanning = terms[0], terms[1], Replanning.from_json(terms[2])

@@ -367,7 +367,8 @@ class Replanner:
         elif self._searching:
             consequence = "none yet: the last profile is not scheduled"
         else:
-            consequence = "a new profile" if rested else "a new profile, as soon as the interval is over"
+            left_s = self._settings.interval_s - (time.monotonic() - self._last_change_s)
+            consequence = "a new profile" if rested else f"a new profile in {left_s:.0f} s"
         self._say(
             "pace.drift",
             ratio=self._drift.ratio,

@@ -240,3 +240,12 @@ def test_a_process_that_trains_alone_needs_a_network_to_be_asked_about(tmp_path:
     """The refusal names the options."""
     with pytest.raises(FormatError, match=r"one process .*--workers and the cost .*--bandwidth-gbps"):
         _read(tmp_path, single_events())
+
+
+def test_ranks_whose_collectives_are_not_recorded_are_to_be_recorded_again(tmp_path: Path) -> None:
+    """As in a job that PACE trains; its user has several ranks, and knows their network."""
+    paths = [
+        write_json(tmp_path / f"{rank}.json", document_of(single_events(), rank=rank)) for rank in range(2)
+    ]
+    with pytest.raises(FormatError, match="record the job under DDP, without PACE"):
+        read_kineto(paths)
