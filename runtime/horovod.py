@@ -1,7 +1,10 @@
 """``DistributedOptimizer`` for Horovod, and the ``init`` that prepares Horovod for it."""
 
+import functools
 import inspect
+import itertools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,7 +20,10 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
+from pace.runtime.gates.horovod_names import name_collectives, number_anew
+from pace.runtime.gates.patches import patch
 from pace.runtime.optimizer.group_update import TwinOptimizer
+from pace.runtime.optimizer.live_wrappers import live
 from pace.runtime.optimizer.start import released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.options import AllReduce, GradientOp, Plan, Replanning, Tune
@@ -27,6 +33,9 @@ from pace.runtime.transports.horovod import HorovodTransport, open_store
 
 __all__ = ["AllReduce", "DistributedOptimizer", "Plan", "Replanning", "Tune", "init"]
 
+
+# Of wrappers in the order of their creation.
+_numbers = itertools.count()
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.
 _SETTINGS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
@@ -40,6 +49,10 @@ def init(*arguments: Any, **options: Any) -> None:
     InvalidUse
         If Horovod is already initialized with other settings, which it reads only once.
     """
+    name_collectives()
+    patch("horovod.torch:join", _finishing)
+    patch("horovod.torch:remove_process_set", _closing)
+    patch("horovod.torch:shutdown", _closing)
     if hvd.is_initialized():
         _refuse_wrong_settings()
         open_store(anew=False)
@@ -47,7 +60,38 @@ def init(*arguments: Any, **options: Any) -> None:
     for name, value in _SETTINGS.items():
         os.environ[name] = value
     hvd.init(*arguments, **options)
+    number_anew()
     open_store(anew=True)
+
+
+def _finishing(own: Any) -> Any:
+    @functools.wraps(own)
+    def join(*arguments: Any, **named: Any) -> Any:
+        for wrapper in _open_wrappers(None):  # Horovod would add zeros to the sums that are still to be sent
+            wrapper.finish_updates()
+        return own(*arguments, **named)
+
+    return join
+
+
+def _closing(own: Any) -> Any:
+    @functools.wraps(own)
+    def end(process_set: Any = None) -> Any:
+        try:
+            for wrapper in _open_wrappers(process_set):
+                wrapper.__exit__(sys.exc_info()[0])
+        finally:
+            ended = own() if process_set is None else own(process_set)
+        return ended
+
+    return end
+
+
+def _open_wrappers(process_set: Any) -> list["DistributedOptimizer"]:
+    """Return the open wrappers of a process set; None: of all. In the same order on all ranks."""
+    found = [each for each in live if isinstance(each, DistributedOptimizer)]
+    mine = [each for each in found if process_set in (None, each.process_set)]
+    return sorted(mine, key=lambda each: each.number)
 
 
 def _refuse_wrong_settings() -> None:
@@ -117,6 +161,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if not hvd.is_initialized():
             raise InvalidUse("call pace.runtime.horovod.init() before DistributedOptimizer(...)")
         _refuse_wrong_settings()
+        _refuse_wrapped_by_horovod(optimizer)
         _refuse_foreign(process_set)
         transport = HorovodTransport(
             process_set, timeout_s=connecting_timeout_s(training), device=device_of(model)
@@ -144,6 +189,8 @@ class DistributedOptimizer(WrappedOptimizer):
 
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=checked)
+        self.process_set = process_set
+        self.number = next(_numbers)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step; see ``WrappedOptimizer``.
@@ -190,6 +237,14 @@ def _in_state_broadcast() -> bool:
     while frame is not None and frame.f_code is not hvd.broadcast_optimizer_state.__code__:
         frame = frame.f_back
     return frame is not None
+
+
+def _refuse_wrapped_by_horovod(optimizer: torch.optim.Optimizer) -> None:
+    if optimizer.__module__ == hvd.DistributedOptimizer.__module__:
+        raise InvalidUse(
+            "optimizer is wrapped by hvd.DistributedOptimizer, which sums gradients too: give the torch"
+            " optimizer, and use pace.runtime.horovod.DistributedOptimizer instead"
+        )
 
 
 def _refuse_foreign(process_set: Any) -> None:

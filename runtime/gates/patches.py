@@ -1,6 +1,6 @@
-"""The list of torch's functions that the runtime replaces, and the code that replaces them.
+"""The list of torch's and Horovod's functions that the runtime replaces, and the code that replaces them.
 
-Every patch calls torch's own function. It stays until the process ends, as other code may have wrapped it
+Every patch calls the own function. It stays until the process ends, as other code may have wrapped it
 since. Patches that depend on a wrapper check for open wrappers when they are called.
 """
 
@@ -17,10 +17,28 @@ from torch import nn
 from pace.runtime.gates.guarded_tensors import ask_arguments
 from pace.runtime.gates.parameter_gates import take_off_hooks
 
+HOROVOD_STARTS = tuple(
+    f"horovod.torch.mpi_ops:_{kind}_async"
+    for kind in (
+        "allreduce",
+        "grouped_allreduce",
+        "allgather",
+        "grouped_allgather",
+        "broadcast",
+        "alltoall",
+        "reducescatter",
+        "grouped_reducescatter",
+    )
+)
+
 PLACES: dict[str, str] = {
     "torch.autograd:_engine_run_backward": "tells when the outermost backward pass ends",
     "torch.jit._recursive:create_script_module": "tells which parameters compiled modules share",
     "torch.serialization:_save": "looks for values of pending parameters, in mode='check'",
+    **dict.fromkeys(HOROVOD_STARTS, "gives names to collectives that have none"),
+    "horovod.torch:join": "applies pending updates first",
+    "horovod.torch:remove_process_set": "closes wrappers of the process set first",
+    "horovod.torch:shutdown": "closes wrappers first",
 }
 """Where (``module:name``), and what for."""
 
@@ -28,7 +46,7 @@ _done: set[str] = set()
 
 
 def patch(place: str, make: Callable[[Any], Any]) -> None:
-    """Replace torch's own function by ``make(own)``, once in a process, if its module is loaded."""
+    """Replace a library's own function by ``make(own)``, once in a process, if its module is loaded."""
     assert place in PLACES, place
     module, _, name = place.partition(":")
     owner: Any = sys.modules.get(module)

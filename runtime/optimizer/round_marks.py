@@ -19,6 +19,8 @@ from pace.runtime.transports.transport import Transport
 
 _LATE, _READ, _IDLE, _KEPT, _LOADED = 1, 2, 4, 8, 16
 _STEPS = 2
+# The step of a rank for which Horovod has added zeros, as it does in ``hvd.join()``.
+_JOINED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,14 @@ class RoundCode:
     loaded: bool = False
 
     def __int__(self) -> int:
-        """Encode as a number below 64, which every dtype of gradients holds exactly."""
+        """Encode as a number from 1 to 64, which every dtype of gradients holds exactly."""
         flags = _LATE * self.late + _READ * self.read + _IDLE * self.idle + _KEPT * self.kept
-        return flags + _LOADED * self.loaded + 2 * _LOADED * (self.step % _STEPS)
+        return flags + _LOADED * self.loaded + 2 * _LOADED * (self.step % _STEPS) + 1
 
     @classmethod
     def decode(cls, number: int) -> Self:
-        """Decode the number that ``int`` returned."""
+        """Decode the number that ``int`` returned, or 0."""
+        number -= 1
         return cls(
             late=bool(number & _LATE),
             read=bool(number & _READ),
@@ -129,6 +132,12 @@ class RoundMarks:
 
 def disagreement(codes: Sequence[RoundCode]) -> str:
     """Return a message that names ranks in different steps; empty if all are in the same."""
+    for rank, code in enumerate(codes):
+        if code.step == _JOINED:
+            return (
+                f"rank {rank} called hvd.join() while others went on: give all ranks equally many batches, or"
+                " have those without data call step() without a backward pass as often as the others"
+            )
     first = codes[0].step
     others = [rank for rank, code in enumerate(codes) if code.step != first]
     if not others:
