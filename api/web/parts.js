@@ -98,8 +98,12 @@ export function Table({ caption, columns, rows, first, descending = false, pageS
 // Asks before something that cannot be undone.
 export function Confirm({ title, children, action, onYes, onNo }) {
   const dialog = useRef(null);
-  // Before the next key press, which would go to what lies under the dialog.
-  useLayoutEffect(() => dialog.current.showModal(), []);
+  // Before the next key press, which would go to what lies under the dialog. Closed, it gives the focus back.
+  useLayoutEffect(() => {
+    const { current } = dialog;
+    current.showModal();
+    return () => current.close();
+  }, []);
   return html`<dialog ref=${dialog} aria-labelledby="confirm-title" onCancel=${(event) => { event.preventDefault(); onNo(); }}>
     <h2 id="confirm-title">${title}</h2>
     ${children}

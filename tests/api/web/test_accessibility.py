@@ -69,6 +69,8 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
 
     page = visitor.go(f"what-if?profile={made['profile_sha256']}&policies=pace")
     page.wait_for_selector("canvas")
+    # The slider begins at the profile's number, which arrives by itself.
+    expect(page.get_by_label("Workers, slider")).to_have_attribute("aria-valuetext", "as profiled, 4")
     tab_to(page, "Workers, slider")
     page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile("workers=5"))
@@ -91,6 +93,7 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Delete all schedules")).to_be_focused()
     tab_to(page, "Delete the schedule")
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()

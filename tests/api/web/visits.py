@@ -10,6 +10,10 @@ from tests.api.process import Caller
 
 LONG_NAME = "a training job of the vision team with a name that is as long as nobody would choose " * 2
 _PATIENCE_S = 120.0
+_FOCUSABLE = "a, :is(button, input, select, textarea):enabled, summary, [tabindex='0']"
+# Whether something that a selector finds has a name.
+_REACHABLE = """([name, selector]) => [...document.querySelectorAll(selector)].some((at) =>
+    (at.getAttribute("aria-label") || at.labels?.[0]?.innerText || at.innerText || "").includes(name))"""
 
 
 def choose(page: Page, label: str, *files: tuple[str, bytes]) -> None:
@@ -41,15 +45,11 @@ def download(page: Page, button: str) -> bytes:
 
 def tab_to(page: Page, name: str, key: str = "Tab") -> None:
     """Go through the page from the keyboard until something with this name has the focus."""
+    # Keys are pressed faster than a busy machine draws what they are to reach.
+    until(page, lambda: page.evaluate(_REACHABLE, [name, _FOCUSABLE]))
     for _ in range(150):
         page.keyboard.press(key)
-        named = page.evaluate(
-            """() => {
-                const at = document.activeElement;
-                return at.getAttribute("aria-label") || at.labels?.[0]?.innerText || at.innerText || "";
-            }"""
-        )
-        if name in named:
+        if page.evaluate(_REACHABLE, [name, ":focus"]):
             return
     raise AssertionError(f"{name} cannot be reached")
 
