@@ -1,5 +1,5 @@
 // One training job: its schedules over time, what was predicted and measured, and how that drifts.
-import { html, useMemo, useState } from "./elements.js";
+import { html, useEffect, useMemo, useState } from "./elements.js";
 import { linkTo } from "./address.js";
 import { Curves } from "./curves.js";
 import { useLoaded, useRefreshed } from "./loading.js";
@@ -59,18 +59,20 @@ async function everyPage(path, most, signal) {
 
 const known = new Map();
 
-// The iteration time that a schedule predicts; a schedule never changes, so it is asked for once.
-function Predicted({ id }) {
+// The iteration time that a schedule predicts; a schedule never changes, so it is asked for once. `onKnown`: once it is there.
+function Predicted({ id, onKnown }) {
   const { value, error } = useLoaded(async (signal) => {
     if (!known.has(id)) known.set(id, (await getJson(resourcePath("schedule", id), signal)).schedule.predicted.iteration_s);
     return known.get(id);
   }, [id]);
+  useEffect(() => { if (value !== undefined) onKnown(); }, [value]);
   return error ? "–" : value === undefined ? html`<span class="faint">…</span>` : milliseconds(value);
 }
 
 export function Job({ job, mayDelete, names }) {
   const [asking, setAsking] = useState(null);
   const [failure, setFailure] = useState(null);
+  const [, draw] = useState(0);
   const named = encodeURIComponent(job);
   const schedules = useLoaded((signal) => everyPage(`v1/schedules?job=${named}&limit=200`, 1000, signal), [job]);
   const reports = useLoaded((signal) => everyPage(`v1/reports?job=${named}&limit=500`, 2000, signal), [job]);
@@ -102,7 +104,7 @@ export function Job({ job, mayDelete, names }) {
   };
   const columns = [
     { name: "asked", moment: true, title: "Last request", value: (row) => row.asked_at, show: (row) => html`<a title=${`Solved ${moment(row.created_at)}`} href=${linkTo("result", { schedule: row.id })}>${moment(row.asked_at)}</a>` },
-    { name: "predicted", title: "Predicted", show: (row) => (latest.has(row.profile_sha256) && !shared(row) ? milliseconds(latest.get(row.profile_sha256).predicted_iteration_s) : html`<${Predicted} id=${row.id} />`), numeric: true },
+    { name: "predicted", title: "Predicted", show: (row) => (latest.has(row.profile_sha256) && !shared(row) ? milliseconds(latest.get(row.profile_sha256).predicted_iteration_s) : html`<${Predicted} id=${row.id} onKnown=${() => draw((number) => number + 1)} />`), numeric: true },
     { name: "measured", title: "Measured last", value: (row) => reportOf(row)?.measured_iteration_s, show: (row) => milliseconds(reportOf(row)?.measured_iteration_s), numeric: true },
     { name: "drift", title: "Against predicted", value: (row) => (reportOf(row) ? drift(reportOf(row)) : null), show: (row) => (reportOf(row) ? html`<${Drift} row=${reportOf(row)} />` : "–"), numeric: true },
     { name: "compare", title: "Compare with", moment: true, show: (row) => {
@@ -150,6 +152,6 @@ export function Job({ job, mayDelete, names }) {
           { label: "Since the schedule began", values: told.map(({ since }) => 100 * since), dash: [6, 4] }]} />`}
       <${Table} caption="Reports" first="when" descending=${true} rows=${told} rowKey=${({ id }) => id} columns=${reportColumns} pageSize=${10} />`}
   </section>
-  ${asking && html`<${Confirm} title=${asking === "all" ? `Delete all ${items.length} schedules of ${job}?` : "Delete this schedule?"} action="Delete" onYes=${discard} onNo=${() => setAsking(null)}>
+  ${asking && html`<${Confirm} title=${asking === "all" ? `Delete ${items.length > 1 ? `all ${count(items.length)} schedules` : "the schedule"} of ${job}?` : "Delete this schedule?"} action="Delete" onYes=${discard} onNo=${() => setAsking(null)}>
     <p>A running job keeps its schedule; its next start computes a new one. Profiles and reports stay.</p><//>`}`;
 }

@@ -101,7 +101,7 @@ function Tasks({ mayCancel }) {
     { name: "kind", title: "Work", value: ({ kind }) => (kind === "graph-grid" ? "graph what-if" : kind) },
     { name: "name", title: "Of", value: ({ name }) => name, show: ({ name }) => html`<span class="name">${name || "–"}</span>` },
     { name: "state", title: "State", value: ({ state }) => state, show: ({ state, num_done: done, num_total: total, problem }) => html`<span class=${state === "failed" ? "bad-text" : ""}>${state}${state === "running" && total ? ` ${done || 0} of ${total}` : ""}</span>${
-      problem && state === "failed" ? html`<span class="faint"> ${problem.detail.slice(0, 120)}</span>` : ""}` },
+      problem && state === "failed" ? html` <span class="faint name">${problem.detail.split("\n")[0]}</span>` : ""}` },
     { name: "created", moment: true, title: "Accepted", value: (row) => row.created_at, show: (row) => moment(row.created_at) },
     { name: "seconds", title: "Took", value: (row) => (row.finished_at ? Date.parse(row.finished_at) - Date.parse(row.started_at || row.created_at) : null), show: (row) => (row.finished_at && row.started_at ? `${((Date.parse(row.finished_at) - Date.parse(row.started_at)) / 1000).toFixed(1)} s` : "–"), numeric: true },
     { name: "action", title: "", show: (row) => (mayCancel && LIVE.includes(row.state) ? html`<button type="button" onClick=${() => cancel(row.id)} aria-label=${`Cancel the ${row.kind} of ${moment(row.created_at)}`}>Cancel</button>`

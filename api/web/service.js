@@ -113,7 +113,14 @@ export async function postJson(path, document, { signal, prefer } = {}) {
   return (await ask(path, { method: "POST", body: JSON.stringify(document), more, signal })).json();
 }
 
-export const remove = (path) => ask(path, { method: "DELETE" });
+// What is gone already, as another tab may have deleted it, is as it should be.
+export async function remove(path) {
+  try {
+    await ask(path, { method: "DELETE" });
+  } catch (error) {
+    if (error.status !== 404) throw error;
+  }
+}
 
 // Which questions somebody on this page still waits for, and which this page gave up.
 const wanted = new Map();

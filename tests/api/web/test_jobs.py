@@ -1,18 +1,20 @@
 """Jobs on the page: listed, found, opened; drift from what the runtime reports; tasks, cancelled."""
 
+import json
 import re
 
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
+from pace.api.questions.all_kinds import KINDS
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 from tests.api.web.chromium import Visitor
-from tests.api.web.visits import LONG_NAME, milliseconds, report
+from tests.api.web.visits import LONG_NAME, milliseconds, report, until
 
 pytestmark = ON_SQLITE
 
@@ -150,6 +152,77 @@ def test_tasks_are_listed_and_cancelled(visitor: Visitor, service: Caller) -> No
     expect(page.get_by_role("region", name="Tasks under way")).to_have_count(0)
     expect(page.get_by_text("Nothing runs or waits")).to_be_visible()
     assert service.http.get(f"/v1/tasks/{task['id']}").json()["state"] == "cancelled"
+
+
+def test_a_failed_task_tells_what_to_do(visitor: Visitor, service: Caller) -> None:
+    """Its reason ends with the remedy, and is shown to its end."""
+
+    def refusal(asked: str) -> str:
+        answer = service.http.post("/v1/graph-schedules", json=json.loads(asked))
+        return str(answer.json()["detail"])
+
+    asked = json.dumps({**KINDS["graph"].example, "memory_bytes": 1})
+    node = refusal(asked).split('"')[1]
+    detail = refusal(asked.replace(json.dumps(node), json.dumps("a layer with a long name " * 8)))
+    assert detail.endswith("allow at least that")
+    page = visitor.go("jobs")
+    expect(page.get_by_role("region", name="Tasks", exact=True)).to_contain_text(detail)
+
+
+def test_all_schedules_are_deleted_though_some_are_gone(visitor: Visitor, service: Caller) -> None:
+    """What another tab has deleted stops nothing, and is no error."""
+    made = [service.post_schedule(layered_profile(number), job="shared").json() for number in (1, 2, 3)]
+    visitor.tolerated = lambda fault: "404" in fault
+    page = visitor.go("jobs?job=shared")
+    page.get_by_role("button", name="Delete all schedules").click()
+    assert service.http.delete(f"/v1/schedules/{made[1]['id']}").status_code == 204
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("This job has no schedules")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert service.http.get("/v1/schedules", params={"job": "shared"}).json()["items"] == []
+
+
+def test_reports_find_their_schedule_when_its_prediction_arrives_late(
+    visitor: Visitor, service: Caller
+) -> None:
+    """Of two schedules of one profile, which only their predictions tell apart."""
+    profile_id = service.http.post("/v1/profiles", json=layered_profile(12, duration_s=1e-4)).json()["id"]
+    for options, measured_s in (({}, 0.02), ({"fusion": "none"}, 0.03)):
+        asked = {"profile_id": profile_id, "job": "twice", "options": options}
+        made = service.http.post("/v1/schedules", json=asked).json()
+        assert service.http.post("/v1/reports", json=report(made, measured_s)).status_code == 201
+    page = visitor.page
+    held: list[Route] = []
+    page.route("**/v1/schedules/*", lambda route: held.append(route))
+    visitor.go("jobs?job=twice")
+    expect(page.get_by_role("region", name="Reports").locator("tbody tr")).to_have_count(2)
+    schedules = page.get_by_role("region", name="Schedules")
+    expect(schedules).not_to_contain_text(milliseconds(0.03))
+    until(page, lambda: len(held) == 2)
+    for route in held:
+        route.continue_()
+    for measured_s in (0.02, 0.03):
+        expect(schedules).to_contain_text(milliseconds(measured_s))
+
+
+def test_who_comes_back_to_a_list_is_on_the_same_page(visitor: Visitor, service: Caller) -> None:
+    """After a job of the second page, and after a reload; the tab itself leads to the first."""
+    profile_id = service.http.post("/v1/profiles", json=layered_profile(2)).json()["id"]
+    for number in range(22):
+        asked = {"profile_id": profile_id, "job": f"job {number:02}"}
+        assert service.http.post("/v1/schedules", json=asked).status_code == 201
+    page = visitor.go("jobs")
+    page.get_by_role("button", name="Next jobs").click()
+    page.get_by_role("link", name="job 01").click()
+    expect(page.get_by_role("heading", name="job 01")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_text("Page 2")).to_be_visible()
+    expect(page.get_by_role("link", name="job 01")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("link", name="job 01")).to_be_visible()
+    page.get_by_role("link", name="job 01").click()
+    page.get_by_role("link", name="All jobs").click()
+    expect(page.get_by_text("Page 1")).to_be_visible()
 
 
 def test_what_is_not_there_leads_on(visitor: Visitor, service: Caller) -> None:
