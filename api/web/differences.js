@@ -1,9 +1,12 @@
 // What changed between windows: numbers side by side, and against the first in words and gradient by gradient.
-import { bytes, compact, count, milliseconds, percent, seconds } from "./numbers.js";
+import { bytes, compact, count, counted, milliseconds, percent, seconds } from "./numbers.js";
 
 const EXCHANGES = { allreduce: "whole all-reduces", sharded: "sharded all-reduces", servers: "parameter servers" };
 // Changes of times below this share are rounding or noise.
 const SAME = 0.01;
+
+// Whether a gradient arrives at another time.
+const moves = (a, b) => Math.abs(b.end - a.end) > SAME * Math.max(a.end, b.end);
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -43,7 +46,7 @@ export function gradientRows(one, other) {
     const size = sizes.map((known) => known.get(name) ?? null);
     return {
       name, a, b, size, later: a && b ? b.end - a.end : null,
-      differs: !a || !b || (size[0] != null && size[1] != null && size[0] !== size[1]) || a.members !== b.members || Math.abs(b.end - a.end) > SAME * Math.max(a.end, b.end),
+      differs: !a || !b || (size[0] != null && size[1] != null && size[0] !== size[1]) || a.members !== b.members || moves(a, b),
     };
   });
 }
@@ -110,9 +113,9 @@ export function changesInWords(one, other) {
   if (!both.length) said.push("No gradient is in both: these are schedules of different models.");
   const regrouped = both.filter((name) => first.get(name).members !== second.get(name).members);
   if (regrouped.length) said.push(`${count(regrouped.length)} of ${count(both.length)} gradients are sent in a different group.`);
-  const moved = both.filter((name) => Math.abs(second.get(name).end - first.get(name).end) > SAME * Math.max(from.iteration_s, to.iteration_s));
+  const moved = both.filter((name) => moves(first.get(name), second.get(name)));
   const sooner = moved.filter((name) => second.get(name).end < first.get(name).end).length;
-  if (moved.length) said.push(`${count(sooner)} gradients arrive earlier in ${letter}, ${count(moved.length - sooner)} later.`);
+  if (moved.length) said.push(`${counted(sooner, "gradient")} arrive${sooner === 1 ? "s" : ""} earlier in ${letter}, ${count(moved.length - sooner)} later.`);
   else if (both.length && !regrouped.length) said.push("Every gradient arrives at the same time.");
   return said;
 }

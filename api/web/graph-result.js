@@ -4,7 +4,7 @@ import { adjust, goTo, linkTo, useTitle } from "./address.js";
 import { groupKind } from "./gantt-chart.js";
 import { Gantt, useView } from "./gantt.js";
 import { useLoaded } from "./loading.js";
-import { bytes, count, gigabytes, milliseconds, percent, seconds } from "./numbers.js";
+import { bytes, count, counted, gigabytes, milliseconds, percent, seconds } from "./numbers.js";
 import { Copyable, Entry, Field, ProblemNote, Progress, Table, Waiting, save } from "./parts.js";
 import { Pointing } from "./pointing.js";
 import { getJson, postJson, postTask, resourcePath } from "./service.js";
@@ -88,7 +88,7 @@ function Headline({ resource, result, values, chart }) {
   };
   return html`<section class="card headline" aria-label="Result">
     <div class="row between">
-      <h2 class="name">${resource.name}${result && html` <span class="faint">${count(result.num_nodes)} nodes, ${count(result.num_collectives)} collectives</span>`}</h2>
+      <h2 class="name">${resource.name}${result && html` <span class="faint">${counted(result.num_nodes, "node")}, ${counted(result.num_collectives, "collective")}</span>`}</h2>
       <${Field} id="memory-budget" label="Memory budget, GB"><${Entry} id="memory-budget" type="number" min="0" step="any" placeholder="no limit" disabled=${Boolean(state.task)}
         value=${plan.budget_bytes == null ? "" : plan.budget_bytes / 1e9} onChange=${within} /><//>
     </div>
@@ -168,7 +168,7 @@ function Windows({ resource, result, values, policies, busy, chart }) {
 function Calls({ schedule }) {
   const rows = useMemo(() => schedule.transfers.map((call, number) => ({ ...call, number, names: schedule.groups[call.group].tensors, wire: schedule.links[call.link] })), [schedule]);
   return html`<section class="card" aria-labelledby="calls-title">
-    <h2 id="calls-title">${count(rows.reduce((sum, { names }) => sum + names.length, 0))} collectives in ${count(rows.length)} calls</h2>
+    <h2 id="calls-title">${counted(rows.reduce((sum, { names }) => sum + names.length, 0), "collective")} in ${counted(rows.length, "call")}</h2>
     <${Table} caption="Calls" first="number" rows=${rows} pageSize=${25} columns=${[
       { name: "number", title: "Call", value: ({ number }) => number, numeric: true },
       { name: "op", title: "Op", value: ({ op }) => op },

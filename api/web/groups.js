@@ -1,6 +1,6 @@
 // A schedule's groups and segments as tables.
 import { html, useMemo, useState } from "./elements.js";
-import { bytes, count, milliseconds } from "./numbers.js";
+import { bytes, counted, milliseconds } from "./numbers.js";
 import { Table } from "./parts.js";
 
 // Groups as rows; those of a sharded schedule are called by their op.
@@ -57,7 +57,7 @@ export function Groups({ resource }) {
   const groups = useMemo(() => groupRows(resource.schedule), [resource.id]);
   const segments = useMemo(() => segmentRows(resource.schedule), [resource.id]);
   return html`<section class="card" aria-labelledby="groups-title">
-    <div class="row between"><h2 id="groups-title">${count(groups.length)} groups in ${count(segments.length)} segments</h2>
+    <div class="row between"><h2 id="groups-title">${counted(groups.length, "group")} in ${counted(segments.length, "segment")}</h2>
       <div class="row" role="group" aria-label="Table">
         ${["groups", "segments"].map((name) => html`<button type="button" aria-pressed=${String(shown === name)} onClick=${() => setShown(name)}>${name === "groups" ? "Groups" : "Segments"}</button>`)}
       </div></div>

@@ -37,6 +37,7 @@ export function percent(share, signed = false) {
 }
 
 export const count = (value) => value.toLocaleString("en-US");
+export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 export function moment(text) {
   if (!text) return "–";

@@ -5,7 +5,7 @@ import { Gantt, Legend, useView } from "./gantt.js";
 import { GraphResult } from "./graph-result.js";
 import { Groups } from "./groups.js";
 import { useLoaded } from "./loading.js";
-import { count, milliseconds, percent, seconds } from "./numbers.js";
+import { count, counted, milliseconds, percent, seconds } from "./numbers.js";
 import { Empty, ProblemNote, Progress, Table, Waiting, Warnings, save } from "./parts.js";
 import { Pointing } from "./pointing.js";
 import { checkId, getJson, postJson, postTask, profileWith, resourcePath } from "./service.js";
@@ -84,7 +84,7 @@ function Headline({ resource, result, clipped, values, chart }) {
   const isClipped = values.clip === undefined ? update === "global-norm" : clipped;
   return html`<section class="card headline" aria-label="Result">
     <div class="row between">
-      <h2 class="name">${result?.name || "…"}${result && html` <span class="faint">${count(result.workers)} workers</span>`}</h2>
+      <h2 class="name">${result?.name || "…"}${result && html` <span class="faint">${counted(result.workers, "worker")}</span>`}</h2>
       ${!values.schedule && html`<div class="row">${!pushed && html`<label class="switch" for="exchange">Exchange</label>
         <select id="exchange" class="short" value=${values.exchange || ""} onChange=${(event) => adjust({ exchange: event.target.value, from: "", to: "" })}>
           <option value="">as updates allow</option><option value="allreduce">whole all-reduces</option><option value="sharded">sharded</option></select>`}

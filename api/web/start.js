@@ -3,7 +3,7 @@ import { html, useState } from "./elements.js";
 import { goTo, linkTo } from "./address.js";
 import { Drift } from "./job.js";
 import { useLoaded, useSettled } from "./loading.js";
-import { count, milliseconds, moment } from "./numbers.js";
+import { count, counted, milliseconds, moment } from "./numbers.js";
 import { usePages } from "./pages.js";
 import { DropFile, Empty, Entry, Field, ProblemNote, Table, Waiting, beginning, readJson } from "./parts.js";
 import { getJson, importFiles, postTask } from "./service.js";
@@ -111,7 +111,7 @@ function RecentJobs() {
     <div class="row between"><h2 id="recent-title">A job</h2><a href=${linkTo("jobs")}>All jobs</a></div>
     <${ProblemNote} error=${error} retry=${again} />
     <ul class="choices wide">${(value?.items || []).map((row) => html`<li><a class="choice button" href=${linkTo("jobs", { job: row.job })}>
-      <strong class="name">${row.job}</strong><span class="faint">requested ${moment(row.asked_at)}, ${count(row.num_schedules)} schedule${row.num_schedules > 1 ? "s" : ""}</span>
+      <strong class="name">${row.job}</strong><span class="faint">requested ${moment(row.asked_at)}, ${counted(row.num_schedules, "schedule")}</span>
       ${row.measured_iteration_s && html`<span>measured ${milliseconds(row.measured_iteration_s)}, <${Drift} row=${row} /> against predicted</span>`}</a></li>`)}</ul>
   </section>`;
 }

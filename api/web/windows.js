@@ -132,7 +132,7 @@ export function certificateParts(schedule) {
     { name: "ready", kind: "ready", value: proof.min_ready_s, means: "no gradient of the set is ready earlier" },
     ...(schedule.exchange === "sharded" ? halves
       : [{ name: "all-reduce", kind: "carried", value: proof.total_s, means: "the network needs this for the set" }]),
-    { name: "tail", kind: "tail", value: proof.min_tail_s, means: "at least this compute follows the last of them" },
+    { name: "tail", kind: "tail", value: proof.min_tail_s, means: `at least this ${schedule.exchange === "sharded" ? "" : "compute "}follows the last of them` },
     { name: "stretch", kind: "ready", value: proof.stretch_s ?? 0, means: "time by which the other transfers slow compute down" },
   ].filter(({ name, value }) => !["norm", "stretch"].includes(name) || value > 0);
 }
@@ -148,18 +148,18 @@ const LITTLE = 0.05;
 const CARRIED = { "all-reduce": "all-reduces", "reduce-scatter": "reduce-scatters", "all-gather": "all-gathers", push: "pushes", pull: "pulls" };
 
 // What limits a job, in a sentence: the certificate in words. A number that the chart shows is {text, part}, with the
-// number of the certificate's part.
+// number of the certificate's part. What the network adds is told by the bound: the certificate is about these groups.
 export function whyParts(schedule) {
   const parts = certificateParts(schedule);
   const compute = schedule.predicted.compute_s;
-  const added = certified(schedule).sum - compute;
+  const added = schedule.predicted.lower_bound_s - compute;
   if (added <= 1e-9 * compute) return ["Compute limits this job: the network would allow a shorter iteration."];
   if (added < LITTLE * compute) return [`Compute limits this job: the network adds at least ${seconds(added)}.`];
   const at = (name) => parts.findIndex((part) => part.name === name);
   const of = (name) => parts[at(name)]?.value || 0;
   const carried = parts.filter(({ kind }) => kind === "carried");
   const total = carried.reduce((sum, { value }) => sum + value, 0);
-  const rest = [["norm", "for the norm of all gradients"], ["tail", "of compute"], ["stretch", "by which traffic slows compute down"]]
+  const rest = [["norm", "for the norm of all gradients"], ["tail", schedule.exchange === "sharded" ? "after the last of them" : "of compute"], ["stretch", "by which traffic slows compute down"]]
     .filter(([name]) => of(name) > 0).map(([name, what]) => [{ text: seconds(of(name)), part: at(name) }, ` ${what}`]);
   return [
     "The network limits this job: ", { text: seconds(total), part: parts.indexOf(carried[0]) }, ` of ${carried.map(({ name }) => CARRIED[name]).join(" and ")} must follow the first `,

@@ -100,6 +100,17 @@ def test_the_reason_is_said_in_words(
     expect(page.get_by_text(re.compile(r"\bNow\b"))).to_have_count(0)
 
 
+def test_what_the_network_adds_is_told_by_the_bound(visitor: Visitor, service: Caller) -> None:
+    """Other groups may add less than those of the certificate, so "at least" is not about these."""
+    schedule = solved(service, 20, 1.0)["schedule"]
+    compute_s, bound_s = (schedule["predicted"][name] for name in ("compute_s", "lower_bound_s"))
+    assert schedule["proofs"][0]["bound_s"] - compute_s > 2 * (bound_s - compute_s)
+    page = visitor.go(f"result?profile={schedule['profile_sha256']}")
+    headline = page.get_by_role("region", name="Result")
+    expect(headline).to_contain_text(f"the network adds at least {(bound_s - compute_s) * 1e6:.0f} µs.")
+    expect(page.get_by_role("heading", name="1 group in")).to_be_visible()
+
+
 def test_numbers_of_the_reason_are_marked_in_the_chart(visitor: Visitor, service: Caller) -> None:
     """Each marks its part of the certificate; where another bound is lower, the page says why."""
     made = solved(service, 40, 0.0001)["schedule"]

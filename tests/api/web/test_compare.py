@@ -92,6 +92,28 @@ def test_two_schedules_are_compared_in_numbers_words_and_one_chart(visitor: Visi
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_words_count_the_gradients_that_the_table_shows_as_moved(visitor: Visitor, service: Caller) -> None:
+    """Also one that moves by less than a hundredth of the iteration."""
+    profile_id = service.http.post("/v1/profiles", json=layered_profile(12)).json()["id"]
+    made = [
+        service.http.post("/v1/schedules", json={"profile_id": profile_id, "options": options}).json()
+        for options in ({}, {"exchange": "sharded"})
+    ]
+    page = visitor.go(f"compare?a={made[0]['id']}&b={made[1]['id']}")
+    drawn(page)
+    ends = [
+        {row["gradient"]: float(row[f"end_s_{side}"]) for row in rows}
+        for rows in [list(csv.DictReader(download(page, "Gradients (CSV)").decode().splitlines()))]
+        for side in ("a", "b")
+    ]
+    changes = {name: end_s - ends[0][name] for name, end_s in ends[1].items()}
+    moved = [s for name, s in changes.items() if abs(s) > 0.01 * max(ends[0][name], ends[1][name])]
+    later = sum(s > 0 for s in moved)
+    assert later > sum(s > 0.01 * made[0]["schedule"]["predicted"]["iteration_s"] for s in moved)
+    said = page.get_by_role("region", name="What changed")
+    expect(said).to_contain_text(f"{len(moved) - later} gradients arrive earlier in B, {later} later.")
+
+
 @pytest.mark.parametrize("width", [360, 1440])
 def test_five_schedules_are_compared_with_the_first(browser: Browser, service: Caller, width: int) -> None:
     """One chart, one table, a sentence for each; what is removed leaves no gap, and five are the most."""
