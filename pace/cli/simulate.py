@@ -116,7 +116,7 @@ def _show(
     units = [] if unit is None else [unit]
     table = make_table("policy", "iteration ms", *units, "over the bound", *kind.details, left=("policy",))
     for row in results:
-        over = "" if row["over_bound"] is None else f"{round(row['over_bound'] * 100, 2) + 0.0:.2f} %"
+        over = "" if row["over_bound"] is None else f"{row['over_bound'] * 100:z.2f} %"
         details = [text_of(row[field]) for field, _, text_of in kind.details.values()]
         shown = ["" if row["throughput"] is None else f"{row['throughput']:,.5g}" for _ in units]
         table.add_row(row["policy"], f"{row['iteration_s'] * 1e3:.3f}", *shown, over, *details)

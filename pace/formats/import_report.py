@@ -69,7 +69,7 @@ def import_warnings(profile: Profile) -> Iterator[str]:
     if (varied := _two_lengths(replay.recorded_s)) is not None:
         yield varied
     if abs(replay.error) > DOUBTFUL:
-        yield f"the replayed step is {replay.error:+.0%} off the recorded one{_reason(replay)}"
+        yield f"the replayed step is {replay.error:+z.0%} off the recorded one{_reason(replay)}"
     if profile.metadata.get("allreduce_from_trace"):
         yield from profile_warnings(profile)
 
@@ -103,7 +103,7 @@ def misleading(profile: Profile) -> str | None:
     if replay is None or abs(replay.error) <= MISLEADING:
         return None
     return (
-        f"{profile.name}: the step that was recorded is predicted {replay.error:+.0%} off, and so may be "
+        f"{profile.name}: the step that was recorded is predicted {replay.error:+z.0%} off, and so may be "
         f"this answer{_reason(replay)}"
     )
 
@@ -167,7 +167,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     replay = report["replay"]
     yield (
         f"replay       {replay['predicted_s'] * 1e3:.2f} ms predicted for what was recorded, "
-        f"{replay['error']:+.1%}; each step {', '.join(f'{error:+.1%}' for error in replay['errors'][:8])}"
+        f"{replay['error']:+z.1%}; each step {', '.join(f'{error:+z.1%}' for error in replay['errors'][:8])}"
     )
     dropped = report["dropped"]
     if any(dropped.values()):

@@ -133,7 +133,7 @@ class Graphs(Kind):
             memory = "within the budget" if priced else "with any amount of memory"
             yield (
                 "optimality",
-                f"at most {round(predicted.gap * 100, 1) + 0.0:.1f} % above the bound for any plan {memory} "
+                f"at most {predicted.gap * 100:z.1f} % above the bound for any plan {memory} "
                 f"({milliseconds(predicted.lower_bound_s)})",
             )
         else:
@@ -162,7 +162,7 @@ class Graphs(Kind):
 
         predicted = schedule.predicted
         title = f"{graph.name}: {milliseconds(predicted.iteration_s)} predicted"
-        title += f", {predicted.gap:.1%} over the bound"
+        title += f", {predicted.gap:z.1%} over the bound"
         budget = schedule.graph_plan.budget_bytes
         plot_windows([(title, lay_out_graph(graph, run_schedule(graph, schedule), "schedule", budget))], path)
 

@@ -48,7 +48,7 @@ def plot(profile: Profile, schedule: Schedule, path: Path) -> None:
     window = lay_out(profile, schedule)
     predicted = schedule.predicted
     title = (
-        f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:.1%} over "
+        f"{profile.name}: {predicted.iteration_s * MILLISECONDS:.1f} ms predicted, {predicted.gap:z.1%} over "
         f"the bound; {counted(len(schedule.groups), 'group')} in {counted(schedule.num_segments, 'segment')}"
     )
     end_s = max(predicted.iteration_s, predicted.compute_s)

@@ -86,7 +86,7 @@ def _best(result: WhatIf) -> str:
                 *_place(fastest, axes),
                 fastest.policy,
                 f"{fastest.iteration_s * 1e3:.2f}",
-                f"{(fastest.speedup - 1) * 100:+.1f} %",
+                f"{(fastest.speedup - 1) * 100:+z.1f} %",
                 f"{fastest.scaling_efficiency * 100:.1f} %",
             ]
         )
@@ -117,7 +117,7 @@ def _cells(result: WhatIf) -> str:
             f"{cell.throughput:.5g}",
             f"{cell.scaling_efficiency * 100:.1f} %",
             f"{cell.speedup:.3f}",
-            "" if cell.gain_per_gbps is None else f"{cell.gain_per_gbps * 100:+.2f} %",
+            "" if cell.gain_per_gbps is None else f"{cell.gain_per_gbps * 100:+z.2f} %",
         ]
         for cell in result.cells[:MOST_ROWS]
     ]

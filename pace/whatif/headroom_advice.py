@@ -28,7 +28,7 @@ def _withheld(made: Headroom) -> str | None:
     if not made.is_withheld:
         return None
     return (
-        f"percentages are withheld: the replay differs from the recorded step by {made.replay_error:+.1%}, "
+        f"percentages are withheld: the replay differs from the recorded step by {made.replay_error:+z.1%}, "
         f"and the best plan differs from {made.compared_with} by {made.promised:.1%} only. Record more steps "
         "on idle machines."
     )

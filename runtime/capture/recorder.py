@@ -75,7 +75,7 @@ class CaptureReport:
         dropped = f", {self.num_dropped} dropped" if self.num_dropped else ""
         return (
             f"plain iteration {self.plain_iteration_s * 1e3:.2f} ms, profile {self.profile_s * 1e3:.2f} ms "
-            f"({self.error:+.1%}); capturing costs {self.overhead:+.1%}; "
+            f"({self.error:+z.1%}); capturing costs {self.overhead:+z.1%}; "
             f"{self.num_iterations} iterations captured{dropped}"
         )
 

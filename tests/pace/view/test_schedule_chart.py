@@ -65,6 +65,16 @@ def test_the_chart_says_what_is_where(tmp_path: Path) -> None:
     } <= set(words)
 
 
+def test_a_gap_that_rounds_to_nothing_has_no_sign(tmp_path: Path) -> None:
+    """Sums in another order may end a hair before the bound."""
+    profile = _profile()
+    schedule = optimize(profile, Options(fusion="none"))
+    predicted = schedule.predicted.model_copy(update={"gap": -6.7e-16})
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot(profile, schedule.model_copy(update={"predicted": predicted}), tmp_path / "window.svg")
+    assert any("predicted, 0.0% over the bound" in words for words in _words(tmp_path / "window.svg"))
+
+
 def test_segments_too_narrow_for_their_number_stay_apart(tmp_path: Path) -> None:
     """Of 60 gradients as many numbers are written as have room; none is written over another."""
     profile = _layers(60, size=1000, op_s=1e-4)

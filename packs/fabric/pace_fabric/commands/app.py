@@ -91,7 +91,7 @@ def _describe(made: TransferPlan, console: Console) -> None:
         f"{counted(len(made.order), 'update')} in {counted(len(made.commits), 'commit')}, "
         f"{len(made.dropped)} dropped; last commit "
         f"at {predicted.last_commit_s:.6g} s, mean {predicted.mean_commit_s:.6g} s, within "
-        f"{predicted.gap * 100:.1f} % of the bound for kept updates",
+        f"{predicted.gap * 100:z.1f} % of the bound for kept updates",
         highlight=False,
     )
     table = make_table("commit", "at s", "version", "updates", left=("updates",))
