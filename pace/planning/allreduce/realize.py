@@ -15,7 +15,7 @@ from pace.planning.allreduce.under_load import UnderLoad
 from pace.planning.fusion.choice import TIE, fewest_calls
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
-from pace.planning.fusion.search import FusionResult, fuse
+from pace.planning.fusion.search import FusionResult, fuse, layered_partitions
 from pace.solver.arrays import IntArray
 from pace.solver.cost_curve import CostCurve
 from pace.solver.one_machine import Instance, solve
@@ -35,9 +35,10 @@ PATIENCE_FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0, np.inf)
 FEW_CALLS_FACTORS = (0.0, 2.0, np.inf)
 # With these, groups are searched under load.
 REGROUPED_FACTORS = (4.0, np.inf)
-# Each partition is cut as if each call took longer by these multiples of what it does while compute runs,
-# unless there are more gradients.
+# Each partition is cut as if each call took longer by these multiples of what it does while compute runs. And
+# groups are sought that hold at most these shares of all bytes. Both unless there are more gradients.
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
+GROUP_SHARES = (0.05, 0.1, 0.2, 0.4)
 MOST_CROSSED = 2000
 ROUNDING = 1e-9
 # Of at most so many gradients, all groups of neighbors are tried.
@@ -48,8 +49,8 @@ MAX_SLOTS = 1e9
 MOST_ROUNDING = 0.01
 # Of at most so many calls, any two of a kind that follow one another are tried to be merged.
 MOST_MERGED = 40
-# Cuts are optimized in so many plans, the fastest ones; for few gradients, in all.
-MOST_RECUT = 2
+# Cuts are optimized in the fastest plans of so many partitions; for few gradients, in all.
+MOST_RECUT = 4
 # Of a measured cost, so many sizes of segments are tried that cost less per byte than whole groups. No size
 # cuts all bytes into more segments than this.
 MOST_SIZES = 3
@@ -122,7 +123,7 @@ def fastest_plan(
                 tried.add(plan)
                 tried.add_merged(problem, plan, options)
         few = len(problem.sent_by_ready()) <= MOST_GRADIENTS
-        for plan in tried.fastest(len(tried.plans) if few else MOST_RECUT):
+        for plan in tried.plans[:] if few else tried.fastest(MOST_RECUT):
             groups, elements = load.recut(plan, options)
             tried.add(replace(plan, sending=send_in_order(plan.buffers, groups, elements, problem.cost)))
     plans, expected_s = tried.plans, tried.expected_s
@@ -167,8 +168,11 @@ class _Tried:
                 self.add(leaner, seconds)
 
     def fastest(self, most: int) -> list[RealizedPlan]:
-        order = sorted(range(len(self.plans)), key=self.expected_s.__getitem__)
-        return [self.plans[number] for number in order[:most]]
+        """Return the fastest plans of so many partitions."""
+        found: dict[Partition, RealizedPlan] = {}
+        for number in sorted(range(len(self.plans)), key=self.expected_s.__getitem__):
+            found.setdefault(self.plans[number].partition, self.plans[number])
+        return list(found.values())[:most]
 
     def curve(self) -> tuple[tuple[int, float], ...]:
         found: list[tuple[int, float]] = []
@@ -193,6 +197,8 @@ def _candidates(
         partitions += [(0.0, partition) for partition in _all_runs(problem)]
     if options.fusion == "optimal" and options.framework is None:
         partitions += [(0.0, partition) for partition in _groups_to_cut(problem, options)]
+        if len(problem.ready) <= MOST_CROSSED:
+            partitions += [(extra_s, partition) for partition in _small_groups(problem, options, extra_s)]
     seen, done = set(), set()
     for own_s, groups in partitions:
         partition = _in_order(problem, groups)
@@ -211,6 +217,15 @@ def _candidates(
                     continue
                 seen.add(key)
                 yield RealizedPlan(partition=partition, buffers=buffers, sending=sending)
+
+
+def _small_groups(problem: FusionProblem, options: Options, extra_s: float) -> Iterator[Partition]:
+    """Yield groups that are good among those of at most a share of all bytes, if calls take longer."""
+    cost = problem.cost.slower(extra_s)
+    for share in GROUP_SHARES:
+        most = math.ceil(share * float(problem.sizes.sum()))
+        for partition in layered_partitions(problem, cost, min(most, options.max_group_bytes or most)):
+            yield partition + problem.unsent()
 
 
 def _groups_to_cut(problem: FusionProblem, options: Options) -> Iterator[Partition]:

@@ -109,7 +109,7 @@ def _with_extra(
         yield found.partitions[0]
         return
     cost = problem.cost.slower(extra_s)
-    for partition in _layered_partitions(problem, cost, options.max_group_bytes):
+    for partition in layered_partitions(problem, cost, options.max_group_bytes):
         yield partition + problem.unsent()
 
 
@@ -245,7 +245,7 @@ def _fuse_optimally(
     seeds = [
         seed
         for factor in LATENCY_FACTORS
-        for seed in _layered_partitions(problem, _with_latency(problem.cost, factor), options.max_group_bytes)
+        for seed in layered_partitions(problem, _with_latency(problem.cost, factor), options.max_group_bytes)
     ]
     simple = [_first_in_first_out(problem, classes, options), _single(problem)]
     if problem.is_layered:
@@ -303,7 +303,7 @@ def _method_of_layered(problem: FusionProblem, options: Options) -> str:
     return method if options.slot_s is None else method + " in continuous time"
 
 
-def _layered_partitions(
+def layered_partitions(
     problem: FusionProblem, cost: CostCurve, max_group_bytes: int | None
 ) -> Iterator[Partition]:
     """Yield partitions from the exact search on layered chains.
