@@ -116,8 +116,9 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         'torch._dynamo.config.optimize_ddp is "python_reducer", which sums gradients itself': (
             bool(state.get("_use_python_reducer"))
         ),
-        "a communication hook is registered, which would not be called: for half precision on the wire give"
-        " compression=": (bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))),
+        f"a communication hook is registered, which would not be called: {_COMPRESSING}": (
+            bool(state.get("_comm_hooks")) or bool(logged.get("comm_hook"))
+        ),
         "a communication hook for buffers is registered, which may wait for torch's own sums": (
             "buffer_hook" in state
         ),
@@ -134,6 +135,8 @@ def refuse_unfit(parallel: DistributedDataParallel, optimizer: torch.optim.Optim
         raise InvalidUse(f"DistributedDataParallel: {'; '.join(found)}")
 
 
+_COMPRESSING = 'for half precision on the wire give communication=AllReduce(compression="fp16")'
+
 _UNEVEN = (
     "ranks with fewer batches than others are not supported with PACE: give every rank as many, or close()"
     " PACE's wrapper before"
@@ -148,6 +151,15 @@ class _Log:
 
     def set_runtime_stats_and_log(self) -> None:
         """Do nothing: there are no statistics of a reducer."""
+
+    def set_error_and_log(self, _error: str) -> None:
+        """Do nothing: the caller raises the error."""
+
+    def _set_comm_hook_name(self, _name: str) -> None:
+        raise InvalidUse(
+            f"a communication hook would not be called while PACE is attached: {_COMPRESSING}, or close()"
+            " PACE's wrapper before"
+        )
 
     def _get_ddp_logging_data(self) -> Any:
         return self._data

@@ -259,16 +259,14 @@ def _own_attributes(tensor: torch.Tensor) -> set[str]:
     return found - _NAMES
 
 
-def _call(
-    _class: type, function: Any, _types: Any, arguments: tuple[Any, ...] = (), named: Any = None
-) -> Any:
+def _call(_class: type, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Any = None) -> Any:
     """Call a function of torch with guarded tensors: ask their guards first."""
     named = named or {}
     if function in _DESCRIPTIONS:
         with without_guards():
             return function(*arguments, **named)
     if not (_ask_within(arguments) | _ask_within(named.values())):
-        for tensor in _types_within(arguments, named):
+        for tensor in _types_within(types, arguments, named):
             _ask(tensor)
     return function(*arguments, **named)
 
@@ -325,10 +323,17 @@ def _ask_within(values: Iterable[Any]) -> bool:
     return found
 
 
-def _types_within(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the guarded tensors in containers that only torch can open."""
+def _types_within(
+    types: Iterable[type], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> list[torch.Tensor]:
+    """Return the guarded tensors in containers that only torch can open; none if all have become current.
+
+    Since torch looked at their types, another thread may have made them current, or Dynamo's compilation of
+    the code that answers torch.
+    """
+    looked_for = {kind for each in types if each in _kinds for kind in (each, _kinds[each])}
     leaves = torch.utils._pytree.tree_leaves((arguments, named))
-    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and type(leaf) in _kinds]
+    found = [leaf for leaf in leaves if type(leaf) in looked_for]
     if not found:
         raise RuntimeError("a tensor whose update is pending lies where PACE does not find it")
     return found

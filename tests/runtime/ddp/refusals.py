@@ -61,6 +61,24 @@ def builtin_hook(_rank: int) -> None:
     attach(model)
 
 
+def later_hook(rank: int) -> None:
+    """A communication hook, registered while PACE is attached."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    job = Job(rank, attach=True)
+    model, _ = job.begin()
+    with job.handle:
+        model.register_comm_hook(None, fp16_compress_hook)
+
+
+def later_builtin_hook(rank: int) -> None:
+    """The same with one of torch's."""
+    job = Job(rank, attach=True)
+    model, _ = job.begin()
+    with job.handle:
+        model._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+
+
 def some_parameters(_rank: int) -> None:
     """An optimizer for a part of what DistributedDataParallel sums."""
     model = DistributedDataParallel(Net())
@@ -117,6 +135,8 @@ REFUSALS: Refusals = (
     (mixed_precision, "torch.autocast"),
     (other_hook, "compression="),
     (builtin_hook, "compression="),
+    (later_hook, "compression="),
+    (later_builtin_hook, "compression="),
     (some_parameters, "branch.weight"),
     (some_parameters, "wrap each in pace.runtime.torch.DistributedOptimizer"),
     (other_weights, "first.bias"),

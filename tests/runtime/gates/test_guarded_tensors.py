@@ -166,6 +166,15 @@ def test_other_threads_ask_too(bench: _Bench) -> None:
     assert found == [18.0]
 
 
+def test_a_value_that_became_current_while_torch_called_is_used(bench: _Bench) -> None:
+    """As by another thread, or by Dynamo, which compiles the code that answers torch."""
+    kind: Any = type(bench.parameter)
+    bench(bench.parameter)
+    total = kind.__torch_function__(torch.add, (kind,), (torch.ones(3, 3), bench.parameter))
+    assert bench.asked == 1
+    assert total.sum() == 27
+
+
 def test_plain_tensors_can_be_guarded() -> None:
     """An optimizer's state is of plain tensors."""
     tensor = torch.ones(2)
