@@ -123,6 +123,10 @@ class TwinOptimizer:
             self._twin.state = state
         self._step(self._twin)
 
+    def release(self) -> None:
+        """Refer to nothing of the user's optimizer's, such as its state, which another wrapper may watch."""
+        self._twin.__dict__.clear()
+
     def blank_state(self, tensor: torch.Tensor, owner: int) -> dict[str, Any]:
         """Return the state that the optimizer creates in a first step with a zero gradient.
 

@@ -190,6 +190,8 @@ class Rounds:
                 shown = slot.shown if slot.apart or slot.fused.number in kept else slot.shown.clone()
                 set_local_gradient(slot.parameter, shown)
         self._gates.clear()
+        if self._update is not None:
+            self._update.release()
         self.engine.close()
 
     def disown(self) -> None:

@@ -11,6 +11,7 @@ from pace.runtime.torch import DistributedOptimizer
 from tests.runtime.attached_loops import check_refused, compare
 from tests.runtime.ddp.loops import COMPILED, LOOPS, ROUNDED, TRIED, Job, Net
 from tests.runtime.ddp.refusals import REFUSALS, attach
+from tests.runtime.logs import captured_events
 from tests.runtime.loop_differences import check
 from tests.runtime.rank_pool import RankPool
 from tests.runtime.training import backward
@@ -79,3 +80,26 @@ def test_what_torch_logs_of_the_model_can_still_be_read(pool: RankPool) -> None:
     for before, attached in pool.results(_read_log):
         assert "world_size" in before
         assert attached == before
+
+
+def _attach_again(rank: int) -> list[str]:
+    job = Job(rank, attach=True)
+    handles = []
+    with captured_events() as events:
+        model, optimizer = job.begin()
+        for part in range(2):
+            if part:
+                job.attached(model, optimizer)
+            handles.append(job.handle)
+            for step in range(4):
+                optimizer.zero_grad()
+                job.backward(model, step)
+                optimizer.step()
+            job.handle.close()
+    return [each["event"] for each in events]
+
+
+def test_a_closed_wrapper_that_is_kept_does_not_share_state_with_the_next(pool: RankPool) -> None:
+    """Otherwise no update of the next one would overlap."""
+    for events in pool.results(_attach_again):
+        assert "pace.memory_shared" not in events
