@@ -16,7 +16,7 @@ from pace.runtime.control.live_search import LiveSearch, NetworkCost
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.replanner import Replanner
 from pace.runtime.control.trial import Candidate, Lap, Trial
-from pace.runtime.engine.plan import Buckets, GradientSize, SendPlan, plan_locally, plan_plainly
+from pace.runtime.engine.plan import Buckets, GradientSize, SendPlan, plan_plainly
 from pace.runtime.engine.sharded_plan import plan_shards_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import ShardingChoice, Tune
@@ -236,7 +236,9 @@ class Choice:
         if not self._sorted and (self._auto or self._tune is not None):
             self._afterwards = plan
             return self._plainly()
-        in_halves, plan = plan, plan_locally(self._sizes) if plan.shards else plan
+        in_halves = plan
+        if plan.shards or plan.source == "local":
+            plan = self._source.make_locally(self._sizes)
         if self._tune is not None:
             self._trial = LiveSearch(
                 self._tune,
@@ -268,7 +270,7 @@ class Choice:
             self._trial.leave_out(candidate)
             return self._trial.current
         name = "barrier" if self._barrier else "overlap"
-        return Candidate(name=name, plan=plan_locally(self._sizes), barrier=self._barrier)
+        return Candidate(name=name, plan=self._source.make_locally(self._sizes), barrier=self._barrier)
 
     def _shards_locally(self) -> SendPlan:
         bytes_of_group = self._transport.local_bytes

@@ -251,11 +251,14 @@ class PlanSource:
                 job=self.job,
                 consequence="the job asks for no schedule: set what is missing on rank 0",
             )
-        return plan or self._with_credit(self._plan_locally(gradients))
+        return plan or self.make_locally(gradients)
 
-    def _plan_locally(self, gradients: list[GradientSize]) -> SendPlan:
+    def make_locally(self, gradients: list[GradientSize]) -> SendPlan:
+        """Return the plan without a schedule, from gradients in the reverse of the order of readiness."""
         most = self._transport.local_bytes
-        return plan_locally(gradients, max_group_bytes=most, max_segment_bytes=most, credit_bytes=2 * most)
+        return self._with_credit(
+            plan_locally(gradients, max_group_bytes=most, max_segment_bytes=most, credit_bytes=2 * most)
+        )
 
     def _ask_at_start(self, gradients: list[GradientSize]) -> bytes:
         try:

@@ -120,6 +120,27 @@ def test_plain_operation_has_the_buckets_that_ddp_has_after_its_first_iteration(
     assert ", ".join(" ".join(map(str, bucket)) for bucket in mine) == ddp
 
 
+def _local_groups(_rank: int, _size: int) -> set[tuple[str, ...]]:
+    model = _Unsorted()
+    with wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.1), model, mode="auto") as optimizer:
+        found = set()
+        for _ in range(20):
+            _train(model, optimizer, 1)
+            report = optimizer.report()
+            if report.source == "local":
+                found.add(tuple(name for group in report.groups for name in group.gradients))
+    return found
+
+
+def test_plans_without_a_schedule_are_tried_in_the_order_of_readiness() -> None:
+    """As plain operation: in the order of registration, ready gradients would wait for others."""
+    first, second = run_ranks(_local_groups, 2, backend="gloo")
+    assert first == second
+    (names,) = first
+    layers = [name.split(".")[1] for name in names]
+    assert layers == [number for number in "351628074" for _ in range(2)]
+
+
 def test_plain_operation_sends_units_as_fully_shard_does() -> None:
     """One all-reduce for each unit, the last layer's first."""
     ((mine, _), other) = run_ranks(_train_unsorted, 2, "units", backend="gloo")
