@@ -111,8 +111,9 @@ def start_together(
             compression=options.communication.compression
         ):
             raise InvalidOptions(
-                f"communication is {options.communication}, but a model in a data-parallel wrapper needs"
-                " all-reduces: use AllReduce(compression=...)"
+                f"communication is {options.communication}, but under attach() whole gradients are"
+                " all-reduced: use AllReduce() without sharding=, or leave the model's wrapper out and use"
+                " DistributedOptimizer"
             )
         if options.communication.sharding != "off":
             mine.whole_reason = _why_not_sharded(optimizer, model, parameters, options, transport)

@@ -79,6 +79,13 @@ def later_builtin_hook(rank: int) -> None:
         model._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
 
 
+def sharded(_rank: int) -> None:
+    """Sharded updates, which only a model without DistributedDataParallel can have."""
+    from pace.runtime.ddp import AllReduce
+
+    attach(DistributedDataParallel(Net()), communication=AllReduce(sharding="auto"))
+
+
 def some_parameters(_rank: int) -> None:
     """An optimizer for a part of what DistributedDataParallel sums."""
     model = DistributedDataParallel(Net())
@@ -136,6 +143,7 @@ REFUSALS: Refusals = (
     (other_hook, "compression="),
     (builtin_hook, "compression="),
     (later_hook, "compression="),
+    (sharded, "without sharding="),
     (later_builtin_hook, "compression="),
     (some_parameters, "branch.weight"),
     (some_parameters, "wrap each in pace.runtime.torch.DistributedOptimizer"),
