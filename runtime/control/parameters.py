@@ -69,7 +69,10 @@ def trained_parameters(
                 f"{name} is a {type(parameter).__name__}; only plain parameters are supported"
             )
         if dtype_name(parameter) not in ELEMENT_BYTES:
-            raise InvalidOptions(f"{name} is {dtype_name(parameter)}, which cannot be scheduled")
+            raise InvalidOptions(
+                f"{name} is {dtype_name(parameter)}, which cannot be scheduled: use a real type of 16 to 64"
+                " bits, for a complex parameter with torch.view_as_complex in the forward pass"
+            )
         if (kind := getattr(parameter, "grad_dtype", parameter.dtype)) != parameter.dtype:
             raise InvalidOptions(
                 f"{name} is {parameter.dtype} and its grad_dtype is {kind}, but gradients are summed in the"

@@ -53,13 +53,18 @@ _PER_WHOLE = frozenset(
 )
 
 
+def full_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of an optimizer's class with its module: libraries have others of the same name."""
+    return f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+
+
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why this optimizer's update cannot be applied group by group, or None if it can."""
     kind = unhooked(type(optimizer))
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
     if kind not in _PER_PARAMETER:
-        return f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone"
+        return f"{full_name(optimizer)} is not known to update each parameter from its own gradient alone"
     sharded = (hasattr(each, "placements") for group in optimizer.param_groups for each in group["params"])
     if kind in _PER_WHOLE and any(sharded):
         return (

@@ -13,7 +13,7 @@ from pace.runtime.engine.buffers import Slot, kept_elsewhere, like
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.guarded_tensors import guard
 from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
-from pace.runtime.optimizer.group_update import TwinOptimizer
+from pace.runtime.optimizer.group_update import TwinOptimizer, full_name
 from pace.runtime.optimizer.shards.checkpoint import (
     ParameterPiece,
     PieceState,
@@ -52,7 +52,7 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
     if unhooked(type(optimizer)) not in _ELEMENTWISE:
-        return f"{type(optimizer).__name__} is not known to update each element from its own gradient alone"
+        return f"{full_name(optimizer)} is not known to update each element from its own gradient alone"
     return None
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.engine.buffers import FusedGroup, build_groups
 from pace.runtime.engine.plan import plan_locally
-from pace.runtime.optimizer.group_update import GroupUpdate, why_not_per_group
+from pace.runtime.optimizer.group_update import GroupUpdate, full_name, why_not_per_group
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
@@ -129,4 +129,4 @@ def test_optimizers_that_look_at_all_gradients_are_known() -> None:
     model = _model()
     assert why_not_per_group(torch.optim.AdamW(model.parameters())) is None
     for optimizer in (torch.optim.LBFGS(model.parameters()), _Own(model.parameters(), lr=0.1)):
-        assert type(optimizer).__name__ in (why_not_per_group(optimizer) or "")
+        assert full_name(optimizer) in (why_not_per_group(optimizer) or "")

@@ -225,7 +225,7 @@ def _refusals(rank: int, _size: int) -> Any:
 def test_what_cannot_be_sharded_is_refused_or_runs_as_without() -> None:
     """The reason is named on every rank, or training runs as if nothing had been asked for."""
     for said in run_ranks(_refusals, 2):
-        assert "updates cannot be sharded: Adafactor is not known to update each element" in said[0]
+        assert ".Adafactor is not known to update each element" in said[0]
         assert "updates cannot be sharded: compression is 'fp16'" in said[1]
         assert "sharding is 'sometimes'; 'off', 'auto' or 'on' is needed" in said[2]
         assert "max_grad_norm is 0.0; a positive number is needed" in said[3]
