@@ -128,7 +128,7 @@ def test_no_restriction_makes_a_plan_faster(kind: str) -> None:
 
 
 def _network(seed: int) -> Profile:
-    """Return 20 to 60 layers of very different sizes, with communication 0.5 to 1.3 times as long as compute."""
+    """Return 20 to 60 layers of very different sizes; communication takes 0.5 to 1.3 times the compute."""
     random = np.random.default_rng(seed)
     count = int(random.integers(20, 60))
     forward_s = random.exponential(size=count) + 0.05
