@@ -38,7 +38,7 @@ REGROUPED_FACTORS = (4.0, np.inf)
 # Each partition is cut as if each call took longer by these multiples of what it does while compute runs. And
 # groups are sought that hold at most these shares of all bytes. Both unless there are more gradients.
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
-GROUP_SHARES = (0.05, 0.1, 0.2, 0.4)
+GROUP_SHARES = (0.1, 0.3)
 MOST_CROSSED = 2000
 ROUNDING = 1e-9
 # Of at most so many gradients, all groups of neighbors are tried.
