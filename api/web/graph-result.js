@@ -76,6 +76,7 @@ function Headline({ resource, result, values, chart }) {
   const reference = referenceIn(result?.rows || []);
   const within = async (event) => {
     const limit = Number(event.target.value);
+    if (!event.target.reportValidity()) return;
     setState({ task: { state: "running" } });
     try {
       const graph = await getJson(graphPath(resource.id));

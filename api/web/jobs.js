@@ -48,7 +48,7 @@ function List({ values, names }) {
     <${ProblemNote} error=${jobs.error} retry=${jobs.again} />
     ${!value && !jobs.error && html`<${Waiting} what="jobs" rows=${6} />`}
     ${value && !items.length && (narrowed ? html`<${Empty} title=${asked.drifted ? "No job has drifted" : "No job fits"}>
-        <p>${asked.drifted && `None of these jobs measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust(all)}>Show all jobs</button></p><//>`
+        <p>${asked.since && asked.until && asked.since > asked.until && "The first day is after the last one. "}${asked.drifted && `None of these jobs measures iterations that are ${`${DRIFTED * 100} %`} or more off its prediction.`} <button type="button" onClick=${() => adjust(all)}>Show all jobs</button></p><//>`
       : html`<${Empty} title="No job has requested a schedule yet"><p>A training job appears here when it requests a schedule under its name. Give it these two variables:</p>
         <${Copyable} text=${`PACE_URL=${location.origin} PACE_JOB=NAME`} label="Variables for a training job" /><//>`)}
     ${items.length > 0 && html`<${Table} caption="Jobs" rows=${items} rowKey=${({ job }) => job} columns=${jobColumns(names)}

@@ -18,8 +18,10 @@ def _in_one_form(name: str) -> str:
     return name
 
 
-# No control characters: PostgreSQL cannot store NUL, and no name needs the others.
-JobName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+# No control characters: PostgreSQL cannot store NUL, and no name needs the others. And not only spaces.
+JobName = Annotated[
+    str, Field(min_length=1, max_length=200, pattern=r"^ *[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$")
+]
 # Names are stored in one Unicode form, so that no two look the same.
 NewJobName = Annotated[JobName, AfterValidator(_in_one_form)]
 ResourceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]

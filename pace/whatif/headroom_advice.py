@@ -115,6 +115,8 @@ def _rest(made: Headroom) -> list[Sentence]:
 
 def _nothing_to_gain(made: Headroom) -> str:
     exposed = made.time.exposed_communication_s
+    if made.workers == 1:
+        return "One worker sends nothing: ask about more with --workers."
     if made.is_withheld or abs(made.replay_error) > max(DOUBTFUL, exposed / made.baseline_s):
         return "No advice is certain enough: see the warnings above."
     if exposed <= 0.02 * made.baseline_s:

@@ -92,6 +92,13 @@ def test_names_that_differ_only_in_their_unicode_form_are_refused(small_service:
     assert "job" in problem["detail"]
 
 
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a" * 201])
+def test_job_names_that_nobody_can_read_are_refused(small_service: ServiceProcess, name: str) -> None:
+    """Nothing, spaces alone, several lines, and more than 200 characters."""
+    problem = _refused(small_service.post_schedule(layered_profile(3), job=name), 422, "invalid-request")
+    assert "job" in problem["detail"]
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have_are_refused(small_service: ServiceProcess, number: float) -> None:
     """Also where any value may stand: it would come back as another one."""

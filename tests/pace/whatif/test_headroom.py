@@ -160,6 +160,9 @@ def test_nothing_is_called_hidden_that_the_replay_does_not_explain() -> None:
     """The replay is a third too short: what it lacks may be communication."""
     free = PROFILE.replace(allreduce=AffineAllReduce(latency_s=0.0, seconds_per_byte=0.0))
     assert "already hidden" in headroom(free).advice[-1]
+    assert headroom(free.replace(workers=1)).advice == (
+        "One worker sends nothing: ask about more with --workers.",
+    )
     unexplained = anchored_profile(window_s=4.0, error=-1 / 3).replace(allreduce=free.allreduce)
     assert headroom(unexplained).advice == ("No advice is certain enough: see the warnings above.",)
 
