@@ -32,8 +32,8 @@ _ALONE = (
     f"To ask what training on several workers would gain, give --workers and {_COST.removeprefix('give ')}."
 )
 _UNRECORDED = (
-    "But these are traces of several ranks. PACE's collectives are not recorded: record the job under DDP,"
-    " without PACE."
+    "But these are traces of several ranks, and none has collectives. While PACE trains a job, they are not"
+    " recorded: record the job under DDP, without PACE."
 )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_a_dry_run_passes_every_part(tmp_path: Path, tmp_path_factory: pytest.Te
     assert [row["training"] for row in parts["overhead"]["rows"]] == ways
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--ranks", "1"), "expected at least 2"),
+        (("--model", "GPT2"), "GPT-2 small"),
+        (("--rate", "x"), "float"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_runs(options: tuple[str, ...], says: str) -> None:
+    """In a line that says what is right."""
+    command = [str(ROOT / "scripts" / "gpu-check"), "--dry-run", *options]
+    environment = ENVIRONMENT | {"PYTHON": sys.executable}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 2
+    assert says in ended.stderr.splitlines()[-1]
+
+
 def test_models_have_the_published_sizes() -> None:
     """Those of torchvision's ResNet-50, and of Hugging Face's GPT2LMHeadModel and BertForMaskedLM."""
     with torch.device("meta"):
@@ -83,7 +101,7 @@ def test_the_limits_leave_time_to_end() -> None:
 
 def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
     """Its limit passes while it still loads torch."""
-    found = run_part(PARTS[0], work=tmp_path, options=["--dry-run"], limit_s=0.05, environment=ENVIRONMENT)
+    found = run_part(PARTS[0], work=tmp_path, setting={"dry": True}, limit_s=0.05, environment=ENVIRONMENT)
     assert found["status"] == "timed out"
     assert "its limit" in found["failures"][-1]
 
@@ -91,7 +109,7 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_a_part_that_dies_leaves_its_output(tmp_path: Path) -> None:
     """Here there is none of that name."""
     part = Part(name="no_such_part", module="no_such_module", shows="nothing", limit_s=60)
-    found = run_part(part, work=tmp_path, options=["--dry-run"], limit_s=60, environment=ENVIRONMENT)
+    found = run_part(part, work=tmp_path, setting={"dry": True}, limit_s=60, environment=ENVIRONMENT)
     assert found["status"] == "failed"
     assert "ModuleNotFoundError" in found["output"]
     document = {"dry_run": True, "date": "", "command": "", "python": "", "seconds": 1.0}

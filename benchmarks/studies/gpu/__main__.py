@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.prerequisites import Unavailable
-from benchmarks.studies.gpu.part import add_options
 
 ROOT = Path(__file__).resolve().parents[3]
 DRY_PATIENCE = 2.0  # a dry run shares its machine with other tests
@@ -67,7 +66,7 @@ PARTS = (
     ),
     Part(
         name="compiled",
-        module="two_ranks",
+        module="ranks",
         shows="a compiled sharded transformer over NCCL: no pass, Inductor's overlap pass, PACE, FSDP2",
         limit_s=145,
     ),
@@ -80,7 +79,7 @@ PARTS = (
     # Last, because it kills a rank.
     Part(
         name="nccl",
-        module="two_ranks",
+        module="ranks",
         shows="a model over NCCL: DDP, PACE with and without a schedule; many wraps; a killed rank",
         limit_s=120,
     ),
@@ -119,15 +118,14 @@ def run_parts(arguments: argparse.Namespace, work: Path, started: float) -> dict
         "python": platform.python_version(),
         "parts": {},
     }
+    setting = {name: value for name, value in vars(arguments).items() if name not in ("out", "only")}
     for part in PARTS:
         if arguments.only and part.name not in arguments.only:
             continue
         left_s = TOTAL_S - (time.monotonic() - started)
         own_s = part.limit_s * (DRY_PATIENCE if arguments.dry else 1.0)
         limit_s = min(own_s, max(left_s, 1.0))
-        found = run_part(
-            part, work=work, options=part_options(arguments), limit_s=limit_s, environment=environment
-        )
+        found = run_part(part, work=work, setting=setting, limit_s=limit_s, environment=environment)
         document["parts"][part.name] = found
         document["seconds"] = time.monotonic() - started
         (arguments.out / "gpu-check.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -153,18 +151,41 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PART",
         help=f"run only these parts: {', '.join(names)} (default: all)",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.ranks < 2:
+        parser.error(f"--ranks {arguments.ranks}: expected at least 2, of which the last one is killed")
+    return arguments
 
 
-def part_options(arguments: argparse.Namespace) -> list[str]:
-    """Return the command line of the options that parts have."""
-    options = [
-        f"--ranks={arguments.ranks}",
-        f"--model={arguments.model}",
-        f"--rate-mbit={arguments.rate_mbit_s}",
-    ]
-    options += [f"--samples={arguments.samples}"] * (arguments.samples is not None)
-    return options + ["--dry-run"] * arguments.dry + ["--without-mps"] * (not arguments.mps)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that become fields of ``part.Setting``."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        dest="dry",
+        help="run small models on the CPU, with a simulated device",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of the part nccl (default: %(default)s)")
+    parser.add_argument(
+        "--model",
+        choices=("ResNet-50", "GPT-2 small", "BERT-base"),
+        default="ResNet-50",
+        help="what they train (default: %(default)s)",
+    )
+    parser.add_argument("--samples", type=int, help="samples a batch (default: the model's own)")
+    parser.add_argument(
+        "--rate-mbit",
+        type=float,
+        default=10_000.0,
+        dest="rate_mbit_s",
+        help="rate of each rank's link in the part nccl (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--without-mps",
+        action="store_false",
+        dest="mps",
+        help="let ranks take turns on the GPU, though MPS is there",
+    )
 
 
 GRACE_S = 4.0
@@ -173,7 +194,7 @@ TAIL_CHARACTERS = 3000
 
 
 def run_part(
-    part: Part, *, work: Path, options: list[str], limit_s: float, environment: dict[str, str]
+    part: Part, *, work: Path, setting: dict[str, Any], limit_s: float, environment: dict[str, str]
 ) -> dict[str, Any]:
     """Run one part for at most `limit_s` and return its findings, status and seconds.
 
@@ -188,7 +209,7 @@ def run_part(
         part.name,
         str(result),
         str(work),
-        *options,
+        json.dumps(setting),
     ]
     started = time.monotonic()
     with log.open("wb") as output:

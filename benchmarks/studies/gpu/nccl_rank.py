@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.studies.gpu.models import settled, training_step, workloads
 from benchmarks.studies.gpu.part import Findings, Setting
-from benchmarks.studies.gpu.two_ranks import LOST_S
+from benchmarks.studies.gpu.ranks import LOST_S
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import CommunicationFailed
 from pace.planning.allreduce.optimize import optimize_allreduce

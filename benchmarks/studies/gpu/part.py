@@ -1,6 +1,6 @@
 """One part of the check, in a process of its own: its setting, what it finds, and the part ``machine``.
 
-python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK [--dry-run] [OPTIONS]
+python -m benchmarks.studies.gpu.part MODULE NAME RESULT WORK SETTING
 """
 
 import argparse
@@ -40,47 +40,16 @@ class Setting:
 
     dry: bool
     work: Path
-    ranks: int = 2
-    model: str = "ResNet-50"
-    samples: int | None = None
-    rate_mbit_s: float = 10_000.0
-    mps: bool = True
+    ranks: int
+    model: str
+    samples: int | None
+    rate_mbit_s: float
+    mps: bool
 
     @property
     def device(self) -> str:
         """Torch's name of the device to use."""
         return "cpu" if self.dry else "cuda"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that become fields of ``Setting``."""
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        dest="dry",
-        help="run small models on the CPU, with a simulated device",
-    )
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of the part nccl (default: %(default)s)")
-    parser.add_argument(
-        "--model",
-        choices=("ResNet-50", "GPT-2 small", "BERT-base"),
-        default="ResNet-50",
-        help="what they train (default: %(default)s)",
-    )
-    parser.add_argument("--samples", type=int, help="samples a batch (default: the model's own)")
-    parser.add_argument(
-        "--rate-mbit",
-        type=float,
-        default=10_000.0,
-        dest="rate_mbit_s",
-        help="rate of each rank's link in the part nccl (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--without-mps",
-        action="store_false",
-        dest="mps",
-        help="let ranks take turns on the GPU, though MPS is there",
-    )
 
 
 class Findings:
@@ -167,12 +136,12 @@ def main() -> None:
     parser.add_argument("name", help="name of the part, and of its function in the module")
     parser.add_argument("result", type=Path, help="file for the result (JSON)")
     parser.add_argument("work", type=Path, help="folder for files of the run")
-    add_options(parser)
-    given = vars(parser.parse_args())
-    findings = Findings(given.pop("result"))
-    module = importlib.import_module(f"benchmarks.studies.gpu.{given.pop('module')}")
-    part = getattr(module, given.pop("name"))
-    part(findings, Setting(**given))
+    parser.add_argument("setting", type=json.loads, help="what else is in Setting (JSON)")
+    arguments = parser.parse_args()
+    findings = Findings(arguments.result)
+    module = importlib.import_module(f"benchmarks.studies.gpu.{arguments.module}")
+    part = getattr(module, arguments.name)
+    part(findings, Setting(work=arguments.work, **arguments.setting))
     sys.stdout.flush()
 
 

@@ -141,6 +141,25 @@ def test_plans_without_a_schedule_are_tried_in_the_order_of_readiness() -> None:
     assert layers == [number for number in "351628074" for _ in range(2)]
 
 
+def _train_after_rank_0(rank: int, _size: int) -> tuple[set[str], dict[str, Any]]:
+    torch.manual_seed(0)
+    model = _Unsorted()
+    optimizer = wrap("gloo", torch.optim.SGD(model.parameters(), lr=0.01), model, mode="auto")
+    if rank == 0:
+        optimizer.step()
+    _train(model, optimizer, 15 - (rank == 0))
+    tried = set(optimizer.report().trial_s)
+    optimizer.close()
+    return tried, weights(model)
+
+
+def test_ranks_agree_on_buckets_of_which_rank_0_has_seen_nothing() -> None:
+    """It has no batch in the first step, so nobody knows in which order gradients become ready."""
+    (tried, first), (others, second) = run_ranks(_train_after_rank_0, 2, backend="gloo")
+    assert tried == others == {"plain", "barrier", "overlap"}
+    assert equal_bits(first, second)
+
+
 def test_plain_operation_sends_units_as_fully_shard_does() -> None:
     """One all-reduce for each unit, the last layer's first."""
     ((mine, _), other) = run_ranks(_train_unsorted, 2, "units", backend="gloo")

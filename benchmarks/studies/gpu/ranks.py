@@ -1,6 +1,6 @@
 """The parts ``compiled`` and ``nccl``: ranks on one GPU, each of which NCCL takes for a host.
 
-    python -m benchmarks.studies.gpu.two_ranks SPECIFICATION RANK
+    python -m benchmarks.studies.gpu.ranks SPECIFICATION RANK
 
 runs one rank: it enters its host before it imports torch, while it has one thread, joins the other ranks, and
 calls ``train`` of a module of this folder. It writes each finding to a file at once.
@@ -134,7 +134,7 @@ def run(setting: Setting, link: Wire, ranks: int, module: str, name: str) -> str
     own = {"ranks": ranks, "module": module, "name": name, "port": port}
     stated = asdict(setting) | {"work": str(setting.work)}
     specification.write_text(json.dumps({"link": asdict(link), "setting": stated} | own))
-    rank = f'"{sys.executable}" -m benchmarks.studies.gpu.two_ranks "{specification}"'
+    rank = f'"{sys.executable}" -m benchmarks.studies.gpu.ranks "{specification}"'
     # In one shell, because they share a limited loopback.
     started = " ".join(f'{rank} {number} & all="$all $!";' for number in range(ranks))
     waited = 'codes=; for each in $all; do wait $each; codes="$codes $?"; done; echo "ranks$codes"'
