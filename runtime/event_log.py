@@ -87,7 +87,8 @@ TRAINING_EVENTS = {
     "pace.faster_than_bound": LogEvent(
         "warning",
         "measured_s bound_s consequence",
-        "Training is faster than the bound of its schedule: the profile is of a slower machine or network",
+        "Iterations are shorter than the bound of the schedule: the machine or the network was slower when the"
+        " profile was recorded",
     ),
     "pace.ended_in_trial": LogEvent(
         "info",
@@ -121,8 +122,8 @@ TRAINING_EVENTS = {
     "pace.drift": LogEvent(
         "info",
         "ratio against reference_s consequence",
-        "Iterations take `ratio` times as long as the first ones under this schedule (`against` is `start`),"
-        " or as it predicts (`prediction`); they should take `reference_s`",
+        "Iterations take `ratio` times `reference_s`: the time of the first ones under this schedule"
+        " (`against` is `start`), or the one that it predicts (`prediction`)",
     ),
     "pace.report_sent": LogEvent(
         "debug",
