@@ -87,8 +87,8 @@ TRAINING_EVENTS = {
     "pace.faster_than_bound": LogEvent(
         "warning",
         "measured_s bound_s consequence",
-        "Iterations are shorter than the bound of the schedule: the machine or the network was slower when the"
-        " profile was recorded",
+        "Iterations are shorter than the bound of the schedule: the machine or the network was slower when"
+        " the profile was recorded",
     ),
     "pace.ended_in_trial": LogEvent(
         "info",
