@@ -5,12 +5,15 @@
 Four models at 30 TFLOP/s, 8 and 64 workers, latencies of 5 to 300 us and rings of 10 to 400 Gbit/s. Windows
 are replayed op by op by code that the planner does not share. Regret is the mean window over that of the best
 plan for the same network, less one. PACE gets the profile alone; the others are the plan with the shortest
-window without load, and plans as if every call took 0.3, 1.25 or 3 ms longer.
+window without load, and plans as if every call took 0.3, 1.25 or 3 ms longer. Gradients are summed by
+all-reduces; and where updates wait for a global norm, by reduce-scatters and all-gathers.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -19,7 +22,9 @@ from rich.table import Table
 from benchmarks.harness.conditions import study_parser, write_json
 from pace import Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.half_costs import AffineHalf
 from pace.documents.load import NO_LOAD
+from pace.documents.profile import UpdateRule
 from pace.documents.schedule import Schedule
 from pace.models import build
 from pace.planning.frameworks.grouping_rules import ddp_buckets
@@ -31,6 +36,16 @@ LATENCIES_S = (5e-6, 5e-5, 3e-4)
 GBITS_PER_S = (10, 40, 100, 400)
 SLOWER_CALLS_S = (0.3e-3, 1.25e-3, 3e-3)
 EXTRA_S = (1.0e-3, 1.5e-3)
+UPDATES: tuple[UpdateRule, ...] = ("per-gradient", "global-norm")
+NORM_BYTES = 8
+
+
+class Call(NamedTuple):
+    """A call: the numbers of the gradients that it waits for and delivers, and its seconds."""
+
+    waits_for: list[int]
+    delivers: list[int]
+    duration_s: float
 
 
 class LateRanks:
@@ -75,26 +90,38 @@ class LateRanks:
     def of_schedule(self, schedule: Schedule, profile: Profile) -> float:
         """Return the mean window of a schedule's transfers at this profile's costs, in seconds."""
         index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
-        groups = [[index[name] for name in group.tensors] for group in schedule.groups]
-        sizes = np.array([transfer.size_bytes for transfer in schedule.transfers])
-        return self.mean_s(groups, [transfer.group for transfer in schedule.transfers], profile.cost(sizes))
+        cost = {None: profile.cost}
+        if schedule.exchange == "sharded":
+            cost |= zip(("reduce-scatter", "all-gather"), profile.half_costs, strict=True)
+        left = Counter(transfer.group for transfer in schedule.transfers)
+        scatters = sum(transfer.op == "reduce-scatter" for transfer in schedule.transfers)
+        calls = []
+        for number, transfer in enumerate(schedule.transfers, 1):
+            group = schedule.groups[transfer.group]
+            members = [index[name] for name in group.tensors]
+            left[transfer.group] -= 1
+            waits_for = [] if group.op == "all-gather" else members
+            delivers = [] if left[transfer.group] or group.op == "reduce-scatter" else members
+            calls.append(Call(waits_for, delivers, float(cost[group.op](transfer.size_bytes))))
+            if number == scatters and profile.update == "global-norm":
+                calls.append(Call([], [], float(profile.cost(NORM_BYTES))))
+        return self.mean_s(calls)
 
-    def mean_s(
-        self,
-        groups: Sequence[Sequence[int]],
-        order: Iterable[int],
-        durations: Iterable[float],
-        *,
-        barrier: bool = False,
-    ) -> float:
-        """Return the mean window in seconds of calls of these groups, in this order."""
-        order = list(order)
-        left = np.bincount(order, minlength=len(groups))
+    def ddp_s(self, profile: Profile) -> float:
+        """Return the mean window of DDP's default buckets with their barrier, in seconds."""
+        problem = FusionProblem.of(profile)
+        buckets = [list(bucket) for bucket in ddp_buckets(problem)]
+        costs = [float(profile.cost(problem.sizes[bucket].sum())) for bucket in buckets]
+        calls = [Call(*each) for each in zip(buckets, buckets, costs, strict=True)]
+        return self.mean_s(calls, barrier=True)
+
+    def mean_s(self, calls: Sequence[Call], *, barrier: bool = False) -> float:
+        """Return the mean window in seconds of these calls, in this order."""
         arrival = np.full_like(self._ready, np.inf)
         reached, place = self._backward.copy(), 0
         now = np.zeros(len(self._ready))
-        for call, (group, duration) in enumerate(zip(order, durations, strict=True)):
-            start = np.maximum(now, self._ready[:, list(groups[group])].max(axis=1))
+        for call, (waits_for, delivers, duration) in enumerate(calls):
+            start = np.maximum(now, self._ready[:, waits_for].max(axis=1, initial=0.0))
             while (
                 not barrier and place < len(self._needs) and np.isfinite(arrival[:, self._needs[place]]).all()
             ):
@@ -103,9 +130,7 @@ class LateRanks:
                 place += 1
             computing = reached.max(axis=1) > start + 1e-12
             now = start + duration + np.where(computing, self._extra[:, call], 0.0)
-            left[group] -= 1
-            if left[group] == 0:
-                arrival[:, list(groups[group])] = now[:, None]
+            arrival[:, delivers] = now[:, None]
         if barrier:
             arrival[:] = now[:, None]
         for part, needs in zip(self._parts[place:], self._needs[place:], strict=True):
@@ -130,22 +155,18 @@ def settings(quick: bool) -> Iterator[tuple[str, int, float, float]]:
 
 
 def with_slower_calls(profile: Profile, extra_s: float) -> Profile:
-    """Return the profile as if every all-reduce took `extra_s` longer."""
+    """Return the profile as if every call took `extra_s` longer."""
     cost = profile.allreduce
     assert isinstance(cost, AffineAllReduce)
-    return profile.replace(
-        allreduce=AffineAllReduce(latency_s=cost.latency_s + extra_s, seconds_per_byte=cost.seconds_per_byte),
-        load=NO_LOAD,
-    )
+    slower = cost.model_copy(update={"latency_s": cost.latency_s + extra_s})
+    half = AffineHalf(latency_s=cost.latency_s / 2 + extra_s, seconds_per_byte=cost.seconds_per_byte / 2)
+    return profile.replace(allreduce=slower, reduce_scatter=half, all_gather=half, load=NO_LOAD)
 
 
 def windows_s(profile: Profile, kind: str) -> tuple[dict[str, float], int, float]:
     """Return mean windows by plan, the number of calls of PACE's plan, and the seconds of its search."""
     judge = LateRanks(profile, kind=kind, extra_s=EXTRA_S)
-    problem = FusionProblem.of(profile)
-    buckets = ddp_buckets(problem)
-    sizes = np.array([problem.sizes[list(group)].sum() for group in buckets])
-    found = {"DDP, 25 MiB": judge.mean_s(buckets, range(len(buckets)), profile.cost(sizes), barrier=True)}
+    found = {"DDP, 25 MiB": judge.ddp_s(profile)}
     start = time.perf_counter()
     schedule = optimize(profile, Options())
     planning_s = time.perf_counter() - start
@@ -158,17 +179,17 @@ def windows_s(profile: Profile, kind: str) -> tuple[dict[str, float], int, float
 
 
 def main() -> None:
-    """Print the table, for durations of ops that vary one by one and for ranks that vary as a whole."""
+    """Print tables for durations of ops that vary one by one, and for ranks that vary as a whole."""
     parser = study_parser(__doc__, writes_json=True)
     parser.add_argument("--quick", action="store_true", help="16 of the networks of each kind")
     given = parser.parse_args()
     console = Console()
     results: dict[str, Any] = {}
-    for kind in ("op", "rank"):
+    for kind, update in product(("op", "rank"), UPDATES):
         rows = []
         for model, workers, latency_s, gbit_per_s in settings(given.quick):
             profile = on_network(model, workers=workers, latency_s=latency_s, gbit_per_s=gbit_per_s)
-            found, calls, planning_s = windows_s(profile, kind)
+            found, calls, planning_s = windows_s(profile.replace(update=update), kind)
             rows.append(
                 {
                     "model": model,
@@ -180,14 +201,14 @@ def main() -> None:
                     "planning_s": planning_s,
                 }
             )
-        results[kind] = rows
-        _report(kind, rows, console)
+        results[f"{kind}, {update}"] = rows
+        _report(kind, update, rows, console)
     write_json(given.json, results)
 
 
-def _report(kind: str, rows: list[dict[str, Any]], console: Console) -> None:
-    title = "Each op varies by 5 %" if kind == "op" else "Each rank varies by 5 %"
-    table = Table(title=f"{title}, {len(rows)} networks", box=None, title_justify="left")
+def _report(kind: str, update: str, rows: list[dict[str, Any]], console: Console) -> None:
+    title = f"Each {kind} varies by 5 %, {update} updates, {len(rows)} networks"
+    table = Table(title=title, box=None, title_justify="left")
     table.add_column("plan")
     for heading in ("mean regret %", "worst %", "slower than DDP", "x DDP"):
         table.add_column(heading, justify="right")

@@ -24,6 +24,7 @@ from pace.checker.proofs import (
     least_stretch_s,
     sizes_of_calls,
 )
+from pace.checker.under_load import check_under_load
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.proofs import SetBound
 from pace.documents.push_pull import PushPull
@@ -55,6 +56,7 @@ def check_sharded(profile: Profile, schedule: Schedule) -> list[str]:
         _check_predictions(profile, schedule, times),
         _check_proof(schedule, times, _floor(profile, times)),
         _check_bounds(profile, schedule, times),
+        check_under_load(profile, schedule, times),
     )
     return [violation for part in parts for violation in part]
 

@@ -8,10 +8,10 @@ from statistics import NormalDist
 
 import numpy
 
-from pace.checker.collective_times import allreduce_s
+from pace.checker.collective_times import allreduce_s, half_s
 from pace.checker.derived_times import DerivedTimes
 from pace.documents.profile import Gradient, Profile
-from pace.documents.schedule import Schedule
+from pace.documents.schedule import Schedule, ShardedOp
 
 # What the planner assumes where a profile states nothing (docs/concepts/fusion.md, few calls).
 NUM_WINDOWS, SEED = 16, 20200706
@@ -19,16 +19,20 @@ EXTRA_S, MOST_OF_WINDOW = 1.25e-3, 0.1
 OP_DEVIATION, RANK_DEVIATION = 0.05, 0.02
 FEW_GRADIENTS = 12
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+NORM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A call: its gradients, its seconds and extra seconds on the compute clock, and whether more follow."""
+    """A call: the gradients that it waits for and delivers, and its seconds on the compute clock.
 
-    gradients: tuple[str, ...]
+    `extra_s` is added beside compute.
+    """
+
+    waits_for: tuple[str, ...]
+    delivers: tuple[str, ...]
     duration_s: float
     extra_s: float
-    last: bool = True
 
 
 def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
@@ -45,17 +49,10 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
                 yield f"{field} is {value!r}: expected {expected_value}, as solver.slot_s is {slot_s!r}"
         return
     load = _Load(profile, schedule, times)
-    left = [
-        sum(each.group == number for each in schedule.transfers) for number in range(len(schedule.groups))
-    ]
-    calls = []
-    for transfer in schedule.transfers:
-        left[transfer.group] -= 1
-        group = schedule.groups[transfer.group]
-        calls.append(load.call(group.tensors, transfer.size_bytes, last=left[transfer.group] == 0))
+    calls = [*_calls(schedule, load)]
     longest = max(times.tail.values(), default=0.0)
     barrier = dict.fromkeys(times.tail, longest)
-    buckets = [load.call(names, size) for names, size in _ddp_buckets(profile, times)]
+    buckets = [load.call(names, names, size) for names, size in _ddp_buckets(profile, times)]
     for field, stated, planned, tail in (
         ("expected_s", predicted.expected_s, calls, times.tail),
         ("ddp_s", predicted.ddp_s, buckets, barrier),
@@ -80,6 +77,22 @@ def check_under_load(profile: Profile, schedule: Schedule, times: DerivedTimes) 
             f"solver.curve: expected an entry of at most {own} calls and {expected_s!r} s, which this "
             f"schedule has; none of its {len(curve)} entries is one"
         )
+
+
+def _calls(schedule: Schedule, load: "_Load") -> Iterator[_Call]:
+    """Yield the calls in their order; behind the last reduce-scatter, the exchange of a norm."""
+    left = [
+        sum(each.group == number for each in schedule.transfers) for number in range(len(schedule.groups))
+    ]
+    scatters = sum(each.op == "reduce-scatter" for each in schedule.transfers)
+    for number, transfer in enumerate(schedule.transfers):
+        left[transfer.group] -= 1
+        group = schedule.groups[transfer.group]
+        waits_for = () if group.op == "all-gather" else group.tensors
+        delivers = () if left[transfer.group] or group.op == "reduce-scatter" else group.tensors
+        yield load.call(waits_for, delivers, transfer.size_bytes, group.op)
+        if number + 1 == scatters and schedule.shard_layout.norm is not None:
+            yield load.call((), (), NORM_BYTES)
 
 
 class _Load:
@@ -111,14 +124,20 @@ class _Load:
         at, seconds = zip(*known, strict=True)
         return {name: float(numpy.interp(when, at, seconds)) for name, when in ready.items()}
 
-    def call(self, names: Sequence[str], size_bytes: int, *, last: bool = True) -> _Call:
-        """Return a call of these gradients' buffer."""
-        extra_s = self._times.extra_of(size_bytes) or self._assumed_s
+    def call(
+        self, waits_for: Sequence[str], delivers: Sequence[str], size_bytes: int, op: ShardedOp | None = None
+    ) -> _Call:
+        """Return a call of so many bytes; an all-reduce unless `op` names a half of one."""
+        extra_s, profile = self._times.extra_of(size_bytes) or self._assumed_s, self._profile
+        if op is None:
+            duration_s = allreduce_s(profile.allreduce, profile.workers, size_bytes)
+        else:
+            duration_s = half_s(profile, op, size_bytes)
         return _Call(
-            gradients=tuple(names),
-            duration_s=allreduce_s(self._profile.allreduce, self._profile.workers, size_bytes) * self._rate,
+            waits_for=tuple(waits_for),
+            delivers=tuple(delivers),
+            duration_s=duration_s * self._rate,
             extra_s=extra_s * self._rate,
-            last=last,
         )
 
     def windows(self) -> Iterator[tuple[float, float]]:
@@ -139,7 +158,7 @@ class _Load:
             return times.ready[name] * slower + self._spread[name] * late
 
         calls = list(calls)
-        sent = {name for call in calls for name in call.gradients}
+        sent = {name for call in calls for name in call.delivers}
         for name in times.ready.keys() - sent:
             window_s = max(window_s, ready_s(name) + tail[name] * slower)
         waiting = sorted(sent, key=lambda name: -tail[name])
@@ -148,8 +167,9 @@ class _Load:
         at = 0
         for call in calls:
             # As in the planner, a group is late by the largest spread of its gradients.
-            ready = max(times.ready[name] for name in call.gradients) * slower
-            now_s = max(now_s, ready + max(self._spread[name] for name in call.gradients) * late)
+            if call.waits_for:
+                ready = max(times.ready[name] for name in call.waits_for) * slower
+                now_s = max(now_s, ready + max(self._spread[name] for name in call.waits_for) * late)
             while at < len(waiting) and waiting[at] in arrived:
                 name = waiting[at]
                 at += 1
@@ -158,9 +178,9 @@ class _Load:
             lasting_s = call.duration_s + (call.extra_s if now_s < idle_at * (1 - 1e-9) else 0.0)
             busy_s += lasting_s
             now_s += lasting_s
-            if call.last:
-                arrived |= dict.fromkeys(call.gradients, now_s)
-                window_s = max(window_s, now_s + max(tail[name] for name in call.gradients) * slower)
+            if call.delivers:
+                arrived |= dict.fromkeys(call.delivers, now_s)
+                window_s = max(window_s, now_s + max(tail[name] for name in call.delivers) * slower)
         return window_s + (1 / self._rate - 1) * busy_s
 
 

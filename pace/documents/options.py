@@ -156,7 +156,7 @@ class Options(ExchangeOptions):
     ] = None
     """Largest size in bytes of a segment, the part of a group that is sent in one call."""
 
-    risk: Annotated[Risk, For(("allreduce",))] = "mean"
+    risk: Annotated[Risk, For(("allreduce", "sharded"))] = "mean"
     """What to minimize under load, with late ranks and slower calls: mean (the mean iteration time) or p95
     (its 95th percentile)."""
 

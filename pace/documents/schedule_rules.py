@@ -67,19 +67,21 @@ def _refuse_foreign_fields(schedule: Schedule) -> None:
         )
     if schedule.exchange != "sharded" and any(group.op or group.shards for group in schedule.groups):
         raise ValueError("groups may have an op and shards in sharded schedules only")
-    for exchange, field, value in (
-        ("allreduce", "solver.curve", solver.curve or None),
-        ("allreduce", "predicted.expected_s", predicted.expected_s),
-        ("allreduce", "predicted.ddp_s", predicted.ddp_s),
-        ("graph", "predicted.peak_bytes", predicted.peak_bytes),
-        ("servers", "solver.order", solver.order),
-        ("servers", "solver.partition_bytes", solver.partition_bytes),
-        ("servers", "solver.suggested_partition_bytes", solver.suggested_partition_bytes),
-        ("servers", "execution.discipline", execution.discipline),
-        ("servers", "execution.connection_bytes_per_s", execution.connection_bytes_per_s),
+    under_load, graph, servers = ("allreduce", "sharded"), ("graph",), ("servers",)
+    for exchanges, field, value in (
+        (under_load, "solver.curve", solver.curve or None),
+        (under_load, "predicted.expected_s", predicted.expected_s),
+        (under_load, "predicted.ddp_s", predicted.ddp_s),
+        (graph, "predicted.peak_bytes", predicted.peak_bytes),
+        (servers, "solver.order", solver.order),
+        (servers, "solver.partition_bytes", solver.partition_bytes),
+        (servers, "solver.suggested_partition_bytes", solver.suggested_partition_bytes),
+        (servers, "execution.discipline", execution.discipline),
+        (servers, "execution.connection_bytes_per_s", execution.connection_bytes_per_s),
     ):
-        if value is not None and schedule.exchange != exchange:
-            raise ValueError(f'only a schedule with exchange "{exchange}" may have {field}')
+        if value is not None and schedule.exchange not in exchanges:
+            names = " or ".join(f'"{each}"' for each in exchanges)
+            raise ValueError(f"only a schedule with exchange {names} may have {field}")
 
 
 def _refuse_odd_graph(schedule: Schedule) -> None:

@@ -4,7 +4,7 @@ With W ranks every buffer has W rows, one for each rank's shard. A segment is a 
 call's buffer. Updates take no time here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,34 @@ class HalvesSending:
     norm_start_s: float | None
     norm_end_s: float | None
     objective: float
+
+    def in_order(
+        self, scattered: Half, gathered: Half, durations: FloatArray, norm_s: float | None
+    ) -> "HalvesSending":
+        """Return these segments in the same order with other durations, in seconds, and another norm's."""
+        scatters = self.calls < len(scattered)
+        norm = int(np.count_nonzero(scatters))
+        ready = np.zeros(len(durations))
+        ready[scatters] = scattered.times[self.calls[scatters]]
+        if norm_s is not None:
+            ready, durations = np.insert(ready, norm, 0.0), np.insert(durations, norm, norm_s)
+        # Each starts when it is ready and all before it have ended.
+        before = np.cumsum(durations) - durations
+        starts = before + np.maximum.accumulate(ready - before)
+        ends = starts + durations
+        norm_times: tuple[float | None, float | None] = (None, None)
+        if norm_s is not None:
+            norm_times = float(starts[norm]), float(ends[norm])
+            starts, ends = np.delete(starts, norm), np.delete(ends, norm)
+        last = ends[~scatters] + gathered.times[self.calls[~scatters] - len(scattered)]
+        return replace(
+            self,
+            starts=starts,
+            ends=ends,
+            norm_start_s=norm_times[0],
+            norm_end_s=norm_times[1],
+            objective=float(np.max(last, initial=0.0)),
+        )
 
 
 def send_chained(

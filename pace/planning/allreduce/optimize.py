@@ -13,7 +13,7 @@ from pace.documents.proofs import Proof
 from pace.documents.schedule import Execution, Group, Prediction, Schedule, Segment, SolverRecord
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan, stretch_s
-from pace.planning.allreduce.under_load import UnderLoad
+from pace.planning.allreduce.under_load import AllReducesUnderLoad
 from pace.planning.fusion.bounds import Bounds
 from pace.planning.fusion.oracle import PricingOracle, explained
 from pace.planning.fusion.problem import FusionProblem, oracle_instance, stops_at_barrier
@@ -66,7 +66,7 @@ class _Found:
     fusion: FusionResult
     plan: RealizedPlan
     oracle: PricingOracle
-    load: UnderLoad
+    load: AllReducesUnderLoad
 
 
 def _search(profile: Profile, options: Options) -> _Found:
@@ -74,7 +74,7 @@ def _search(profile: Profile, options: Options) -> _Found:
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, options))
     bounds = Bounds(problem)
     oracle = PricingOracle(options)
-    load = UnderLoad(profile=profile, problem=problem, risk=options.risk, fusion=options.fusion)
+    load = AllReducesUnderLoad(profile=profile, problem=problem, risk=options.risk, fusion=options.fusion)
     fusion = fuse(problem, options, bounds, oracle, max(load.extra.durations_s))
     plan = fastest_plan(problem, fusion, options, oracle, load)
     return _Found(problem=problem, bounds=bounds, fusion=fusion, plan=plan, oracle=oracle, load=load)

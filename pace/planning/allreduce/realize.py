@@ -11,8 +11,8 @@ import numpy as np
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
 from pace.planning.allreduce.fewer_calls import Call, calls_of, fewer_calls, merged
-from pace.planning.allreduce.under_load import UnderLoad
-from pace.planning.fusion.choice import TIE, fewest_calls
+from pace.planning.allreduce.under_load import AllReducesUnderLoad
+from pace.planning.fusion.choice import ROUNDING, TIE, curve_of, fewest_calls, told_if_longer
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, Partition, oracle_instance
 from pace.planning.fusion.search import FusionResult, fuse, layered_partitions
@@ -40,7 +40,6 @@ REGROUPED_FACTORS = (4.0, np.inf)
 CUT_FACTORS = (1 / 4, 1.0, 2.0)
 GROUP_SHARES = (0.1, 0.3)
 MOST_CROSSED = 2000
-ROUNDING = 1e-9
 # Of at most so many gradients, all groups of neighbors are tried.
 MOST_DIVIDED = 5
 # Up to this number of slots, a double still distinguishes fractions of a slot.
@@ -95,7 +94,11 @@ class RealizedPlan:
 
 
 def fastest_plan(
-    problem: FusionProblem, fusion: FusionResult, options: Options, oracle: PricingOracle, load: UnderLoad
+    problem: FusionProblem,
+    fusion: FusionResult,
+    options: Options,
+    oracle: PricingOracle,
+    load: AllReducesUnderLoad,
 ) -> RealizedPlan:
     """Return the plan with the fewest calls among those with the least expected window, up to a share `TIE`.
 
@@ -129,13 +132,13 @@ def fastest_plan(
     plans, expected_s = tried.plans, tried.expected_s
     chosen = fewest_calls(expected_s, [len(plan.sending.groups) for plan in plans])
     best = load.replayed(plans[chosen])
-    least = min(_window(problem, load.replayed(plan)) for plan in plans)
-    longer = _window(problem, best) / least - 1 if least else 0.0
-    if longer > TIE * (1 + ROUNDING):
-        note = f"; without load, a plan that is worse under load takes {100 * longer:.2g} % less"
-    elif longer > ROUNDING and note:
+    window_s = _window(problem, best)
+    least_s = min(_window(problem, load.replayed(plan)) for plan in plans)
+    if told := told_if_longer(window_s, least_s):
+        note = told
+    elif window_s > least_s * (1 + ROUNDING) and note:
         note = f"; no plan of whole groups is over {100 * TIE:g} % faster"
-    return replace(best, note=note, expected_s=expected_s[chosen], curve=tried.curve())
+    return replace(best, note=note, expected_s=expected_s[chosen], curve=curve_of(tried.points))
 
 
 def _timed(problem: FusionProblem, plan: RealizedPlan) -> RealizedPlan:
@@ -149,7 +152,7 @@ def _timed(problem: FusionProblem, plan: RealizedPlan) -> RealizedPlan:
 class _Tried:
     """Plans with their expected windows in seconds, also of merged plans that are not worth keeping."""
 
-    load: UnderLoad
+    load: AllReducesUnderLoad
     plans: list[RealizedPlan] = field(default_factory=list)
     expected_s: list[float] = field(default_factory=list)
     points: list[tuple[int, float]] = field(default_factory=list)
@@ -174,16 +177,9 @@ class _Tried:
             found.setdefault(self.plans[number].partition, self.plans[number])
         return list(found.values())[:most]
 
-    def curve(self) -> tuple[tuple[int, float], ...]:
-        found: list[tuple[int, float]] = []
-        for num_calls, seconds in sorted(self.points):
-            if not found or seconds < found[-1][1]:
-                found.append((num_calls, seconds))
-        return tuple(found)
-
 
 def _candidates(
-    problem: FusionProblem, fusion: FusionResult, options: Options, load: UnderLoad
+    problem: FusionProblem, fusion: FusionResult, options: Options, load: AllReducesUnderLoad
 ) -> Iterator[RealizedPlan]:
     """Yield different plans: each partition is cut as if each call took longer by several times.
 
@@ -256,7 +252,7 @@ def _all_runs(problem: FusionProblem) -> Iterator[Partition]:
 
 
 def _merged(
-    problem: FusionProblem, plan: RealizedPlan, options: Options, load: UnderLoad
+    problem: FusionProblem, plan: RealizedPlan, options: Options, load: AllReducesUnderLoad
 ) -> Iterator[tuple[RealizedPlan | None, int, float]]:
     """Yield the plan after each merge of two calls, its number of calls and its expected window.
 
@@ -288,7 +284,7 @@ def _merged(
 
 
 def _regrouped(
-    problem: FusionProblem, partition: Partition, options: Options, load: UnderLoad
+    problem: FusionProblem, partition: Partition, options: Options, load: AllReducesUnderLoad
 ) -> Iterator[RealizedPlan]:
     """Yield plans of better groups than these, found by local search under load."""
     extra_s = max(load.extra.durations_s)

@@ -23,7 +23,7 @@ from pace.planning.sharded.bounds import (
     set_bound,
     whole_stretch_s,
 )
-from pace.planning.sharded.plans import ShardedPlan, best_plan, stretch_s
+from pace.planning.sharded.plans import ShardedPlan, ShardsUnderLoad, best_plan, stretch_s
 from pace.planning.sharded.problem import ShardingProblem
 from pace.solver.compute_clock import ComputeClock
 from pace.solver.cost_curve import CostCurve
@@ -52,10 +52,10 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
         If the options do not fit, or gradients are exchanged over parameter servers.
     """
     options = options or Options()
-    problem, plan, method = _search(profile, options)
+    problem, load, plan, method = _search(profile, options)
     proof = proof_of_calls(problem, plan)
     # Calls that start while no compute runs take no extra time, so bounds count none.
-    alone = problem if profile.clocked_extra is None else ShardingProblem.of(profile.replace(load=None))
+    alone = load.alone
     bound = set_bound(alone) if problem.norm_s is None else norm_bound(alone)
     floor = problem.floor_s
     slowdown = profile.compute_slowdown
@@ -80,12 +80,14 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
         exchange="sharded",
         profile_sha256=profile.sha256,
         fingerprint=profile.fingerprint,
-        solver=SolverRecord(version=__version__, fusion=options.fusion, method=method),
+        solver=SolverRecord(version=__version__, fusion=options.fusion, method=method, curve=plan.curve),
         predicted=Prediction(
             iteration_s=iteration,
             ideal_iteration_s=max(floor + whole_stretch_s(problem, plan), proof.bound_s),
             compute_s=problem.gradients.compute_s,
             lower_bound_s=lower,
+            expected_s=plan.expected_s,
+            ddp_s=load.ddp_s(),
             gap=iteration / lower - 1 if lower else 0.0,
         ),
         execution=Execution(
@@ -119,15 +121,19 @@ def sharded_plan_for(profile: Profile, options: Options | None = None) -> Sharde
     InvalidOptions
         In the cases of ``optimize_sharded``.
     """
-    return _search(profile, options or Options())[1]
+    return _search(profile, options or Options())[2]
 
 
-def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, ShardedPlan, str]:
+def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, ShardsUnderLoad, ShardedPlan, str]:
     options.refuse_others("sharded")
     if options.fusion == "paper":
         raise InvalidOptions('fusion "paper" is only for all-reduces: use fusion "optimal" or "none"')
     problem = ShardingProblem.of(profile)
-    return problem, *best_plan(problem, options)
+    alone = problem if profile.clocked_extra is None else ShardingProblem.of(profile.replace(load=None))
+    load = ShardsUnderLoad(
+        profile=profile, problem=problem.gradients, risk=options.risk, fusion=options.fusion, alone=alone
+    )
+    return problem, load, *best_plan(problem, options, load)
 
 
 def _shards(profile: Profile, plan: ShardedPlan) -> tuple[ShardGroup, ...]:

@@ -1,7 +1,7 @@
 """From the groups of both halves to plans (shards, padded buffers, segments), and the fastest of these."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -9,12 +9,14 @@ import numpy as np
 
 from pace.documents.options import Options
 from pace.errors import InvalidOptions
-from pace.planning.fusion.choice import TIE, fewest_calls
+from pace.planning.fusion.choice import TIE, curve_of, fewest_calls, told_if_longer
 from pace.planning.fusion.problem import Partition
 from pace.planning.fusion.search import fuse
-from pace.planning.sharded.problem import ShardingProblem
+from pace.planning.sharded.problem import NORM_BYTES, ShardingProblem
+from pace.planning.under_load import UnderLoad
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
+from pace.solver.loaded import Calls
 from pace.solver.partition import Chain, runs
 from pace.solver.sending import necessary_segments
 from pace.solver.two_halves.behind_norm import (
@@ -36,7 +38,9 @@ MOST_PAIRED = 5
 # calls of a half that are tried if its cost is not affine.
 TIE_SHARES = (1.0, 0.5)
 MOST_CALLS = 32
-# With more gradients fewer pairs are tried, so that the search takes only seconds.
+# Plans are also sought as if each call took longer by these multiples of what it does while compute runs.
+SLOWER_FACTORS = (1.0, 1 / 4, 2.5)
+# With more gradients fewer pairs are tried, and one of these factors, so that the search takes only seconds.
 MANY_GRADIENTS = 2000
 
 
@@ -56,6 +60,10 @@ class ShardedPlan:
         The numbers of the shards that each call carries.
     sending
         The segments and their times.
+    expected_s
+        Mean or 95th percentile of the window under load, in seconds; None if it was not computed.
+    curve
+        Number of segments and expected window of the plans that were tried (``curve_of``).
     """
 
     shards: tuple[tuple[int, ...], ...]
@@ -66,6 +74,8 @@ class ShardedPlan:
     scattered_shards: tuple[tuple[int, ...], ...]
     gathered_shards: tuple[tuple[int, ...], ...]
     sending: HalvesSending
+    expected_s: float | None = None
+    curve: tuple[tuple[int, float], ...] = ()
 
     def segment_bytes(self) -> IntArray:
         """Return the bytes of each segment, over all rows of its columns."""
@@ -74,31 +84,107 @@ class ShardedPlan:
         return self.sending.columns * of_call[self.sending.calls]
 
 
-def best_plan(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
-    """Return the fastest plan found, and the algorithm in words.
+@dataclass(frozen=True, kw_only=True)
+class ShardsUnderLoad(UnderLoad):
+    """The load of a profile whose gradients are summed by reduce-scatters, and what its calls take alone."""
+
+    alone: ShardingProblem
+
+    def slower(self, extra_s: float) -> ShardingProblem:
+        """Return the problem as if each call took `extra_s` longer."""
+        alone = self.alone
+        return replace(
+            alone,
+            reduce_scatter=alone.reduce_scatter.slower(extra_s),
+            all_gather=alone.all_gather.slower(extra_s),
+        )
+
+    def expected_s(self, plan: ShardedPlan) -> float:
+        """Return the mean of the windows in seconds, or their 95th percentile, in wall time.
+
+        A plan's groups are its reduce-scatters, which nothing waits for, its all-gathers, which wait for
+        nothing but what is sent before them, the norm, and gradients that are not sent.
+        """
+        problem, first, second = self.alone, plan.scattered, plan.gathered
+        gradients, sending = problem.gradients, plan.sending
+        scatters, nothing = len(first), np.zeros(len(second) + 1)
+        unsent = np.flatnonzero(gradients.sizes == 0)
+        sizes, groups = plan.segment_bytes().astype(np.float64), sending.calls
+        scattered = groups < scatters
+        durations = np.where(scattered, problem.reduce_scatter(sizes), problem.all_gather(sizes))
+        if problem.norm_s is not None and len(groups):
+            at = int(np.count_nonzero(scattered))
+            groups = np.insert(groups, at, scatters + len(second))
+            durations = np.insert(durations, at, problem.norm_s)
+            sizes = np.insert(sizes, at, NORM_BYTES)
+        calls = Calls(
+            ready=np.concatenate([first.times, nothing, gradients.ready[unsent]]),
+            spread=np.concatenate([self.spread_of(first.members), nothing, self.spread[unsent]]),
+            tail=np.concatenate([np.zeros(scatters), second.times, [0.0], gradients.tail[unsent]]),
+            groups=groups,
+            durations=durations,
+            extra=self.extra(sizes),
+        )
+        return self.expected_window_s(calls)
+
+
+def best_plan(problem: ShardingProblem, options: Options, load: ShardsUnderLoad) -> tuple[ShardedPlan, str]:
+    """Return the plan with the fewest segments among those with the least expected window, up to ``TIE``.
+
+    Also returns the algorithm in words.
 
     Raises
     ------
     InvalidOptions
         If there would be too many segments.
     """
+    plans, method = _plans(problem, options)
+    fastest = plans[0]
+    extra_s = max(load.extra.durations_s)
+    if extra_s and options.fusion == "optimal":
+        many = len(problem.gradients.sizes) > MANY_GRADIENTS
+        for factor in SLOWER_FACTORS[:1] if many else SLOWER_FACTORS:
+            found, _ = _plans(load.slower(factor * extra_s), options)
+            plans += [_timed(problem, plan) for plan in found]
+    expected_s = [load.expected_s(plan) for plan in plans]
+    segments = [len(plan.sending.calls) for plan in plans]
+    best = plans[fewest_calls(expected_s, segments)]
+    told = told_if_longer(_window(problem, best), min(_window(problem, plan) for plan in plans))
+    if not told and problem.norm_s is not None and len(best.sending.calls) < len(fastest.sending.calls):
+        told = f"; then fewer calls, at most {TIE:.1%} slower"
+    curve = curve_of(zip(segments, expected_s, strict=True))
+    return replace(best, expected_s=load.expected_s(best), curve=curve), method + told
+
+
+def _plans(problem: ShardingProblem, options: Options) -> tuple[list[ShardedPlan], str]:
+    """Return plans, and the algorithm in words; with a norm, the fastest plan comes first."""
     if options.fusion == "none":
-        plans = _single_plans(problem, options, PATIENCE_FACTORS)
-        return _best(problem, plans), "one call of each half per gradient"
+        return _single_plans(problem, options, PATIENCE_FACTORS), "one call of each half per gradient"
     if problem.norm_s is not None:
         return _behind_norm(problem, options)
     return _chained(problem, options)
+
+
+def _timed(problem: ShardingProblem, plan: ShardedPlan) -> ShardedPlan:
+    """Return the plan with the times that its segments take at this problem's costs."""
+    sizes = plan.segment_bytes()
+    scattered = plan.sending.calls < len(plan.scattered)
+    durations = np.where(scattered, problem.reduce_scatter(sizes), problem.all_gather(sizes))
+    sending = plan.sending.in_order(plan.scattered, plan.gathered, durations, problem.norm_s)
+    return replace(plan, sending=sending)
 
 
 def _single_plans(
     problem: ShardingProblem, options: Options, patience_factors: tuple[float, ...]
 ) -> list[ShardedPlan]:
     single = tuple((int(number),) for number in problem.gradients.sent_by_ready())
-    tried = (_plan(problem, single, single, options, factor) for factor in patience_factors)
+    tried = (
+        _plan(problem, single, single, options, _patience_s(problem, factor)) for factor in patience_factors
+    )
     return [plan for plan in tried if plan is not None]
 
 
-def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
+def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[list[ShardedPlan], str]:
     assert problem.norm_s is not None
     gradients, cap = problem.gradients, options.max_group_bytes
     scattered: list[_Runs] = []
@@ -120,16 +206,13 @@ def _behind_norm(problem: ShardingProblem, options: Options) -> tuple[ShardedPla
     plans = [plan, *_with_fewer_calls(problem, options, plan, scattered, gathered)]
     if not exact:
         plans += _single_plans(problem, options, (np.inf,))
-    fewer = _best(problem, plans)
     among = "" if problem.reduce_scatter.line and problem.all_gather.line and cap is None else " among runs"
     how = f"exact{among}" if exact else "each dtype by itself, heuristic"
     if options.max_segment_bytes is not None:
         how += ", before calls are cut"
     if gradients.slowdown != 1:
         how += "; on the compute clock"
-    if len(fewer.sending.calls) < len(plan.sending.calls):
-        how += f"; then fewer calls, at most {TIE:.1%} slower"
-    return fewer, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
+    return plans, f"dynamic programs over prefixes before the norm and over suffixes behind it, {how}"
 
 
 class _Runs(NamedTuple):
@@ -173,7 +256,7 @@ def _with_fewer_calls(
         yield fewer
 
 
-def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, str]:
+def _chained(problem: ShardingProblem, options: Options) -> tuple[list[ShardedPlan], str]:
     """Combine groups for the reduce-scatters with groups for the gathers, and evaluate every pair."""
     whole = problem.with_whole_cost()
     asked = Options(max_group_bytes=options.max_group_bytes, search_calls=options.search_calls)
@@ -195,15 +278,18 @@ def _chained(problem: ShardingProblem, options: Options) -> tuple[ShardedPlan, s
         scattered, gathered, factors = scattered[:2], gathered[:2], factors[:2]
     pairs = [(first, second) for first in scattered for second in gathered]
     plans = [plan for pair in pairs for plan in (_plan(problem, *pair, options, 0.0),) if plan is not None]
-    chosen = _best(problem, plans) if plans else None
-    pair = (
-        (scattered[0], gathered[0]) if chosen is None else (chosen.scattered.members, chosen.gathered.members)
-    )
+    pair = scattered[0], gathered[0]
+    if plans:
+        windows_s = [_window(problem, plan) for plan in plans]
+        chosen = plans[fewest_calls(windows_s, [len(plan.sending.calls) for plan in plans])]
+        pair = chosen.scattered.members, chosen.gathered.members
     plans += [
-        plan for factor in factors for plan in (_plan(problem, *pair, options, factor),) if plan is not None
+        plan
+        for factor in factors
+        for plan in (_plan(problem, *pair, options, _patience_s(problem, factor)),)
+        if plan is not None
     ]
-    best = _best(problem, plans)
-    return best, f"{len(pairs)} pairs of groups for the two halves priced, heuristic"
+    return plans, f"{len(pairs)} pairs of groups for the two halves priced, heuristic"
 
 
 def _sent(problem: ShardingProblem, partition: Partition) -> Partition:
@@ -214,10 +300,13 @@ def _cut(members: IntArray, cuts: list[int]) -> Partition:
     return tuple(tuple(members[run].tolist()) for run in runs(cuts, len(members)))
 
 
-def _best(problem: ShardingProblem, plans: list[ShardedPlan]) -> ShardedPlan:
-    """Return the plan with the fewest calls among those that are as fast as the fastest."""
-    windows = [max(plan.sending.objective, problem.floor_s) + stretch_s(problem, plan) for plan in plans]
-    return plans[fewest_calls(windows, [len(plan.sending.calls) for plan in plans])]
+def _window(problem: ShardingProblem, plan: ShardedPlan) -> float:
+    return max(plan.sending.objective, problem.floor_s) + stretch_s(problem, plan)
+
+
+def _patience_s(problem: ShardingProblem, factor: float) -> float:
+    latency_s = problem.reduce_scatter.durations_s[0]
+    return factor * latency_s if latency_s > 0 or factor == 0 else np.inf
 
 
 def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
@@ -231,7 +320,7 @@ def _plan(
     scattered: Partition,
     gathered: Partition,
     options: Options,
-    patience_factor: float,
+    patience_s: float,
 ) -> ShardedPlan | None:
     """Lay out the shards and send; None if the patience requires too many segments."""
     first = _by_time(scattered, problem.gradients.ready, 1)
@@ -270,8 +359,6 @@ def _plan(
             max_segment_bytes=limit,
         )
     else:
-        latency = problem.reduce_scatter.durations_s[0]
-        patience = patience_factor * latency if latency > 0 or patience_factor == 0 else np.inf
         sending = send_chained(
             half_first,
             half_second,
@@ -280,7 +367,7 @@ def _plan(
             row_bytes,
             reduce_scatter=problem.reduce_scatter,
             all_gather=problem.all_gather,
-            patience_s=patience,
+            patience_s=patience_s,
             max_segment_bytes=limit,
         )
     if sending is None:

@@ -12,7 +12,7 @@ from pace.documents.options import Options
 from pace.documents.profile import DType, UpdateRule
 from pace.kinds import check
 from pace.planning.allreduce.realize import RealizedPlan, fastest_plan
-from pace.planning.allreduce.under_load import UnderLoad
+from pace.planning.allreduce.under_load import AllReducesUnderLoad
 from pace.planning.fusion.choice import TIE
 from pace.planning.fusion.oracle import PricingOracle
 from pace.planning.fusion.problem import FusionProblem, stops_at_barrier
@@ -57,7 +57,7 @@ def test_no_plan_that_is_nearly_as_fast_has_fewer_calls(profile: Profile, chosen
     assume(chosen.slot_s is None and chosen.max_segment_bytes is None)
     problem = FusionProblem.of(profile, barrier=stops_at_barrier(profile, chosen))
     fusion = fuse(problem, chosen)
-    load = UnderLoad(profile=profile, problem=problem, risk=chosen.risk, fusion=chosen.fusion)
+    load = AllReducesUnderLoad(profile=profile, problem=problem, risk=chosen.risk, fusion=chosen.fusion)
     plan = fastest_plan(problem, fusion, chosen, PricingOracle(chosen), load)
     assert plan.expected_s is not None
     for partition in (*fusion.partitions, *(groups for _, groups in fusion.of_few_calls)):

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +11,6 @@ from pace import Options, Profile, check, load_profile, optimize
 from pace.documents.load import Load
 from pace.documents.profile import parse_profile
 from pace.errors import InvalidProfile
-from pace.planning.frameworks.grouping_rules import ddp_buckets
-from pace.planning.fusion.problem import FusionProblem
 from pace.simulation import run_policy
 from pace.simulation.registry import make_policy
 from pace.simulation.scheduled import Following
@@ -94,10 +91,7 @@ def test_plans_hold_under_load(model: str, kind: str) -> None:
     for workers, latency_s, gbit_per_s in [(8, 5e-6, 400), (64, 3e-4, 40), (8, 5e-5, 100), (64, 5e-6, 400)]:
         profile = on_network(model, workers=workers, latency_s=latency_s, gbit_per_s=gbit_per_s)
         judge = LateRanks(profile, kind=kind, extra_s=(1e-3, 1.5e-3))
-        problem = FusionProblem.of(profile)
-        buckets = ddp_buckets(problem)
-        sizes = np.array([problem.sizes[list(group)].sum() for group in buckets])
-        ddp_s = judge.mean_s(buckets, range(len(buckets)), profile.cost(sizes), barrier=True)
+        ddp_s = judge.ddp_s(profile)
         planned_s = judge.of_schedule(optimize(profile), profile)
         slow = with_slower_calls(profile, 1.25e-3)
         assert planned_s <= ddp_s * 1.0001
@@ -118,10 +112,7 @@ def test_more_search_makes_no_plan_of_mixed_types_worse(workers: int, gbit_per_s
         )
     )
     judge = LateRanks(profile, kind="rank", extra_s=(1e-3, 1.5e-3))
-    problem = FusionProblem.of(profile)
-    buckets = ddp_buckets(problem)
-    sizes = np.array([problem.sizes[list(group)].sum() for group in buckets])
-    ddp_s = judge.mean_s(buckets, range(len(buckets)), profile.cost(sizes), barrier=True)
+    ddp_s = judge.ddp_s(profile)
     found_s = [
         judge.of_schedule(optimize(profile, Options(search_calls=calls)), profile)
         for calls in (100, 2000, 20_000)
