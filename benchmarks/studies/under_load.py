@@ -90,9 +90,8 @@ class LateRanks:
     def of_schedule(self, schedule: Schedule, profile: Profile) -> float:
         """Return the mean window of a schedule's transfers at this profile's costs, in seconds."""
         index = {gradient.name: number for number, gradient in enumerate(profile.gradients)}
-        cost = {None: profile.cost}
-        if schedule.exchange == "sharded":
-            cost |= zip(("reduce-scatter", "all-gather"), profile.half_costs, strict=True)
+        first, second = profile.half_costs
+        cost = {None: profile.cost, "reduce-scatter": first, "all-gather": second}
         left = Counter(transfer.group for transfer in schedule.transfers)
         scatters = sum(transfer.op == "reduce-scatter" for transfer in schedule.transfers)
         calls = []

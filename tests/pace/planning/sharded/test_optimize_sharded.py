@@ -228,7 +228,6 @@ def test_what_is_asked_for_decides_the_exchange() -> None:
         Options(exchange="sharded", fusion="paper"),
         Options(exchange="sharded", slot_s=1.0),
         Options(exchange="sharded", oracle="lp", slot_s=1.0),
-        Options(exchange="sharded", risk="p95"),
         Options(framework="ddp"),
         Options(exchange="sharded", max_segment_bytes=1),
     ],
