@@ -15,14 +15,14 @@ Source = Literal["measured", "assumed"]
 
 
 class Load(Document):
-    """How all-reduces and ranks behave beside compute.
+    """How collectives and ranks behave beside compute.
 
     Attributes
     ----------
     delta
-        Bytes and seconds, in order of bytes: how much longer an all-reduce of so many bytes takes if it
-        starts while compute runs. Between two sizes the seconds are interpolated; smaller and larger calls
-        take those of the nearest size. Null if it is not known.
+        Bytes and seconds, in order of bytes: how much longer an all-reduce, or a half of one, of so many
+        bytes takes if it starts while compute runs. Between two sizes the seconds are interpolated; smaller
+        and larger calls take those of the nearest size. Null if it is not known.
     sigma
         For ops by name, the standard deviation of their ends over the ranks, in seconds. Ops between two have
         one between theirs. Null if it is not known.

@@ -96,8 +96,8 @@ class Prediction(Document):
         With a graph: peak memory in bytes.
     expected_s
         Expected iteration time under load, with late ranks and calls that take longer while compute runs,
-        stated by the profile or assumed; its 95th percentile if that was minimized. Null with slots, and for
-        exchanges other than all-reduces.
+        stated by the profile or assumed; its 95th percentile if that was minimized. Null with slots, with
+        servers and with a graph.
     ddp_s
         The same for DDP's default buckets and its barrier.
     """

@@ -35,16 +35,16 @@ ONE_AT_A_TIME = 1
 
 
 def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedule:
-    """Return the sharded schedule with the shortest predicted iteration time that was found for a profile.
+    """Return the sharded schedule with the shortest expected iteration time under load that was found.
 
-    - If updates wait for a global norm, costs are affine and all gradients have one dtype, the iteration is
-      at most 0.2 % longer than the shortest: a plan with fewer calls may be that much slower
-      (``pace.solver.two_halves.behind_norm``).
-    - Otherwise, a heuristic finds the plan (``pace.solver.two_halves.chains``).
+    - If updates wait for a global norm, costs are affine and all gradients have one dtype, the shortest
+      iteration without load is among the plans that are compared (``pace.solver.two_halves.behind_norm``).
+      Without load, the chosen one is at most 0.2 % longer, with fewer calls.
+    - Otherwise, a heuristic finds plans (``pace.solver.two_halves.chains``).
 
     The same profile and options give the same schedule, byte for byte. The prediction assumes that the update
-    of a shard takes no time. If the profile has a load with extra time for each call, every call takes it, as
-    if compute ran during all of them. Bounds leave this extra time out.
+    of a shard takes no time. If the profile has a load with extra time for each call, every call takes it in
+    the prediction, as if compute ran during all of them. Bounds leave this extra time out.
 
     Raises
     ------
