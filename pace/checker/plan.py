@@ -80,7 +80,7 @@ def beside_compute(
     """Return for each segment what it takes longer because compute runs when it starts.
 
     Both 0 and the extra time are possible if compute ends just then. Compute is one stream: the ops that wait
-    for no gradient, then those that wait for groups, in order of their tails.
+    for no gradient, then those that wait for groups, in order of their tails. For reduce-scatters none waits.
     """
     transfers = schedule.transfers
     if not times.extra_s:

@@ -15,7 +15,7 @@ from pace.checker.derived_times import (
     derive,
     same,
 )
-from pace.checker.plan import check_execution, check_identity
+from pace.checker.plan import beside_compute, check_execution, check_identity
 from pace.checker.proofs import (
     check_chain,
     check_line,
@@ -54,7 +54,7 @@ def check_sharded(profile: Profile, schedule: Schedule) -> list[str]:
         _check_order(schedule, times),
         _check_norm(profile, schedule, times),
         _check_predictions(profile, schedule, times),
-        _check_proof(schedule, times, _floor(profile, times)),
+        _check_proof(profile, schedule, times),
         _check_bounds(profile, schedule, times),
         check_under_load(profile, schedule, times),
     )
@@ -91,11 +91,7 @@ def _check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> 
         expected = (
             ("ready_s", group.ready_s, max(times.ready[name] for name in group.tensors) if scatters else 0.0),
             ("tail_s", group.tail_s, 0.0 if scatters else max(times.tail[name] for name in group.tensors)),
-            (
-                "transfer_s",
-                group.duration_s,
-                half_s(profile, group.op, group.size_bytes) + times.extra_of(group.size_bytes),
-            ),
+            ("transfer_s", group.duration_s, half_s(profile, group.op, group.size_bytes)),
         )
         for field, stated, derived in expected:
             if not same(stated, derived, times):
@@ -104,12 +100,14 @@ def _check_groups(profile: Profile, schedule: Schedule, times: DerivedTimes) -> 
 
 def _check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     progress = ComputeProgress(_carried(schedule), times)
+    beside = beside_compute(schedule, times, progress)
     for number, segment in enumerate(schedule.transfers):
         group = schedule.groups[segment.group]
         assert group.op is not None
-        duration = half_s(profile, group.op, segment.size_bytes) + times.extra_of(segment.size_bytes)
+        duration = half_s(profile, group.op, segment.size_bytes)
         stated = segment.end_s - segment.start_s
-        if not same(stated, duration, times):
+        if not any(same(stated, duration + extra, times) for extra in beside[number]):
+            duration += beside[number][0]
             yield f"transfers[{number}]: takes {stated!r} s, derived {duration!r}"
         early = progress.until(segment.start_s) < group.ready_s - times.slack_s
         if group.op == "reduce-scatter" and early:
@@ -137,14 +135,15 @@ def _carried(schedule: Schedule) -> list[tuple[float, float]]:
     return [(segment.start_s, segment.end_s) for segment in schedule.transfers] + exchanged
 
 
-def _norm_s(schedule: Schedule) -> float:
-    norm = schedule.shard_layout.norm
-    return 0.0 if norm is None else norm.end_s - norm.start_s
+def _norm_s(profile: Profile) -> float:
+    """Return how long ranks exchange norms, if no compute runs then."""
+    waits = profile.update == "global-norm"
+    return allreduce_s(profile.allreduce, profile.workers, NORM_BYTES) if waits else 0.0
 
 
-def _all_groups_s(schedule: Schedule) -> float:
+def _all_groups_s(profile: Profile, schedule: Schedule) -> float:
     """Return how long the network carries something if no group is cut without need."""
-    return sum(least_durations(schedule), _norm_s(schedule) if schedule.transfers else 0.0)
+    return sum(least_durations(schedule), _norm_s(profile) if schedule.transfers else 0.0)
 
 
 def _ends(schedule: Schedule) -> list[float]:
@@ -181,10 +180,14 @@ def _check_norm(profile: Profile, schedule: Schedule, times: DerivedTimes) -> It
         return
     if norm is None:
         return
-    takes = allreduce_s(profile.allreduce, profile.workers, NORM_BYTES)
+    takes, extra_s = _norm_s(profile), times.extra_of(NORM_BYTES)
+    start = ComputeProgress(_carried(schedule), times).until(norm.start_s)
+    # Behind all reduce-scatters and before all gathers: compute is then at ops that wait for no gradient.
+    possible = [takes + extra_s] if start <= times.backward_s + times.slack_s else []
+    possible += [takes] if start >= times.backward_s - times.slack_s or not schedule.transfers else []
     # Without anything to send, the window may be shorter than the norm.
-    if abs(norm.end_s - norm.start_s - takes) > times.slack_s + TOLERANCE * takes:
-        yield f"norm: takes {norm.end_s - norm.start_s!r} s, derived {takes!r}"
+    if all(abs(norm.end_s - norm.start_s - each) > times.slack_s + TOLERANCE * each for each in possible):
+        yield f"norm: takes {norm.end_s - norm.start_s!r} s, derived {possible[0]!r}"
     ends = _ends(schedule)
     summed = max((ends[number] for number in schedule.groups_of("reduce-scatter")), default=0.0)
     if norm.start_s < summed - times.slack_s:
@@ -211,7 +214,7 @@ def _check_predictions(profile: Profile, schedule: Schedule, times: DerivedTimes
     stretch = times.lost * sum(end - start for start, end in _carried(schedule))
     proofs = [bound.bound_s for bound in (schedule.norm_bound, schedule.bound) if bound is not None]
     lower = max([floor + _least_stretch_s(schedule, times), *proofs])
-    ideal = max(floor, _optimum(schedule, times)) + times.lost * _all_groups_s(schedule)
+    ideal = max(floor, _optimum(profile, schedule, times)) + times.lost * _all_groups_s(profile, schedule)
     iteration = max([floor, *realized]) + stretch
     derived = {"iteration_s": iteration, "ideal_iteration_s": ideal, "lower_bound_s": lower}
     yield from check_predicted(schedule, times, derived)
@@ -244,7 +247,7 @@ def _jobs(schedule: Schedule, rate: float) -> tuple[list[float], list[float], li
     return ready, duration, tail
 
 
-def _optimum(schedule: Schedule, times: DerivedTimes) -> float:
+def _optimum(profile: Profile, schedule: Schedule, times: DerivedTimes) -> float:
     """Return, in seconds of compute, the window below which no preemptive plan of these groups comes."""
     rate = 1 - times.lost
     if not schedule.groups:
@@ -260,7 +263,7 @@ def _optimum(schedule: Schedule, times: DerivedTimes) -> float:
         return strongest
     seconds = least_durations(schedule)
     halves = [[(group, seconds[number]) for number, group in schedule.groups_of(op).items()] for op in HALVES]
-    return sum((_longest(half, rate) for half in halves), _norm_s(schedule) * rate)
+    return sum((_longest(half, rate) for half in halves), _norm_s(profile) * rate)
 
 
 def _longest(groups: list[tuple[Group, float]], rate: float) -> float:
@@ -271,7 +274,7 @@ def _longest(groups: list[tuple[Group, float]], rate: float) -> float:
     return float(np.max(time[falling] + behind))
 
 
-def _check_proof(schedule: Schedule, times: DerivedTimes, floor_s: float) -> Iterator[str]:
+def _check_proof(profile: Profile, schedule: Schedule, times: DerivedTimes) -> Iterator[str]:
     (proof,), groups = schedule.proofs, schedule.groups
     unknown = [number for number in proof.set if number >= len(groups)]
     if unknown or len(set(proof.set)) < len(proof.set):
@@ -284,13 +287,13 @@ def _check_proof(schedule: Schedule, times: DerivedTimes, floor_s: float) -> Ite
     if schedule.shard_layout.norm is not None:
         if proof.set and not (first and second):
             yield "proof: with a norm it needs groups of both halves"
-        norm_s = _norm_s(schedule) if first else 0.0
+        norm_s = _norm_s(profile) if first else 0.0
     else:
         ready, _, tail = _jobs(schedule, 1 - times.lost)
         first = second = list(proof.set)
     duration = least_durations(schedule)
     inside = sum(duration[number] for number in proof.set)
-    every = _all_groups_s(schedule)
+    every = _all_groups_s(profile, schedule)
     expected = (
         ("min_ready_s", proof.min_ready_s, min((ready[number] for number in first), default=0.0)),
         ("total_s", proof.total_s, inside),
@@ -304,7 +307,7 @@ def _check_proof(schedule: Schedule, times: DerivedTimes, floor_s: float) -> Ite
     total = sum(stated for _, stated, _ in expected)
     if not same(proof.bound_s, total, times):
         yield f"proof.bound_s is {proof.bound_s!r}, its parts add up to {total!r}"
-    hidden = floor_s + times.lost * every
+    hidden = _floor(profile, times) + times.lost * every
     if not same(max(hidden, proof.bound_s), schedule.predicted.ideal_iteration_s, times):
         yield f"proof.bound_s {proof.bound_s!r} does not prove predicted.ideal_iteration_s"
 

@@ -337,12 +337,10 @@ class Profile(Document):
         """
         first, second = self.reduce_scatter, self.all_gather
         halves = self.allreduce.halves(self.workers) if first is None or second is None else (FREE, FREE)
-        found = (
+        return (
             halves[0] if first is None else first.cost(self.workers),
             halves[1] if second is None else second.cost(self.workers),
         )
-        extra = None if self.load is None or self.workers == 1 else self.load.extra
-        return found if extra is None else (found[0].plus(extra), found[1].plus(extra))
 
     @cached_property
     def clocked_cost(self) -> CostCurve:

@@ -183,7 +183,7 @@ def _run(sender: Sender, profile: Profile, timing: Timing, durations: FloatArray
     barrier = sender.rules.barrier or behind_norm
     traffic = sender.traffic(timing.ready_s)
     beside = None
-    if extra is not None and not sender.rules.sharded and not sender.rules.ideal:
+    if extra is not None and not sender.rules.ideal:
         longest_s = float(timing.tail_s.max(initial=0.0))
         beside = BesideCompute(
             extra=extra,

@@ -56,8 +56,7 @@ class Rules:
         Whether the forward pass waits for every gradient.
     sharded
         Whether updates are made between two halves: where they wait for a norm, it is among the transfers.
-        Otherwise a norm makes the forward pass wait for every gradient. Durations of halves contain what they
-        take longer while compute runs.
+        Otherwise a norm makes the forward pass wait for every gradient.
     ideal
         Whether transfers take no longer while compute runs.
     """

@@ -55,19 +55,20 @@ class HalvesSending:
         # Each starts when it is ready and all before it have ended.
         before = np.cumsum(durations) - durations
         starts = before + np.maximum.accumulate(ready - before)
-        ends = starts + durations
-        norm_times: tuple[float | None, float | None] = (None, None)
-        if norm_s is not None:
-            norm_times = float(starts[norm]), float(ends[norm])
-            starts, ends = np.delete(starts, norm), np.delete(ends, norm)
-        last = ends[~scatters] + gathered.times[self.calls[~scatters] - len(scattered)]
+        timed = self.at(starts, starts + durations, None if norm_s is None else norm)
+        last = timed.ends[~scatters] + gathered.times[self.calls[~scatters] - len(scattered)]
+        return replace(timed, objective=float(np.max(last, initial=0.0)))
+
+    def at(self, starts: FloatArray, ends: FloatArray, norm: int | None) -> "HalvesSending":
+        """Return these segments at other times; the norm is at this place among them, if there is one."""
+        if norm is None:
+            return replace(self, starts=starts, ends=ends)
         return replace(
             self,
-            starts=starts,
-            ends=ends,
-            norm_start_s=norm_times[0],
-            norm_end_s=norm_times[1],
-            objective=float(np.max(last, initial=0.0)),
+            starts=np.delete(starts, norm),
+            ends=np.delete(ends, norm),
+            norm_start_s=float(starts[norm]),
+            norm_end_s=float(ends[norm]),
         )
 
 

@@ -102,10 +102,10 @@ def norm_bound(problem: ShardingProblem) -> NormBound:
 
     Every gather starts after the norm, and the norm starts after the last reduce-scatter. The bound of each
     half is the optimum of its chain (``pace.planning.fusion.bounds.chain_bound``), which is exact for an
-    affine cost.
+    affine cost. What calls take longer beside compute is left out.
     """
     assert problem.norm_s is not None
-    gradients = problem.gradients
+    gradients = replace(problem.gradients, extra=None)
     nothing = np.zeros(len(gradients.sizes))
     first = chain_bound(replace(gradients, tail=nothing, cost=problem.reduce_scatter))
     flat = replace(gradients, ready=nothing, cost=problem.all_gather)

@@ -43,8 +43,7 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
     - Otherwise, a heuristic finds plans (``pace.solver.two_halves.chains``).
 
     The same profile and options give the same schedule, byte for byte. The prediction assumes that the update
-    of a shard takes no time. If the profile has a load with extra time for each call, every call takes it in
-    the prediction, as if compute ran during all of them. Bounds leave this extra time out.
+    of a shard takes no time.
 
     Raises
     ------
@@ -54,12 +53,10 @@ def optimize_sharded(profile: Profile, options: Options | None = None) -> Schedu
     options = options or Options()
     problem, load, plan, method = _search(profile, options)
     proof = proof_of_calls(problem, plan)
-    # Calls that start while no compute runs take no extra time, so bounds count none.
-    alone = load.alone
-    bound = set_bound(alone) if problem.norm_s is None else norm_bound(alone)
+    bound = set_bound(problem) if problem.norm_s is None else norm_bound(problem)
     floor = problem.floor_s
     slowdown = profile.compute_slowdown
-    lower = max(floor + least_stretch_s(alone, bound), bound.bound_s)
+    lower = max(floor + least_stretch_s(problem, bound), bound.bound_s)
     iteration = max(floor, plan.sending.objective) + stretch_s(problem, plan)
     clock = _clock(plan, slowdown)
     shards = _shards(profile, plan)
@@ -129,9 +126,12 @@ def _search(profile: Profile, options: Options) -> tuple[ShardingProblem, Shards
     if options.fusion == "paper":
         raise InvalidOptions('fusion "paper" is only for all-reduces: use fusion "optimal" or "none"')
     problem = ShardingProblem.of(profile)
-    alone = problem if profile.clocked_extra is None else ShardingProblem.of(profile.replace(load=None))
     load = ShardsUnderLoad(
-        profile=profile, problem=problem.gradients, risk=options.risk, fusion=options.fusion, alone=alone
+        profile=profile,
+        problem=problem.gradients,
+        risk=options.risk,
+        fusion=options.fusion,
+        sharding=problem,
     )
     return problem, load, *best_plan(problem, options, load)
 

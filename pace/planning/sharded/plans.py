@@ -16,7 +16,7 @@ from pace.planning.sharded.problem import NORM_BYTES, ShardingProblem
 from pace.planning.under_load import UnderLoad
 from pace.solver.arrays import FloatArray, IntArray
 from pace.solver.cost_curve import CostCurve
-from pace.solver.loaded import Calls
+from pace.solver.loaded import Calls, LoadedWindows
 from pace.solver.partition import Chain, runs
 from pace.solver.sending import necessary_segments
 from pace.solver.two_halves.behind_norm import (
@@ -77,6 +77,11 @@ class ShardedPlan:
     expected_s: float | None = None
     curve: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def num_scattered_segments(self) -> int:
+        """The number of segments of reduce-scatters."""
+        return int(np.count_nonzero(self.sending.calls < len(self.scattered)))
+
     def segment_bytes(self) -> IntArray:
         """Return the bytes of each segment, over all rows of its columns."""
         every = (*self.scattered_shards, *self.gathered_shards)
@@ -86,46 +91,48 @@ class ShardedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsUnderLoad(UnderLoad):
-    """The load of a profile whose gradients are summed by reduce-scatters, and what its calls take alone."""
+    """The load of a profile whose gradients are summed by reduce-scatters."""
 
-    alone: ShardingProblem
+    sharding: ShardingProblem
 
-    def slower(self, extra_s: float) -> ShardingProblem:
-        """Return the problem as if each call took `extra_s` longer."""
-        alone = self.alone
-        return replace(
-            alone,
-            reduce_scatter=alone.reduce_scatter.slower(extra_s),
-            all_gather=alone.all_gather.slower(extra_s),
-        )
+    def calls(self, plan: ShardedPlan, extra: CostCurve) -> Calls:
+        """Return a plan's segments and its norm, which take so much longer while compute runs.
 
-    def expected_s(self, plan: ShardedPlan) -> float:
-        """Return the mean of the windows in seconds, or their 95th percentile, in wall time.
-
-        A plan's groups are its reduce-scatters, which nothing waits for, its all-gathers, which wait for
-        nothing but what is sent before them, the norm, and gradients that are not sent.
+        Groups are its reduce-scatters, which nothing waits for, its all-gathers, which wait for nothing but
+        what is sent before them, the norm, and gradients that are not sent.
         """
-        problem, first, second = self.alone, plan.scattered, plan.gathered
-        gradients, sending = problem.gradients, plan.sending
+        problem, first, second = self.sharding, plan.scattered, plan.gathered
+        gradients, groups = problem.gradients, plan.sending.calls
         scatters, nothing = len(first), np.zeros(len(second) + 1)
         unsent = np.flatnonzero(gradients.sizes == 0)
-        sizes, groups = plan.segment_bytes().astype(np.float64), sending.calls
-        scattered = groups < scatters
-        durations = np.where(scattered, problem.reduce_scatter(sizes), problem.all_gather(sizes))
+        sizes, durations = plan.segment_bytes().astype(np.float64), _durations(problem, plan)
         if problem.norm_s is not None and len(groups):
-            at = int(np.count_nonzero(scattered))
+            at = plan.num_scattered_segments
             groups = np.insert(groups, at, scatters + len(second))
             durations = np.insert(durations, at, problem.norm_s)
             sizes = np.insert(sizes, at, NORM_BYTES)
-        calls = Calls(
+        return Calls(
             ready=np.concatenate([first.times, nothing, gradients.ready[unsent]]),
             spread=np.concatenate([self.spread_of(first.members), nothing, self.spread[unsent]]),
             tail=np.concatenate([np.zeros(scatters), second.times, [0.0], gradients.tail[unsent]]),
             groups=groups,
             durations=durations,
-            extra=self.extra(sizes),
+            extra=extra(sizes),
         )
-        return self.expected_window_s(calls)
+
+    def replayed(self, plan: ShardedPlan) -> ShardedPlan:
+        """Return the plan with the times that it takes in the mean window, with the stated extra time."""
+        extra, sending = self.problem.extra, plan.sending
+        if extra is None or not len(sending.calls):
+            return plan
+        found = LoadedWindows.mean().replay(self.compute, self.calls(plan, extra))
+        norm = None if sending.norm_start_s is None else plan.num_scattered_segments
+        timed = sending.at(found.starts, found.ends, norm)
+        return replace(plan, sending=replace(timed, objective=float(found.windows[0])))
+
+    def expected_s(self, plan: ShardedPlan) -> float:
+        """Return the mean of the windows in seconds, or their 95th percentile, in wall time."""
+        return self.expected_window_s(self.calls(plan, self.extra))
 
 
 def best_plan(problem: ShardingProblem, options: Options, load: ShardsUnderLoad) -> tuple[ShardedPlan, str]:
@@ -144,16 +151,18 @@ def best_plan(problem: ShardingProblem, options: Options, load: ShardsUnderLoad)
     if extra_s and options.fusion == "optimal":
         many = len(problem.gradients.sizes) > MANY_GRADIENTS
         for factor in SLOWER_FACTORS[:1] if many else SLOWER_FACTORS:
-            found, _ = _plans(load.slower(factor * extra_s), options)
+            found, _ = _plans(problem.slower(factor * extra_s), options)
             plans += [_timed(problem, plan) for plan in found]
     expected_s = [load.expected_s(plan) for plan in plans]
     segments = [len(plan.sending.calls) for plan in plans]
-    best = plans[fewest_calls(expected_s, segments)]
-    told = told_if_longer(_window(problem, best), min(_window(problem, plan) for plan in plans))
+    chosen = fewest_calls(expected_s, segments)
+    best = load.replayed(plans[chosen])
+    least_s = min(_window(problem, load.replayed(plan)) for plan in plans)
+    told = told_if_longer(_window(problem, best), least_s)
     if not told and problem.norm_s is not None and len(best.sending.calls) < len(fastest.sending.calls):
         told = f"; then fewer calls, at most {TIE:.1%} slower"
     curve = curve_of(zip(segments, expected_s, strict=True))
-    return replace(best, expected_s=load.expected_s(best), curve=curve), method + told
+    return replace(best, expected_s=expected_s[chosen], curve=curve), method + told
 
 
 def _plans(problem: ShardingProblem, options: Options) -> tuple[list[ShardedPlan], str]:
@@ -167,11 +176,15 @@ def _plans(problem: ShardingProblem, options: Options) -> tuple[list[ShardedPlan
 
 def _timed(problem: ShardingProblem, plan: ShardedPlan) -> ShardedPlan:
     """Return the plan with the times that its segments take at this problem's costs."""
-    sizes = plan.segment_bytes()
-    scattered = plan.sending.calls < len(plan.scattered)
-    durations = np.where(scattered, problem.reduce_scatter(sizes), problem.all_gather(sizes))
+    durations = _durations(problem, plan)
     sending = plan.sending.in_order(plan.scattered, plan.gathered, durations, problem.norm_s)
     return replace(plan, sending=sending)
+
+
+def _durations(problem: ShardingProblem, plan: ShardedPlan) -> FloatArray:
+    """Return the seconds of each segment."""
+    sizes, scattered = plan.segment_bytes(), plan.sending.calls < len(plan.scattered)
+    return np.where(scattered, problem.reduce_scatter(sizes), problem.all_gather(sizes))
 
 
 def _single_plans(
@@ -312,7 +325,10 @@ def _patience_s(problem: ShardingProblem, factor: float) -> float:
 def stretch_s(problem: ShardingProblem, plan: ShardedPlan) -> float:
     """Return by how many seconds this plan lengthens a window, compared with the compute clock."""
     sending = plan.sending
-    return problem.stretch_s(float(np.sum(sending.ends - sending.starts)))
+    carried_s = float(np.sum(sending.ends - sending.starts))
+    if sending.norm_start_s is not None and sending.norm_end_s is not None and len(sending.calls):
+        carried_s += sending.norm_end_s - sending.norm_start_s
+    return problem.gradients.stretch_s(carried_s)
 
 
 def _plan(

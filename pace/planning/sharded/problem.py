@@ -1,7 +1,6 @@
 """The gradients of a profile and the costs of both halves, for the search for a sharded plan."""
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,18 +48,12 @@ class ShardingProblem:
         Raises
         ------
         InvalidOptions
-            If the profile's cost has no reduce-scatters and all-gathers, or its load makes a larger one take
-            less time than a smaller one.
+            If the profile's cost has no reduce-scatters and all-gathers.
         """
         try:
             first, second = profile.clocked_half_costs
         except ValueError as error:
             raise InvalidOptions(f'profile "{profile.name}": {error}') from None
-        if any(after < before for half in (first, second) for before, after in pairwise(half.durations_s)):
-            raise InvalidOptions(
-                f'profile "{profile.name}": with the delta of its load, a larger reduce-scatter or '
-                'all-gather takes less time than a smaller one: use exchange "allreduce"'
-            )
         norm_s = float(profile.clocked_cost(NORM_BYTES)) if profile.update == "global-norm" else None
         return cls(
             gradients=FusionProblem.of(profile, barrier=False),
@@ -68,6 +61,14 @@ class ShardingProblem:
             all_gather=second,
             norm_s=norm_s,
             workers=profile.workers,
+        )
+
+    def slower(self, extra_s: float) -> "ShardingProblem":
+        """Return the problem as if each call took `extra_s` longer."""
+        return replace(
+            self,
+            reduce_scatter=self.reduce_scatter.slower(extra_s),
+            all_gather=self.all_gather.slower(extra_s),
         )
 
     @property
@@ -81,7 +82,7 @@ class ShardingProblem:
     def stretch_s(self, carried_s: float) -> float:
         """Return by how many seconds segments that take `carried_s` lengthen a window in wall time.
 
-        The exchange of the norm is included.
+        The exchange of the norm is included, as if no compute ran beside it.
         """
         norm_s = self.norm_s or 0.0 if self.gradients.sizes.any() else 0.0
         return self.gradients.stretch_s(carried_s + norm_s)
