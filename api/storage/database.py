@@ -46,6 +46,8 @@ class Database:
     """
 
     def __init__(self, url: URL) -> None:
+        file = _file(url)
+        self._was_left_open = file is not None and _log_of(file).exists()
         self.engine = make_engine(url)
         # SQLite admits one writer and lets the others poll; threads of this process queue here instead.
         self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
@@ -73,6 +75,20 @@ class Database:
         """Open a writing transaction; commit at the end unless an error was raised."""
         with self._turn, _begin(self._writing) as connection:
             yield connection
+
+    def refuse_damaged(self, connection: Connection) -> None:
+        """Look for damage if a process left the file open; a file copied over it does not fit its log.
+
+        Raises
+        ------
+        OperationalError
+            If SQLite finds any.
+        """
+        if not self._was_left_open:
+            return
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if found != "ok":
+            raise OperationalError(None, None, _damage(self.engine.url, found))
 
     def close(self) -> None:
         """Close all connections."""
@@ -180,7 +196,7 @@ class _DatabaseFiles:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._log = file.with_name(f"{file.name}-wal")
+        self._log = _log_of(file)
         self._opened: tuple[int, int] | None = None
 
     def make_private(self, *_: Any) -> None:
@@ -207,6 +223,10 @@ class _DatabaseFiles:
             f"the database file {self._file.name} or its log was deleted or replaced while in use, so "
             "nothing was stored: restore the file, or restart the service"
         )
+
+
+def _log_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}-wal")
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -245,11 +265,20 @@ def _name_unusable_file(context: ExceptionContext) -> OperationalError | None:
         return None
     if getattr(cause, "sqlite_errorname", "") == "SQLITE_CANTOPEN":
         named = sqlite3.OperationalError(f"{cause}: {context.engine.url.database}")
+    elif getattr(cause, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
+        named = _damage(context.engine.url, cause)
     elif type(cause) is sqlite3.DatabaseError:
         named = sqlite3.OperationalError(f"{context.engine.url.database} is no SQLite database: {cause}")
     else:
         return None
     return OperationalError(context.statement, context.parameters, named)
+
+
+def _damage(url: URL, found: object) -> sqlite3.OperationalError:
+    return sqlite3.OperationalError(
+        f"{url.database} is damaged ({found}): restore a backup, and delete {url.database}-wal and -shm "
+        "before you put it in place"
+    )
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

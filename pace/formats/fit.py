@@ -95,11 +95,28 @@ _CSV_TIMES = {
 }
 
 
+# Columns that may name collectives, and what these are called there, without spaces and underscores.
+_CSV_COLLECTIVES = ("op", "operation", "collective", "name", "primitive", "kind", "type")
+_COLLECTIVES = {
+    "allreduce",
+    "allgather",
+    "reducescatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "alltoall",
+    "barrier",
+    "sendrecv",
+}
+
+
 def read_cost_csv(path: str | Path) -> CostLog:
     """Read a table (CSV) with a size and a time in each row.
 
     The header names the units: one of `bytes`, `size_kib`, `size_mib`, ... and one of `seconds`,
-    `time_ms`, `time_us`, ...; a column `workers` must have one value throughout; other columns are
+    `time_ms`, `time_us`, ...; a column `workers` must have one value throughout. Of rows of several
+    collectives, named in a column such as `op` or `collective`, those of all-reduces count. Other columns are
     ignored. A table of exactly two columns without a header is bytes and seconds.
 
     Raises
@@ -123,6 +140,7 @@ def read_cost_csv(path: str | Path) -> CostLog:
         rows = rows[1:]
     size_column = _the_column(path, header, set(_CSV_SIZES), "size")
     time_column = _the_column(path, header, set(_CSV_TIMES), "time")
+    rows = _of_all_reduces(path, header, rows)
     samples = []
     workers: set[int] = set()
     for line, row in rows:
@@ -139,6 +157,21 @@ def read_cost_csv(path: str | Path) -> CostLog:
     if len(workers) > 1:
         raise FormatError(path, f"several numbers of workers, {sorted(workers)}: make one file for each")
     return cost_log(path, "CSV", samples, workers.pop() if workers else None)
+
+
+def _of_all_reduces(
+    path: str | Path, header: list[str], rows: list[tuple[int, list[str]]]
+) -> list[tuple[int, list[str]]]:
+    """Return the rows of all-reduces, if a column names collectives."""
+    for at in (place for place, column in enumerate(header) if column in _CSV_COLLECTIVES):
+        named = {row[at] for _, row in rows if at < len(row)}
+        words = {name: re.sub("[^a-z]", "", name.lower()) for name in named}
+        if any(word in _COLLECTIVES for word in words.values()):
+            kept = {name for name, word in words.items() if word == "allreduce"}
+            if not kept:
+                raise FormatError(path, f"no all-reduces: {header[at]} is {', '.join(sorted(named))}")
+            return [(line, row) for line, row in rows if at >= len(row) or row[at] in kept]
+    return rows
 
 
 def is_cost_header(line: str) -> bool:

@@ -82,6 +82,7 @@ class _Template:
             "not": lambda value: not value,
             "gt": lambda value, other: value > other,
             "int": int,
+            "add": lambda value, other: value + other,
             "ternary": lambda value, other, chosen: value if chosen else other,
         }
 

@@ -100,7 +100,13 @@ def test_jobs_are_filtered_by_who_asked_and_when(shared_service: ServiceProcess)
         naive = times["mine"].astimezone(UTC).replace(tzinfo=None).isoformat()
         assert names(service, since=naive, before=times["both"].isoformat()) == ["mine"]
         assert names(service, since="2020-01-01", asked_by=mine, contains="MI") == ["mine"]
-        for asked in ({"since": "yesterday"}, {"before": "0001-01-01T00:00:00+12:00"}, {"asked_by": ""}):
+        for asked in (
+            {"since": "yesterday"},
+            {"since": "0.5"},
+            {"before": "-1"},
+            {"before": "0001-01-01T00:00:00+12:00"},
+            {"asked_by": ""},
+        ):
             wrong = service.http.get("/v1/jobs", params=asked)
             assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:pace:problem:invalid-request")
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -302,6 +303,33 @@ def test_a_database_that_can_never_be_used_ends_the_start_in_a_line(
         (line,) = [line for line in said.splitlines() if '"not-started"' in line]
         assert reason in json.loads(line)["reason"]
         assert "Traceback" not in said
+
+
+def test_a_backup_beside_the_log_of_a_killed_service_is_refused(tmp_path: Path) -> None:
+    """SQLite would apply the log to the backup; without the log it is served."""
+    backup = tmp_path / "backup"
+    with ServiceProcess(tmp_path) as service:
+        (file,) = tmp_path.glob("*.db")
+        service.post_schedule(layered_profile(3))
+        with contextlib.closing(sqlite3.connect(file)) as opened:
+            opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            opened.execute(f"VACUUM INTO '{backup}'")
+        for layers in range(4, 40):
+            assert service.post_schedule(layered_profile(layers)).status_code == 201
+        service.kill()
+    log = file.with_name(f"{file.name}-wal")
+    assert log.stat().st_size
+    file.write_bytes(backup.read_bytes())
+    code, said = serve_in_vain(tmp_path, "--database-url", f"sqlite:///{file}")
+    assert code == 3
+    (line,) = [line for line in said.splitlines() if '"not-started"' in line]
+    assert f"{file} is damaged" in json.loads(line)["reason"]
+    assert f"delete {file}-wal and -shm before" in json.loads(line)["reason"]
+    for each in (log, file.with_name(f"{file.name}-shm")):
+        each.unlink(missing_ok=True)
+    file.write_bytes(backup.read_bytes())
+    with ServiceProcess(tmp_path, f"sqlite:///{file}") as service:
+        assert service.post_schedule(layered_profile(5)).status_code == 201
 
 
 @pytest.mark.parametrize("change", ["deleted", "replaced", "log deleted"])

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
 from pace.api.http.answers import document_answer
@@ -51,7 +51,16 @@ AskedBy = Annotated[
         description="Only jobs whose last request used the API key of this `id`, or a token of this `sub`",
     ),
 ]
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
+
+
+def _no_number(moment: object) -> object:
+    # pydantic would take seconds since 1970, which the document does not say.
+    if isinstance(moment, str) and moment.strip().lstrip("+-").replace(".", "", 1).isdecimal():
+        raise ValueError("expected a moment such as 2026-11-30T12:00:00Z")
+    return moment
+
+
+Moment = Annotated[datetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]
 Since = Annotated[
     Moment | None,
     Query(description="Only jobs whose last request came at this moment or later; UTC without an offset"),

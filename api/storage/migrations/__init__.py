@@ -28,6 +28,8 @@ def upgrade(database: Database) -> None:
         If a newer version has migrated the database.
     OtherEncoding
         If it cannot hold all names.
+    OperationalError
+        If a file does not fit its log.
     """
     config = _config()
     script = ScriptDirectory.from_config(config)
@@ -40,6 +42,7 @@ def upgrade(database: Database) -> None:
                     "one with UTF8, as createdb --encoding=UTF8 --template=template0 does"
                 )
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        database.refuse_damaged(connection)
         found = _revision(connection)
         if found is not None and found not in {known.revision for known in script.walk_revisions()}:
             raise OtherSchema(

@@ -326,6 +326,21 @@ def test_a_table_may_have_columns_of_a_tool(tmp_path: Path) -> None:
     assert dict(log.samples) == pytest.approx({1048576: 32.9e-6})
 
 
+@pytest.mark.parametrize("names", [("all_reduce", "all_gather"), ("AllReduce", "ReduceScatter")])
+def test_a_table_of_several_collectives_gives_its_all_reduces(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Whatever the column and they are called; without one it is refused."""
+    rows = [
+        f"{name},{size},{size // number // 1000}"
+        for number, name in enumerate(names, 1)
+        for size in (2**20, 2**24)
+    ]
+    text = "\n".join(["Collective,bytes,us", *rows])
+    log = read_cost_log(_file(tmp_path, text))
+    assert dict(log.samples) == pytest.approx({2**20: 1048e-6, 2**24: 16777e-6})
+    with pytest.raises(FormatError, match=f"no all-reduces: collective is {names[1]}"):
+        read_cost_log(_file(tmp_path, "\n".join(["Collective,bytes,us", *rows[2:]])))
+
+
 def test_a_tool_that_is_not_read_is_named_when_fitting(tmp_path: Path) -> None:
     """As `pace headroom` names it."""
     with pytest.raises(FormatError, match="DeepSpeed's summary of communication"):

@@ -9,7 +9,8 @@ from pace.documents.base import Bytes, Document, repeated
 from pace.documents.profile import Name, Seconds
 
 Norm = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Version = Annotated[int, Field(ge=0, lt=2**53)]
+MOST_VERSIONS = 2**53
+Version = Annotated[int, Field(ge=0, lt=MOST_VERSIONS)]
 
 
 class PendingUpdate(Document):
@@ -105,9 +106,14 @@ class UpdateBatch(Document):
     buffer_bytes: Bytes | None = None
 
     @model_validator(mode="after")
-    def _ids_are_unique(self) -> Self:
+    def _ids_and_versions_fit(self) -> Self:
         if (twice := repeated(update.id for update in (*self.updates, *self.punted))) is not None:
             raise ValueError(f'update "{twice}" is there twice')
+        if self.version + len(self.updates) >= MOST_VERSIONS:
+            raise ValueError(
+                f"version: each of the {len(self.updates)} updates adds 1 to it, and the sum must be below "
+                f"{MOST_VERSIONS} (got {self.version})"
+            )
         for update in self.updates:
             if update.version > self.version:
                 raise ValueError(

@@ -340,6 +340,12 @@ def test_documents_name_their_faults() -> None:
             UpdateBatch,
             '{"version": 3, "updates": [{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}',
         )
+    with pytest.raises(InvalidFabric, match="each of the 1 updates adds 1 to it"):
+        parse_document(
+            UpdateBatch,
+            f'{{"version": {2**53 - 1}, "updates": '
+            '[{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}',
+        )
     network, batch = whole()
     with pytest.raises(InvalidFabric, match='"elsewhere" is no host'):
         plan_transfers(network, batch_of({"u": (1, "elsewhere", 100)}))
