@@ -1,18 +1,20 @@
-"""The Helm chart: its templates, rendered, are valid for Kubernetes and say what the chart promises."""
+"""The Helm chart: Helm renders it, and it is valid for Kubernetes and says what the chart promises."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import kubernetes_validate
 import pytest
 import yaml
 
 from pace.api.settings import Settings, load_settings
-from tests.api.chart import render
 
+HELM = Path(sys.executable).with_name("helm")
+pytestmark = pytest.mark.skipif(not HELM.exists(), reason="Helm is installed on x86-64 only")
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "pace"
 SCALING = {
     "enabled": True,
@@ -24,15 +26,28 @@ SCALING = {
 TENANTS = {"vision": {"weight": 4, "max_running": 2}}
 
 
+def _helm(*command: str, **changes: Any) -> "subprocess.CompletedProcess[str]":
+    """Run Helm on the chart with changed values."""
+    return subprocess.run(
+        [HELM, *command, CHART, "--values", "-"], input=json.dumps(changes), capture_output=True, text=True
+    )
+
+
+def _rendered(**changes: Any) -> list[dict[str, Any]]:
+    made = _helm("template", "ours", **changes)
+    assert made.returncode == 0, made.stderr
+    return list(yaml.safe_load_all(made.stdout))
+
+
 def _by_kind(**changes: Any) -> dict[str, dict[str, Any]]:
-    return {document["kind"]: document for document in render(CHART, **changes)}
+    return {document["kind"]: document for document in _rendered(**changes)}
 
 
 @pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
 @pytest.mark.parametrize("changes", [{}, {"autoscaling": SCALING, "tenants": TENANTS}])
 def test_rendered_documents_are_valid(version: str, changes: dict[str, Any]) -> None:
     """Every document follows Kubernetes' own schema, with no field that it does not know."""
-    documents = render(CHART, **changes)
+    documents = _rendered(**changes)
     kinds = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
     assert {document["kind"] for document in documents} == kinds | (
         {"HorizontalPodAutoscaler", "ConfigMap"} if changes else set()
@@ -41,16 +56,30 @@ def test_rendered_documents_are_valid(version: str, changes: dict[str, Any]) -> 
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_values_follow_their_schema() -> None:
-    """The defaults do, and what is misspelt does not."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    jsonschema_rs.meta.validate(schema)
-    validator = jsonschema_rs.Draft7Validator(schema)
-    validator.validate(values)
-    assert values.keys() == schema["properties"].keys() - {"global"}
-    for wrong in ({"replica": 1}, {"settings": {"PACE_AUTH": True}}, {"settings": {"AUTH": "required"}}):
-        assert not validator.is_valid({**values, **wrong})
+def test_helm_finds_nothing_to_mend() -> None:
+    """With the default values and with others."""
+    for changes in ({}, {"autoscaling": SCALING, "tenants": TENANTS}):
+        found = _helm("lint", "--strict", **changes)
+        assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"replica": 1}, {"settings": {"PACE_AUTH": True}}, {"settings": {"AUTH": "required"}}]
+)
+def test_misspelt_values_are_refused(wrong: dict[str, Any]) -> None:
+    """By the chart's schema, which names them."""
+    refused = _helm("template", "ours", **wrong)
+    assert refused.returncode == 1
+    assert "values don't meet the specifications of the schema" in refused.stderr
+
+
+def test_pods_end_by_force_only_after_their_drain() -> None:
+    """Also if somebody chooses a longer one."""
+    for drain_s in (30, 300):
+        deployment = _by_kind(settings={"PACE_DRAIN_S": str(drain_s)})["Deployment"]
+        pod = deployment["spec"]["template"]["spec"]
+        pause_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert pod["terminationGracePeriodSeconds"] > pause_s + drain_s
 
 
 def test_pods_are_confined_and_their_settings_exist(tmp_path: Path) -> None:
