@@ -395,7 +395,7 @@ def parse_arguments() -> argparse.Namespace:
         help="name of the network in the result (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=40, help="steps of each training, more than 26 (default: %(default)s)"
+        "--steps", type=int, default=36, help="steps of each training, more than 26 (default: %(default)s)"
     )
     parser.add_argument(
         "--attempts",

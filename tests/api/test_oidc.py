@@ -150,11 +150,11 @@ def test_keys_are_fetched_seldom() -> None:
 
 def test_an_issuer_that_never_ends_its_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """No token waits for it for ever: one of a known key is valid."""
-    monkeypatch.setattr("pace.api.oidc._FETCH_TIMEOUT_S", 0.3)
     with TestIssuer() as issuer:
         verifier = _verifier(issuer)
         token = issuer.token()
         _verify(verifier, token)
+        monkeypatch.setattr("pace.api.oidc._FETCH_TIMEOUT_S", 0.3)
         with answering(drip) as url:
             verifier._url = url
             verifier._fetched_at_s -= 1000
