@@ -52,7 +52,9 @@ def test_a_dry_run_passes_every_part(tmp_path: Path, tmp_path_factory: pytest.Te
     assert planned["predicted ms"] >= planned["bound ms"] > 0
     assert planned["predicted peak memory GiB"] > 0
     *runs, wraps, two = parts["nccl"]["rows"]
-    assert [run["contender"] for run in runs] == ["DDP", "PACE", "PACE without a schedule"] * 2
+    contenders = ["DDP", "PACE", "PACE without a schedule", "DDP, clipped", "PACE, clipped"]
+    assert [run["contender"] for run in runs] == contenders * 2
+    assert parts["nccl"]["facts"]["DDP, clipped over PACE, clipped, iteration times"] > 0
     assert (wraps["contender"].split()[1:], two["contender"]) == (
         ["wraps", "one", "after", "another"],
         "two wrappers at once",

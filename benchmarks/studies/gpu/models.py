@@ -186,16 +186,27 @@ def autocast(precision: str, device: str) -> AbstractContextManager[Any]:
 
 
 def training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, precision: str = "fp32"
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    precision: str = "fp32",
+    *,
+    max_norm: float | None = None,
 ) -> Callable[[], None]:
-    """Return a function that trains one step on the batch and waits for nothing."""
+    """Return a function that trains one step on the batch and waits for nothing.
+
+    With `max_norm` it clips gradients by their global norm, as the optimizer does it if it can.
+    """
     device = batch[0].device.type
+    clip = getattr(optimizer, "clip_grad_norm_", partial(nn.utils.clip_grad_norm_, list(model.parameters())))
 
     def step() -> None:
         optimizer.zero_grad()
         with autocast(precision, device):
             loss = model(*batch)
         torch.autograd.backward(loss)
+        if max_norm is not None:
+            clip(max_norm)
         optimizer.step()
 
     return step

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from benchmarks.studies.gpu.ranks import LOST_S
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import CommunicationFailed
 from pace.planning.allreduce.optimize import optimize_allreduce
+from pace.planning.sharded.optimize import optimize_sharded
 from pace.runtime.profiler import (
     Capture,
     gradient_bytes,
@@ -26,7 +27,7 @@ from pace.runtime.profiler import (
     measure_contention,
     torch_network,
 )
-from pace.runtime.torch import DistributedOptimizer, Plan
+from pace.runtime.torch import AllReduce, DistributedOptimizer, Plan
 from pace.simulation import make_policy
 from pace.simulation.run import run_policy
 
@@ -37,6 +38,16 @@ WARM_UP = 26
 """Steps before measuring: the trial of ``mode="auto"`` takes 20."""
 LOST_STEPS = 1000
 """At most, until the rank that is left raises."""
+MAX_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A way to train: what wraps the model, what its plan predicts, and whether gradients are clipped."""
+
+    wrap: Callable[[], tuple[Any, Any]]
+    predicted_s: float | None = None
+    clips: bool = False
 
 
 def train(findings: Findings, setting: Setting, rank: int, _name: str) -> None:
@@ -65,30 +76,39 @@ class Rank:
         self._model = self._workload.model(self._device)
         self._initial = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         self._batch = self._workload.batch(self._device, seed=rank)
-        self._reference: Any = None
+        self._references: dict[bool, torch.Tensor] = {}  # DDP's weights, clipped or not
         findings.fact("model", self._name)
         findings.fact("ranks", dist.get_world_size())
         findings.fact("samples a batch and rank", self._workload.batch_size)
 
     def compare(self) -> None:
-        """Train in turn under DDP, PACE, and PACE without a schedule, from the same weights."""
-        schedule, ddp_s = self._schedule()
-        plan = Plan(schedule=schedule, order="static")
-        contenders: dict[str, tuple[Callable[[], tuple[Any, Any]], float | None]] = {
-            "DDP": (self._under_ddp, ddp_s),
-            "PACE": (
-                lambda: self._under_pace(plan=plan, mode="overlap"),
-                schedule.predicted.iteration_s,
+        """Train in turn under DDP, PACE, and PACE without a schedule, and clipped, from the same weights."""
+        schedule, sharded, ddp_s = self._schedules()
+        contenders = {
+            "DDP": Contender(wrap=self._under_ddp, predicted_s=ddp_s),
+            "PACE": Contender(
+                wrap=lambda: self._under_pace(plan=Plan(schedule=schedule, order="static"), mode="overlap"),
+                predicted_s=schedule.predicted.iteration_s,
             ),
-            "PACE without a schedule": (self._under_pace, None),
+            "PACE without a schedule": Contender(wrap=self._under_pace),
+            "DDP, clipped": Contender(wrap=self._under_ddp, clips=True),
+            "PACE, clipped": Contender(
+                wrap=lambda: self._under_pace(
+                    plan=Plan(schedule=sharded, order="static"),
+                    mode="overlap",
+                    communication=AllReduce(sharding="on"),
+                ),
+                predicted_s=sharded.predicted.iteration_s,
+                clips=True,
+            ),
         }
         for number in range(ROUNDS):
-            for name, (wrap, predicted_s) in contenders.items():
-                found = self._measure(wrap)
+            for name, contender in contenders.items():
+                found = self._measure(contender)
                 with self._findings.row(contender=name, round=number) as row:
                     row |= found
-                    if predicted_s is not None:
-                        row["over predicted"] = found["iteration ms"] * 1e-3 / predicted_s
+                    if contender.predicted_s is not None:
+                        row["over predicted"] = found["iteration ms"] * 1e-3 / contender.predicted_s
 
     def wrap_often(self) -> None:
         """Wrap, train and close, again and again; then train two models at once."""
@@ -126,8 +146,11 @@ class Rank:
             self._findings.fact("said of the killed rank", str(error))
         os._exit(0)  # what waits for the lost rank may never end
 
-    def _schedule(self) -> tuple[Schedule, float]:
-        """Capture and measure on both ranks at once; rank 0's schedule, and what it predicts for DDP."""
+    def _schedules(self) -> tuple[Schedule, Schedule, float]:
+        """Capture and measure on both ranks at once; return rank 0's schedules and prediction for DDP.
+
+        The second schedule is of sharded updates behind a norm.
+        """
         optimizer = self._sgd(self._model)
         step = training_step(self._model, optimizer, self._batch)
         with Capture(self._model, optimizer, iterations=2 if self._dry else 6, warmup=2) as capture:
@@ -156,8 +179,9 @@ class Rank:
                 load=beside.load,
             )
             schedule = optimize_allreduce(profile)
+            sharded = optimize_sharded(profile.replace(update="global-norm"))
             ddp = run_policy(profile, make_policy("ddp"))
-            shared = [(schedule.to_json(), ddp.iteration_s)]
+            shared = [(schedule.to_json(), sharded.to_json(), ddp.iteration_s)]
             largest = measured.sizes[-1]
             for name, value in {
                 "calls take longer during compute by ms": [[size, s * 1e3] for size, s in beside.added_s],
@@ -170,11 +194,14 @@ class Rank:
                 "bound ms": (schedule.predicted.lower_bound_s or 0.0) * 1e3,
                 "groups": len(schedule.groups),
                 "calls": len(schedule.transfers),
+                "clipped: predicted under PACE ms": sharded.predicted.iteration_s * 1e3,
+                "clipped: bound ms": (sharded.predicted.lower_bound_s or 0.0) * 1e3,
+                "clipped: calls": len(sharded.transfers),
             }.items():
                 self._findings.fact(name, value)
         dist.broadcast_object_list(shared)
-        content, ddp_s = shared[0]
-        return parse_schedule(content), ddp_s
+        whole, halves, ddp_s = shared[0]
+        return parse_schedule(whole), parse_schedule(halves), ddp_s
 
     def _sgd(self, model: torch.nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -190,12 +217,12 @@ class Rank:
         self._model.load_state_dict(self._initial)
         self._model.zero_grad()
 
-    def _measure(self, wrap: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
+    def _measure(self, contender: Contender) -> dict[str, Any]:
         """Train from the initial weights; time an iteration and say where the weights have got to."""
         iterations = 3 if self._dry else 8
         self._reset()
-        model, optimizer = wrap()
-        step = training_step(model, optimizer, self._batch)
+        model, optimizer = contender.wrap()
+        step = training_step(model, optimizer, self._batch, max_norm=MAX_NORM if contender.clips else None)
         finish = getattr(optimizer, "synchronize", lambda: None)
         for _ in range(WARM_UP):
             step()
@@ -215,12 +242,11 @@ class Rank:
         del model, optimizer, step, finish
         gc.collect()  # DDP's hooks go with it
         trained = _flat(self._model.parameters())
-        if self._reference is None:
-            self._reference = trained
+        reference = self._references.setdefault(contender.clips, trained)
         initial = _flat(self._initial[name] for name, _ in self._model.named_parameters())
-        moved = float((self._reference - initial).norm())
+        moved = float((reference - initial).norm())
         return found | {
-            "weights against the first DDP run": float((trained - self._reference).norm()) / moved,
+            "weights against the first DDP run": float((trained - reference).norm()) / moved,
             "sha256": _sha256(self._model),
         }
 

@@ -40,7 +40,7 @@ CONTENDERS = ("none", "inductor", "pace", "fsdp2")
 LATEST_START_S = 115.0
 """FSDP2, which takes 25 s, is left out if it would start later than this after the part's start."""
 
-NUM_RUNS = 8
+NUM_RUNS = 12
 LOST_S = 10.0
 """The wrapper's time-out when a rank is killed."""
 
@@ -88,7 +88,7 @@ def judge(findings: Findings, ranks: list[dict[str, Any]]) -> None:
     runs = list(zip(*(rank["rows"] for rank in ranks), strict=False))
     findings.check(len(runs) == NUM_RUNS, f"{len(runs)} of {NUM_RUNS} runs were finished")
     off = "weights against the first DDP run"
-    noise = max((own.get(off, 0.0) for own, *_ in runs if own["contender"] == "DDP"), default=0.0)
+    noise = max((own.get(off, 0.0) for own, *_ in runs if own["contender"].startswith("DDP")), default=0.0)
     largest = LARGEST_DIFFERENCE if len(ranks) == 2 else LARGEST_DIFFERENCE_OF_SUMS
     for own, *others in runs:
         equal = all(own["sha256"] == other["sha256"] for other in others)
@@ -104,8 +104,9 @@ def judge(findings: Findings, ranks: list[dict[str, Any]]) -> None:
     for own, *_ in runs:
         if "iteration ms" in own:
             times.setdefault(own["contender"], []).append(own["iteration ms"])
-    for name in times.keys() - {"DDP"}:
-        findings.fact(f"DDP over {name}, iteration times", min(times["DDP"]) / min(times[name]))
+    for name in sorted(name for name in times if name.startswith("PACE")):
+        ddp = "DDP, clipped" if "clipped" in name else "DDP"
+        findings.fact(f"{ddp} over {name}, iteration times", min(times[ddp]) / min(times[name]))
     killed = len(ranks) - 1
     said = first["facts"].get("said of the killed rank", "nothing")
     named_s = first["facts"].get("killed rank named after s", float("inf"))
