@@ -80,7 +80,7 @@ PARTS = (
     Part(
         name="nccl",
         module="ranks",
-        shows="a model over NCCL: DDP, PACE with and without a schedule, clipped; many wraps; a killed rank",
+        shows="a model over NCCL: DDP, PACE with and without a schedule; clipped; HSDP; wraps; a killed rank",
         limit_s=120,
     ),
 )

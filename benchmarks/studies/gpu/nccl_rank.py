@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.studies.gpu.models import settled, training_step, workloads
+from benchmarks.studies.gpu.models import Bottleneck, settled, training_step, workloads
 from benchmarks.studies.gpu.part import Findings, Setting
 from benchmarks.studies.gpu.ranks import LOST_S
 from pace.documents.schedule import Schedule, parse_schedule
 from pace.errors import CommunicationFailed
 from pace.planning.allreduce.optimize import optimize_allreduce
 from pace.planning.sharded.optimize import optimize_sharded
+from pace.runtime import fsdp
 from pace.runtime.profiler import (
     Capture,
     gradient_bytes,
@@ -31,7 +36,7 @@ from pace.runtime.torch import AllReduce, DistributedOptimizer, Plan
 from pace.simulation import make_policy
 from pace.simulation.run import run_policy
 
-WRAPS, WRAPS_S = 50, 25.0
+WRAPS, WRAPS_S = 50, 20.0
 """So many wraps, or as many as begin in so many seconds."""
 ROUNDS = 2
 WARM_UP = 26
@@ -101,6 +106,8 @@ class Rank:
                 predicted_s=sharded.predicted.iteration_s,
                 clips=True,
             ),
+            "HSDP": Contender(wrap=self._under_hsdp),
+            "PACE, HSDP": Contender(wrap=lambda: self._under_hsdp(mode="overlap")),
         }
         for number in range(ROUNDS):
             for name, contender in contenders.items():
@@ -213,6 +220,20 @@ class Rank:
         options = {"timeout_s": 60.0} | options
         return self._model, DistributedOptimizer(self._sgd(self._model), self._model, **options)
 
+    def _under_hsdp(self, **options: Any) -> tuple[Any, Any]:
+        """Shard a model of its own within each of two or more replicas; with options, under PACE."""
+        ranks = dist.get_world_size()
+        replicas = 2 if ranks % 2 == 0 else ranks
+        kind = torch.device(self._device).type
+        mesh = init_device_mesh(kind, (replicas, ranks // replicas), mesh_dim_names=("replicas", "shards"))
+        model = self._workload.model(self._device)
+        for module in list(model.modules()):
+            if isinstance(module, Bottleneck | nn.TransformerEncoderLayer):
+                fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = self._sgd(model)
+        return model, fsdp.attach(model, optimizer, timeout_s=60.0, **options) if options else optimizer
+
     def _reset(self) -> None:
         self._model.load_state_dict(self._initial)
         self._model.zero_grad()
@@ -234,20 +255,21 @@ class Rank:
             step()
         finish()
         found: dict[str, Any] = {"iteration ms": (settled(self._device) - started) / iterations * 1e3}
-        if isinstance(optimizer, DistributedOptimizer):
+        if hasattr(optimizer, "report"):
             report = optimizer.report()
             found["mode"] = report.mode
             found["trial ms"] = {mode: seconds * 1e3 for mode, seconds in report.trial_s.items()}
             optimizer.close()
-        del model, optimizer, step, finish
+        whole = model if isinstance(next(model.parameters()), DTensor) else self._model
+        trained = _flat(whole.parameters())
+        del model, optimizer, step, finish, whole
         gc.collect()  # DDP's hooks go with it
-        trained = _flat(self._model.parameters())
         reference = self._references.setdefault(contender.clips, trained)
         initial = _flat(self._initial[name] for name, _ in self._model.named_parameters())
         moved = float((reference - initial).norm())
         return found | {
             "weights against the first DDP run": float((trained - reference).norm()) / moved,
-            "sha256": _sha256(self._model),
+            "sha256": _sha256(trained),
         }
 
     def _trained(self, *models: torch.nn.Module) -> list[str]:
@@ -261,12 +283,13 @@ class Rank:
                 step()
         for optimizer in optimizers:
             optimizer.close()
-        return [_sha256(model) for model in models]
+        return [_sha256(_flat(model.parameters())) for model in models]
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
+    whole = (each.full_tensor() if isinstance(each, DTensor) else each for each in tensors)
+    return torch.cat([tensor.detach().flatten() for tensor in whole]).cpu()
 
 
-def _sha256(model: torch.nn.Module) -> str:
-    return hashlib.sha256(_flat(model.parameters()).numpy().tobytes()).hexdigest()
+def _sha256(weights: torch.Tensor) -> str:
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()

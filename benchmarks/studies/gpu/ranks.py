@@ -40,7 +40,7 @@ CONTENDERS = ("none", "inductor", "pace", "fsdp2")
 LATEST_START_S = 115.0
 """FSDP2, which takes 25 s, is left out if it would start later than this after the part's start."""
 
-NUM_RUNS = 12
+NUM_RUNS = 16
 LOST_S = 10.0
 """The wrapper's time-out when a rank is killed."""
 
@@ -105,7 +105,7 @@ def judge(findings: Findings, ranks: list[dict[str, Any]]) -> None:
         if "iteration ms" in own:
             times.setdefault(own["contender"], []).append(own["iteration ms"])
     for name in sorted(name for name in times if name.startswith("PACE")):
-        ddp = "DDP, clipped" if "clipped" in name else "DDP"
+        ddp = {"PACE, clipped": "DDP, clipped", "PACE, HSDP": "HSDP"}.get(name, "DDP")
         findings.fact(f"{ddp} over {name}, iteration times", min(times[ddp]) / min(times[name]))
     killed = len(ranks) - 1
     said = first["facts"].get("said of the killed rank", "nothing")
