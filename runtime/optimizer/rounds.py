@@ -368,7 +368,7 @@ class Rounds:
         self._guard()
         for group in kept:
             self.finish(group)
-        self._finish_unguarded()
+        self._finish_unguarded(self._shared())
         self._watch_pending()
 
     def _end(self, *, pending: bool) -> None:
@@ -573,17 +573,20 @@ class Rounds:
 
     # Updates applied in ``step()``, or before code whose use of parameters cannot be noticed.
 
-    def _finish_unguarded(self) -> None:
+    def _shared(self) -> list[Slot]:
+        """Return the slots whose parameters or state share memory with what user code refers to."""
+        shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
+        shared.update(held_parts(self._optimizer, self._guarded))
+        return [slot for slot in self.slots if slot.parameter in shared] if shared else []
+
+    def _finish_unguarded(self, shared: Sequence[Slot]) -> None:
         """Apply the updates of parameters and state that user code could use or change unnoticed."""
         for group in self._at_step:
             self.finish(group)
-        shared: set[torch.Tensor] = {slot.parameter for slot in self._memory_watch.shared()}
-        shared.update(held_parts(self._optimizer, self._guarded))
         if shared:
-            found = [slot for slot in self.slots if slot.parameter in shared]
-            self._usage.tell_of_sharing([slot.name for slot in found])
-            for slot in found:
-                self.finish(self._awaited_of[slot])
+            self._usage.tell_of_sharing([slot.name for slot in shared])
+        for slot in shared:
+            self.finish(self._awaited_of[slot])
 
     def _watch_pending(self) -> None:
         """Watch for uses of parameters whose updates are still pending after ``step()``, or poison them."""
@@ -614,6 +617,9 @@ class Rounds:
                 self._usage.tell_of_barrier()
 
     # The optimizer's state. Every rank has all of it, unless updates are sharded.
+
+    # Whether other ranks need this one to save the optimizer's state.
+    shards_state = False
 
     def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer the state that is kept elsewhere.

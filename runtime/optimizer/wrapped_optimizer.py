@@ -54,6 +54,9 @@ from pace.runtime.transports.transport import Transport
 # too.
 _EXIT_S = 5.0
 
+# How long a wrapper that is dropped without close() answers other ranks that save its part of the state.
+_DROPPED_S = 10.0
+
 
 class WrappedOptimizer(StandIn):
     """The wrapper for all transports; create it by ``pace.runtime.torch`` or ``pace.runtime.horovod``.
@@ -639,12 +642,21 @@ class WrappedOptimizer(StandIn):
         engine = self._rounds.engine
         raised = uncaught is not None and issubclass(uncaught, Exception)
         if self._peers is not None and engine.failure is None:
+            if uncaught is None:
+                self._stay(self._timeout_s)
             self._peers.close(uncaught.__name__ if uncaught else None)
         if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
             engine.abandon()
+        elif self._poison is not None and uncaught is None:
+            self._poison.conclude()
         # Ranks that wait for this one notice that its connections break, and read the reason in the store of
         # the first rank.
         self._close(linger=raised, drain=False)
+
+    def _stay(self, limit_s: float) -> None:
+        """Let other ranks save the state of which this one has a part, if they have not gone on to train."""
+        if self._peers is not None and self._rounds.shards_state:
+            self._peers.stay(limit_s, self._rounds.number)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
@@ -656,6 +668,7 @@ class WrappedOptimizer(StandIn):
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
                 if self._peers is not None:
+                    self._stay(_DROPPED_S)
                     self._peers.close()  # before anything is abandoned, so that no other rank is blamed
         finally:
             self._rounds.engine.abandon()

@@ -281,21 +281,32 @@ class Peers:
         first.
         """
         if self._rank == self._keeper:
-            self._wait_for_others()
+            self._wait_for_others(_LINGER_S, lambda _: False)
         self.release()
 
-    def _wait_for_others(self) -> None:
+    def stay(self, limit_s: float, turn: int) -> None:
+        """Go on answering until no other rank can ask any more, for at most `limit_s` seconds.
+
+        Other ranks may still save what only this one has, after the last step. It returns if all others have
+        ended, too, if one goes on to train (its next step after `turn` has begun), or if they are silent.
+        """
+        self._goodbye["done"] = True
+        self._wait_for_others(limit_s, lambda each: each.get("open") or each.get("round", turn) > turn)
+
+    def _wait_for_others(self, limit_s: float, goes_on: Callable[[dict[str, Any]], Any]) -> None:
+        """Wait until the other ranks have left or are silent, or until one goes on."""
         start = time.monotonic()
         seen: dict[int, tuple[int, float]] = {}
-        while (now := time.monotonic()) - start < _LINGER_S and (signs := self.look()) is not None:
+        while (now := time.monotonic()) - start < limit_s and (signs := self.look()) is not None:
             present = []
             for rank, each in enumerate(signs):
                 beat, since = seen.get(rank, (-1, now))
                 if each["beat"] != beat:
                     beat, since = seen[rank] = each["beat"], now
-                if rank != self._rank and not each.get("left") and now - since < _SILENCE_S:
-                    present.append(rank)
-            if not present:
+                gone = each.get("left") or (self._goodbye.get("done") and each.get("done"))
+                if rank != self._rank and not gone and now - since < _SILENCE_S:
+                    present.append(each)
+            if not present or any(map(goes_on, present)):
                 return
             time.sleep(0.1)
 

@@ -149,6 +149,8 @@ class ShardedRounds(Rounds):
         with without_guards():
             self._memory.adopt()
             self._memory.announce()
+        # Before the gathers: while one is sent, the transport has views of its parameters' memory.
+        shared = self._shared()
         device = self._calls[0].buffer.device.type if self._calls else "cpu"
         in_thread = self.reduction.early and not recorded and self._transport.device is None
         for gather in self._gathers:
@@ -170,7 +172,7 @@ class ShardedRounds(Rounds):
         with self._aside():
             if recorded:
                 self.finish_all()
-            self._finish_unguarded()
+            self._finish_unguarded(shared)
         self._watch_pending()
 
     def _update_rows(self, slots: Sequence[Slot], device: str) -> None:
@@ -195,6 +197,8 @@ class ShardedRounds(Rounds):
         super()._watch_pending()
 
     # The optimizer's state.
+
+    shards_state = True
 
     def hand_back(self, *, last: bool = False) -> None:
         """Give the user's optimizer its whole state; see ``Rounds``."""

@@ -153,3 +153,71 @@ def test_the_last_rank_does_not_blame_the_rank_that_keeps_the_store(wraps: int, 
             for each in (first.result(), last.result()):
                 assert fault in each.stdout, each.stdout + each.stderr
                 assert "rank 0 is gone" not in each.stdout
+
+
+_SAVES_LATE = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.runtime.torch import AllReduce, DistributedOptimizer
+
+def main():
+    rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, 2), rank=rank, world_size=2)
+    model = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(4)))
+    optimizer = DistributedOptimizer(
+        torch.optim.AdamW(model.parameters()), model, mode="overlap",
+        communication=AllReduce(sharding="on"),
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 50)).sum().backward()
+        if step == 2 and rank == 0 and how == "goes on":
+            break
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        if step == 1 and rank == 1 and how == "goes on":
+            break
+    if how == "goes on":
+        if rank == 0:
+            optimizer.step()
+        return
+    if rank == 0:
+        time.sleep(3.0)  # the other rank has ended its loop, its function, or its script long since
+        state = optimizer.state_dict()["state"]
+        print(len(state), all(each["exp_avg"].any() for each in state.values()), flush=True)
+    if how == "destroys":
+        dist.destroy_process_group()
+    if how == "script":
+        global kept
+        kept = optimizer
+
+main()
+"""
+
+
+def _run_late(how: str) -> tuple[list[int], list[str], str]:
+    """Run the script on two ranks; return their statuses, their errors, and what rank 0 printed."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    with script(_SAVES_LATE, 0, store.port, how) as first, script(_SAVES_LATE, 1, store.port, how) as second:
+        ended = [each.result() for each in (first, second)]
+    return [each.returncode for each in ended], [each.stderr for each in ended], ended[0].stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["function", "script", "destroys"])
+def test_a_rank_that_ends_first_still_gives_its_part_of_the_state(how: str) -> None:
+    """Updates are sharded, and only rank 0 saves the optimizer after the last step; nobody calls close()."""
+    statuses, errors, said = _run_late(how)
+    assert statuses == [0, 0], errors
+    assert said.split() == ["8", "True"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_while_another_trains_on_is_named_at_once() -> None:
+    """It does not stay for a checkpoint until its time-out, which is longer than this test may take."""
+    statuses, errors, _ = _run_late("goes on")
+    assert statuses == [1, 0], errors
+    assert "rank 1 has left the training after its step 2" in errors[0]

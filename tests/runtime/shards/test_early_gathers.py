@@ -16,6 +16,7 @@ from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule
 from pace.kinds import optimize
 from pace.runtime.engine.sharded_plan import order_from_step
+from tests.runtime.logs import captured_events
 from tests.runtime.models import batches, build, weights
 from tests.runtime.rank_pool import RankPool
 from tests.runtime.shards.jobs import halves_schedule
@@ -207,3 +208,24 @@ def test_steps_that_need_more_than_step_among_those_that_do_not(pool: RankPool) 
         found = pool.results(_changing, seed, 16)
         assert difference(found[0], expected) <= 1e-8, seed
         assert all(equal_bits(found[0], other) for other in found), seed
+
+
+def _clip_large(_rank: int) -> list[str]:
+    """Clip and train layers whose gathers are still sent when ``step()`` returns; return what was logged."""
+    model = nn.Sequential(*(nn.Linear(800, 800) for _ in range(6)))
+    inner = torch.optim.AdamW(model.parameters())
+    with captured_events() as events:
+        optimizer = wrap("gloo", inner, model, sharding="on")
+        for _ in range(4):
+            optimizer.zero_grad()
+            backward(model(torch.ones(2, 800)).sum())
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()
+        optimizer.close()
+    return [each["event"] for each in events]
+
+
+def test_what_is_sent_is_not_taken_for_memory_that_the_loop_shares(pool: RankPool) -> None:
+    """Otherwise ``step()`` would wait for the first gather, and the log would blame the loop."""
+    for events in pool.results(_clip_large):
+        assert "pace.memory_shared" not in events
