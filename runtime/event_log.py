@@ -158,7 +158,7 @@ TRAINING_EVENTS = {
         "The loop keeps `optimizer.state`'s dictionary, so updates are applied in `step()`",
     ),
     "pace.waits_for_gradients": LogEvent(
-        "warning", "reason", "Gradients are read before `step()`, so updates wait for all of them"
+        "info", "reason", "Gradients are read before `step()`, so updates wait for all of them"
     ),
     "pace.not_sharded": LogEvent("info", "reason", "Updates are not sharded in this job"),
     "pace.whole_updates": LogEvent("info", "reason", "Updates are no longer sharded"),

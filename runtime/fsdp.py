@@ -25,7 +25,6 @@ from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
 from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
-from pace.runtime.event_log import log
 from pace.runtime.gates.fsdp2_settings import shard_by_settings
 from pace.runtime.gates.fully_sharded import FullyShardWrapper
 from pace.runtime.gates.inner_collectives import guard_collectives, shard_ranks
@@ -211,7 +210,6 @@ class ReplicaOptimizer(WrappedModelOptimizer):
         training: TrainingOptions,
     ) -> None:
         self._closed = True  # until it is complete
-        self._told_of_wait = False
         self._shards = model_wrapper
         model_wrapper.reshard()
         transport = connect(model, training, replicas)
@@ -228,7 +226,6 @@ class ReplicaOptimizer(WrappedModelOptimizer):
     def step(self, closure: Any = None) -> Any:
         """Take one optimizer step; see ``WrappedModelOptimizer``."""
         self._shards.refuse_changes()
-        self._tell_of_wait()
         return super().step(closure)
 
     def clip_grad_norm_(
@@ -270,16 +267,10 @@ class ReplicaOptimizer(WrappedModelOptimizer):
         self._shards.reshard()  # gates are put on what the model shows
         return super()._install(before)
 
-    def _tell_of_wait(self) -> None:
-        if self._told_of_wait or self._barrier or not self._rounds.access.waited_s:
-            return
-        self._told_of_wait = True
-        if dist.get_rank() == 0:
-            log.warning(
-                "pace.waits_for_gradients",
-                reason="gradients were read before step(), as clipping by the global norm does, so every"
-                " update waits for the last sum: report().read_wait_s says how long; logged once",
-            )
+    _remedy_of_waits = "report().read_wait_s says how long"
+
+    def _speaks(self) -> bool:
+        return dist.get_rank() == 0
 
 
 def _whole(norm: Any) -> torch.Tensor:

@@ -84,7 +84,7 @@ class WrappedOptimizer(StandIn):
     ) -> None:
         self._closed = True  # until it is complete
         self._forked = False  # whether this process was forked from the one that trains
-        self._told_of_norm = self._state_is_held = False
+        self._told_of_norm = self._told_of_wait = self._state_is_held = False
         self._last_norm: torch.Tensor | None = None
         self._loaded: dict[str, str] = {}  # with sharded updates: the state that was loaded since
 
@@ -117,6 +117,7 @@ class WrappedOptimizer(StandIn):
         if reason is not None and options.mode != "barrier" and transport.rank == 0:
             log.warning("pace.barrier_mode", reason=reason)
         self._order = options.plan.order
+        self._may_shard = start.sharding != "off"
         self._choice = Choice(
             start.plan,
             start.source,
@@ -246,9 +247,31 @@ class WrappedOptimizer(StandIn):
         self._gate_state()
         self._compiled.follow()
         at_once = self._barrier or self._step_is_replaced()
+        if not at_once:
+            self._tell_of_wait()
         loss = self._step_at_once(closure) if at_once else self._step_later(closure)
         self._end_step()
         return loss
+
+    # What to do where updates wait for all gradients.
+    _remedy_of_waits = 'communication=AllReduce(sharding="auto") also tries sharded updates, which wait less'
+
+    def _speaks(self) -> bool:
+        """Whether this rank logs what all ranks know."""
+        return self._transport.rank == 0
+
+    def _tell_of_wait(self) -> None:
+        if self._told_of_wait or self._may_shard or self._transport.size == 1:
+            return
+        clips = self._max_grad_norm is not None or self._last_norm is not None
+        if clips or self._rounds.access.waited_s:
+            self._told_of_wait = True
+            if self._speaks():
+                log.info(
+                    "pace.waits_for_gradients",
+                    reason="gradients were read before step(), as clipping by the global norm does, so every"
+                    f" update waits for the last sum: {self._remedy_of_waits}; logged once",
+                )
 
     def _step_is_replaced(self) -> bool:
         """Return whether the optimizer's ``step`` was replaced since the optimizer was wrapped.
