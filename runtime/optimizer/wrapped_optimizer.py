@@ -690,6 +690,8 @@ class WrappedOptimizer(StandIn):
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
+                if self._poison is not None:
+                    self._poison.conclude()
                 if self._peers is not None:
                     self._stay(_DROPPED_S)
                     self._peers.close()  # before anything is abandoned, so that no other rank is blamed

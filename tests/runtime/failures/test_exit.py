@@ -221,3 +221,39 @@ def test_a_rank_that_ends_while_another_trains_on_is_named_at_once() -> None:
     statuses, errors, _ = _run_late("goes on")
     assert statuses == [1, 0], errors
     assert "rank 1 has left the training after its step 2" in errors[0]
+
+
+_CHECKED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.runtime.torch import DistributedOptimizer
+
+def main():
+    rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, 2), rank=rank, world_size=2)
+    model = torch.nn.Linear(50, 50)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, mode="check")
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 50)).sum().backward()
+        optimizer.step()
+    if how == "script":
+        global kept
+        kept = optimizer
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["function", "script"])
+def test_what_a_check_has_shown_is_said_without_close(how: str) -> None:
+    """Where the wrapper goes with its function, and where it goes with the process."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    with script(_CHECKED, 0, store.port, how) as first, script(_CHECKED, 1, store.port, how) as second:
+        for ended in (first.result(), second.result()):
+            assert ended.returncode == 0, ended.stderr
+            assert "steps=3 result='no use of a pending parameter was missed'" in ended.stderr
