@@ -59,7 +59,13 @@ def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-@atexit.register
+def enlist(wrapper: LiveWrapper) -> None:
+    """Note a wrapper, to be ended with the process before what it needs: Horovod ends itself as it exits."""
+    live.add(wrapper)
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)  # what is registered last is called first
+
+
 def _end_all() -> None:
     # If a process ends without close(), for example by an exception, its threads must end before the
     # interpreter shuts down. Otherwise the process would be aborted.

@@ -35,7 +35,7 @@ from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches import CompiledWatch, uncompiled
 from pace.runtime.optimizer.group_update import gradients_in_place
-from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped, weakly
+from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, enlist, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.reduction import Averaging
 from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
@@ -159,7 +159,7 @@ class WrappedOptimizer(StandIn):
             self._peers.follow_failures(self._fail_with_others)
         self._made = WhereMade()
         self._closed = False
-        live.add(self)
+        enlist(self)
 
     def _install(self, before: Rounds | None) -> Rounds:
         self._num_plans += 1

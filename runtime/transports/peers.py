@@ -291,7 +291,10 @@ class Peers:
         ended, too, if one goes on to train (its next step after `turn` has begun), or if they are silent.
         """
         self._goodbye["done"] = True
-        self._wait_for_others(limit_s, lambda each: each.get("open") or each.get("round", turn) > turn)
+        # Signs may be older than this call, and of an earlier step.
+        self._wait_for_others(
+            limit_s, lambda each: (each.get("round", turn), bool(each.get("open"))) > (turn, False)
+        )
 
     def _wait_for_others(self, limit_s: float, goes_on: Callable[[dict[str, Any]], Any]) -> None:
         """Wait until the other ranks have left or are silent, or until one goes on."""

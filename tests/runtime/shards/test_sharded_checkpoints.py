@@ -134,3 +134,22 @@ def test_a_rank_that_reads_while_others_close_can_close_too(transport: str) -> N
     found = run_ranks(_close_behind, 3, transport, backend=cast("Backend", transport), timeout_s=100)
     assert len(set(found)) == 1
     assert found[0] > 0
+
+
+def _save_late(rank: int, _size: int, transport: str) -> bool:
+    """Train without ``close()``; rank 0 asks for the state when other ranks have left the function."""
+    model = build("branches", double=True)
+    optimizer = wrap(transport, OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
+    _train(optimizer, model, rank, 3, range(3))
+    if rank:
+        return True
+    before = sorted(optimizer.state_dict()["state"])
+    time.sleep(2.0)
+    after = optimizer.state_dict()["state"]
+    return sorted(after) == before and all(each["exp_avg_sq"].any() for each in after.values())
+
+
+@pytest.mark.parametrize("transport", ["gloo", "horovod"])
+def test_rank_0_can_save_after_others_have_dropped_their_wrappers(transport: Backend) -> None:
+    """They stay until rank 0 has left its function, too."""
+    assert all(run_ranks(_save_late, 3, transport, backend=transport))

@@ -23,7 +23,7 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.control.sparse_gradients import warn_of_whole_gradients
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
-from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, live, refuse_wrapped
+from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, enlist, live, refuse_wrapped
 from pace.runtime.optimizer.stand_in import StandIn
 from pace.runtime.optimizer.start import Prepare, released_on_failure, start_together
 from pace.runtime.options import GradientOp
@@ -127,7 +127,7 @@ class AsynchronousOptimizer(StandIn):
             share.remember()
         self._made = WhereMade()
         self._closed = False
-        live.add(self)
+        enlist(self)
 
     def _progress(self) -> dict[str, Any]:
         return {"round": self.clock, "open": self._exchanging, "failed": self._failure is not None}
