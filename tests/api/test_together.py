@@ -198,13 +198,13 @@ def test_a_role_without_privileges_is_told_what_it_lacks(tmp_path: Path, frail: 
 
 def test_a_transaction_that_postgresql_ends_is_one_that_can_be_tried_again(frail: PostgresqlServer) -> None:
     """It was idle for too long, as that of a process that was stopped for a while."""
-    url = f"{frail.create_database()}?options=-cidle_in_transaction_session_timeout%3D10ms"
+    url = f"{frail.create_database()}?options=-cidle_in_transaction_session_timeout%3D500ms"
     database = Database(Settings(database_url=url).parsed_database_url)
 
     def be_idle() -> None:
         with database.write() as connection:
             connection.exec_driver_sql("SELECT 1")
-            time.sleep(0.2)
+            time.sleep(1.5)
             connection.exec_driver_sql("SELECT 1")
 
     with pytest.raises(OperationalError) as ended:
