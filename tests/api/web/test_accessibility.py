@@ -62,6 +62,7 @@ def test_questions_jobs_and_keys_can_be_had_from_the_keyboard(visitor: Visitor, 
     """Sliders, filters, dialogs and forms, and a file through the browser's own dialog."""
     made = service.post_schedule(layered_profile(3), job="typed").json()
     page = visitor.go()
+    page.wait_for_load_state("networkidle")  # what arrives late is drawn anew, without the focus
     tab_to(page, "Drop a file here")
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Space")
