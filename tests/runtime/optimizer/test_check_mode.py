@@ -1,12 +1,13 @@
 """``mode="check"`` names each use that torch does not see, and leaves safe training as it is, to the bit."""
 
 import ctypes
-import importlib.util
 import io
 import math
 import os
 import re
 import shutil
+import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._C._distributed_c10d import BroadcastOptions
-from torch.utils.cpp_extension import load_inline
+from torch.utils import cpp_extension
 
 from pace.errors import InvalidOptions, InvalidUse
 from tests.runtime.logs import captured_events
@@ -337,24 +338,30 @@ def test_uses_after_a_wait_are_right(pool: RankPool) -> None:
 
 
 SOURCE = """
-#include <torch/extension.h>
-double norm(at::Tensor weight) { return weight.detach().pow(2).sum().item<double>(); }
-void decay(at::Tensor weight) { torch::NoGradGuard guard; weight.mul_(0.99); }
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/ops/detach.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sum.h>
+extern "C" double norm(PyObject* weight) {
+  HANDLE_TH_ERRORS
+  return at::sum(at::pow(at::detach(THPVariable_Unpack(weight)), 2)).item().toDouble();
+  END_HANDLE_TH_ERRORS_RET(0)
+}
+extern "C" void decay(PyObject* weight) {
+  HANDLE_TH_ERRORS
+  at::NoGradGuard guard;
+  THPVariable_Unpack(weight).mul_(0.99);
+  END_HANDLE_TH_ERRORS_RET()
+}
 """
 
 
-def extend(rank: int, folder: str) -> list[str | None]:
+def extend(rank: int, library: str) -> list[str | None]:
     """Train with functions of a C++ extension."""
-    for turn in range(dist.get_world_size()):
-        if turn == rank:
-            made: Any = load_inline(  # type: ignore[no-untyped-call]  # in torch
-                "check_mode_extension",
-                SOURCE,
-                functions=["norm", "decay"],
-                build_directory=folder,
-                extra_cflags=["-O0"],
-            )
-        dist.barrier()
+    made = ctypes.PyDLL(library)
+    made.norm.restype, made.norm.argtypes = ctypes.c_double, [ctypes.py_object]
+    made.decay.restype, made.decay.argtypes = None, [ctypes.py_object]
     return [
         use(rank, lambda kept: made.norm(kept.weight), {"mode": "check"}),
         use(rank, lambda kept: made.decay(kept.weight), {"mode": "check"}),
@@ -364,12 +371,16 @@ def extend(rank: int, folder: str) -> list[str | None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-@pytest.mark.skipif(
-    shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None, reason="there is no ninja"
-)
 def test_an_extension_is_named(pool: RankPool, tmp_path: Path) -> None:
     """A C++ function that reads or changes a pending parameter, whatever becomes of the result."""
-    for read, written, right in pool.results(extend, str(tmp_path)):
+    source, library = tmp_path / "extension.cpp", tmp_path / "extension.so"
+    source.write_text(SOURCE)
+    # Without pybind11: its headers and torch/extension.h take a slow machine more than a minute.
+    headers = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", "-O0", *(f"-I{each}" for each in headers)]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    for read, written, right in pool.results(extend, str(library)):
         assert read is not None
         assert "aten.pow.Tensor_Scalar uses 0.weight past PACE's guards" in read
         assert written is not None
