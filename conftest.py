@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import tqdm
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from pace.packs import packs
@@ -31,6 +34,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # torch's interpreter of graphs makes progress bars, and the first one would start a thread that stays.
 tqdm.tqdm.monitor_interval = 0
+
+# typer makes all commands anew whenever a test runs one: most of the test's time.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]  # its own
 
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.

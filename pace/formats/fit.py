@@ -1,6 +1,5 @@
 """From logs of any known tool, or a table, to one all-reduce cost: what ``pace fit`` does."""
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from pace.formats.cost_log import (
 from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
-from pace.formats.reading import number, open_binary, read_text, whole_number
+from pace.formats.reading import number, open_binary, read_table, read_text, whole_number
 from pace.formats.recognize import head_of, refuse_foreign
 
 _TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
@@ -124,15 +123,7 @@ def read_cost_csv(path: str | Path) -> CostLog:
     FormatError
         With the line at fault.
     """
-    text = read_text(path)
-    reader = csv.reader(text.splitlines(), strict=True)
-    try:
-        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
-    except csv.Error as error:
-        raise FormatError(path, f"not a CSV table: {error}", f"line {reader.line_num}") from None
-    rows = [(line, row) for line, row in rows if not row[0].startswith("#")]
-    if not rows:
-        raise FormatError(path, "the table is empty")
+    rows = read_table(path)
     header = [cell.lower() for cell in rows[0][1]]
     if len(header) == 2 and _is_number(header[0]):
         header = ["bytes", "seconds"]
@@ -176,7 +167,7 @@ def _of_all_reduces(
 
 def is_cost_header(line: str) -> bool:
     """Return whether a line is the header of such a table: it names a size and a time."""
-    cells = {cell.strip().lower() for cell in line.split(",")}
+    cells = {cell.strip().lower() for cell in re.split("[,;\t]", line)}
     return not cells.isdisjoint(_CSV_SIZES) and not cells.isdisjoint(_CSV_TIMES)
 
 
@@ -323,7 +314,7 @@ def _recognize(path: str | Path) -> str:
             for name, markers in _MARKERS.items():
                 if any(marker in text for marker in markers):
                     return name
-    if "," in first and not first.lstrip().startswith(("{", "[")):
+    if re.search("[,;\t]", first) and not first.lstrip().startswith(("{", "[")):
         return "csv"
     refuse_foreign(head_of(path), path)
     if not first:

@@ -4,7 +4,6 @@ CSV is read here; ``pace.formats.pipedream`` reads the form that PipeDream's pro
 become a profile on one compute stream with one gradient for each layer that has parameters.
 """
 
-import csv
 import graphlib
 import heapq
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from pace.documents.collective_costs import AllReduce
 from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
 from pace.errors import FormatError
-from pace.formats.reading import number, read_text, validated, whole_number
+from pace.formats.reading import number, read_table, validated, whole_number
 
 _SECONDS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
 _TIMES = {f"{way}{unit}" for way in ("forward", "backward") for unit in _SECONDS}
@@ -48,21 +47,14 @@ def read_layer_csv(
     FormatError
         With the line at fault.
     """
-    reader = csv.reader(read_text(path).splitlines(), strict=True)
-    try:
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise FormatError(path, f"not a CSV table: {error}", f"line {reader.line_num}") from None
-    if not rows:
-        raise FormatError(path, "the table is empty")
-    header = [cell.strip() for cell in rows[0][1]]
+    (_, header), *rows = read_table(path)
     _check_header(path, header)
     layers: list[LayerRow] = []
-    for line, row in rows[1:]:
+    for line, row in rows:
         position = f"line {line}"
         if len(row) != len(header):
             raise FormatError(path, f"expected {len(header)} cells, but the row has {len(row)}", position)
-        cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
+        cells = dict(zip(header, row, strict=True))
         previous = (layers[-1].name,) if layers else ()
         layers.append(_layer(path, cells, position, previous))
     return profile_of_layers(

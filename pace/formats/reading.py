@@ -3,6 +3,7 @@
 JSON is streamed item by item, because traces are larger than memory would hold as objects.
 """
 
+import csv
 import gzip
 import itertools
 import math
@@ -82,6 +83,29 @@ def read_text(path: str | Path) -> str:
     """Return a whole small file."""
     with open_binary(path) as file:
         return file.read().removeprefix(_MARK).decode("utf-8", errors="replace")
+
+
+def read_table(path: str | Path) -> list[tuple[int, list[str]]]:
+    """Return the rows of a CSV table that are not empty or comments, each with its line's number.
+
+    Cells are between commas, or semicolons or tabs if the first row has more of these.
+
+    Raises
+    ------
+    FormatError
+        If there is no row, or quotes do not end.
+    """
+    lines = read_text(path).splitlines()
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    reader = csv.reader(lines, strict=True, delimiter=max(",;\t", key=first.count))
+    try:
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except csv.Error as error:
+        raise FormatError(path, f"not a CSV table: {error}", f"line {reader.line_num}") from None
+    rows = [(line, row) for line, row in rows if any(row) and not row[0].startswith("#")]
+    if not rows:
+        raise FormatError(path, "the table is empty")
+    return rows
 
 
 class _Counted:

@@ -124,7 +124,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     if ending in ("et", "chakra"):
         return "chakra"
     first_line = start.splitlines()[0]
-    if b"," in first_line and b"name" in first_line and b"\0" not in first_line:
+    if any(mark in first_line for mark in b",;\t") and b"name" in first_line and b"\0" not in first_line:
         return "layers"
     if _CHAKRA.match(head):
         return "chakra"

@@ -292,10 +292,12 @@ def test_what_is_no_osu_all_reduce_is_refused(tmp_path: Path, text: str, reason:
         "size_kib,time_ms,workers\n1,0.5,8\n1024,4,8\n",
         "bytes,note,us,workers\n1024,first,500,8\n1048576,second,4000,8\n",
         "1024,0.0005\n1048576,0.004\n",
+        "size_kib;time_ms;note\n1;0.5;first, slow\n1024;4;\n",
+        "1024\t0.0005\n1048576\t0.004\n",
     ],
 )
 def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
-    """The same measurements in three notations."""
+    """The same measurements in several notations."""
     log = read_cost_log(_file(tmp_path, text))
     assert dict(log.samples) == pytest.approx({1024: 5e-4, 1048576: 4e-3})
     assert log.workers == (8 if "workers" in text else None)

@@ -50,6 +50,13 @@ def _graph(folder: Path, text: str) -> Profile:
     return read_pipedream(path, workers=4, allreduce=COST)
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_cells_may_be_between_semicolons_or_tabs(tmp_path: Path, mark: str) -> None:
+    """As spreadsheets write them; a cell with semicolons is in quotes."""
+    text = CSV.replace("left;right", '"left;right"').replace(",", mark)
+    assert _csv(tmp_path, text).sha256 == _csv(tmp_path, CSV).sha256
+
+
 def test_a_branching_table_worked_out_by_hand(tmp_path: Path) -> None:
     """Backward reverses the edges, milliseconds become seconds, ready times and tails add up."""
     profile = _csv(tmp_path, CSV)
