@@ -172,14 +172,20 @@ def parse(kind: type[Kind], document: bytes | str) -> Kind:
         raise refused_as(faults(kind, document, error)) from None
 
 
+_JSON_STARTS = ("{", "[", b"{", b"[")
+
+
 def faults(kind: type[Document], document: bytes | str, error: ValidationError) -> str:
     """Return one line for each fault of a JSON document, or one line if it is of another kind."""
+    parsed, is_json = None, True
     try:
         parsed = json.loads(document)
     except (ValueError, RecursionError, TypeError):
-        parsed = None
+        is_json = False
     if isinstance(document, bytes | str) and not document.strip():
         return "the document is empty: expected JSON"
+    if not is_json and isinstance(document, bytes | str) and document.strip()[:1] not in _JSON_STARTS:
+        return "this is not JSON: give a document of PACE (`pace import` makes one of a trace or a table)"
     return _another_kind(kind, parsed) or explain(error, parsed)
 
 

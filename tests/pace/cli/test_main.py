@@ -17,6 +17,7 @@ from tests.pace.cli.process import pace
 PACE = Path(sys.executable).parent / "pace"
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "profiles").glob("*.json"))
 VGG = next(path for path in EXAMPLES if path.stem == "vgg16")
+NOT_JSON = "this is not JSON: give a document of PACE (`pace import` makes one of a trace or a table)"
 
 
 def succeeded(*arguments: str | Path) -> str:
@@ -202,6 +203,14 @@ def test_another_kind_of_document_is_told_in_one_line() -> None:
     for said in (checked.stdout, failed(1, "check-order", VGG)):
         assert "this is a profile" in said
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"name;forward_ms\nstem;1\n", b"\x80\x04\x95\x0b", b"%PDF-1.4\n"])
+def test_a_table_or_binary_file_is_told_in_one_line(content: bytes, tmp_path: Path) -> None:
+    """With the command that reads tables."""
+    (file := tmp_path / "profile.json").write_bytes(content)
+    said = failed(1, "optimize", file)
+    assert said == f"pace: {file}: {NOT_JSON}\n"
 
 
 def test_a_trace_in_place_of_a_profile_is_told_in_one_line(tmp_path: Path) -> None:
