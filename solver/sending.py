@@ -154,12 +154,13 @@ def send_in_order(buffers: Buffers, groups: IntArray, elements: IntArray, cost: 
 
     `groups` and `elements` are those of ``Sending``.
     """
-    durations = cost(elements * buffers.element_bytes[groups])
+    durations: list[float] = cost(elements * buffers.element_bytes[groups]).tolist()
+    ready: list[float] = buffers.ready[groups].tolist()
     starts, ends = np.empty(len(groups)), np.empty(len(groups))
     now = 0.0
-    for number, (group, duration) in enumerate(zip(groups, durations, strict=True)):
-        starts[number] = max(now, buffers.ready[group])
-        now = ends[number] = starts[number] + duration
+    for number, (ready_s, duration_s) in enumerate(zip(ready, durations, strict=True)):
+        starts[number] = start = ready_s if ready_s > now else now
+        now = ends[number] = start + duration_s
     completion = buffers.ready.copy()
     np.maximum.at(completion, groups, ends)
     objective = float(np.max(completion + buffers.tail, initial=0.0))

@@ -161,7 +161,7 @@ def test_deleting_one_jobs_schedule_leaves_the_others(service: Caller) -> None:
 
 def test_an_answer_need_not_be_waited_for(service: Caller) -> None:
     """Prefer: respond-async gives a task, which leads to the schedule."""
-    request = {"profile": layered_profile(100), "options": {"max_segment_bytes": 64}}
+    request = {"profile": layered_profile(40), "options": {"max_segment_bytes": 64}}
     answer = service.http.post("/v1/schedules", json=request, headers={"Prefer": "respond-async"})
     assert answer.status_code == 202
     path = answer.headers["location"]

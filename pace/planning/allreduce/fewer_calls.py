@@ -12,8 +12,6 @@ from pace.solver.sending import Sending
 
 # How many calls after the first are looked at, so that the time is linear in the number of calls.
 FARTHEST = 64
-# Plans with more calls are left as they are: options have cut them into small segments.
-MOST_CALLS = 20_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,8 +42,6 @@ def fewer_calls(
     """
     from pace.solver.kernels import partition as kernel
 
-    if len(sending.groups) > MOST_CALLS:
-        return None
     knots = problem.cost.knots()
 
     def price(size_bytes: int) -> float:

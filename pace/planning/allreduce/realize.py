@@ -48,6 +48,8 @@ MAX_SLOTS = 1e9
 MOST_ROUNDING = 0.01
 # Of at most so many calls, any two of a kind that follow one another are tried to be merged.
 MOST_MERGED = 40
+# Plans with more calls are not merged: options have cut them into small segments.
+MOST_CALLS = 20_000
 # Cuts are optimized in the fastest plans of so many partitions; for few gradients, in all.
 MOST_RECUT = 4
 # Of a measured cost, so many sizes of segments are tried that cost less per byte than whole groups. No size
@@ -259,6 +261,8 @@ def _merged(
     A plan that is much slower than the fastest of them is None. A plan of many calls is first merged as far
     as its window without load lasts no longer by a share `TIE`.
     """
+    if len(plan.sending.groups) > MOST_CALLS:
+        return
     calls = list(calls_of(problem, plan.partition, plan.sending, options))
     if len(calls) > MOST_MERGED:
         window_s = max(plan.sending.objective, problem.compute_s)
