@@ -16,8 +16,14 @@ def words_in(picture: Path) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)<", picture.read_text(encoding="utf-8"))
 
 
+def places_in(picture: Path) -> list[float]:
+    """Return the coordinates of all shapes and lines of an SVG file, in points."""
+    paths = re.findall(r'<path d="([^"]*)"', picture.read_text(encoding="utf-8"))
+    return [float(number) for path in paths for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
+
+
 def test_the_committed_pictures_are_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn again, they have the same texts; if not, run scripts/pictures and look at them."""
+    """Drawn again, they have the same texts and shapes; if not, run scripts/pictures and look at them."""
     program = ROOT / "scripts" / "lib" / "concept_pictures.py"
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", [str(program), str(tmp_path)])
@@ -28,3 +34,4 @@ def test_the_committed_pictures_are_current(tmp_path: Path, monkeypatch: pytest.
     for name in names:
         assert len(words_in(COMMITTED / name)) > 5
         assert words_in(tmp_path / name) == words_in(COMMITTED / name)
+        assert places_in(tmp_path / name) == pytest.approx(places_in(COMMITTED / name), abs=0.5)
