@@ -1,10 +1,12 @@
 """The open wrappers of this process. No two update the same parameter, and all end with the process."""
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -32,11 +34,27 @@ class LiveWrapper(Protocol):
     def after_fork_in_child(self) -> None:
         """Mark this wrapper as unusable: this process was forked from the one that trains."""
 
+    def stay(self) -> Callable[[], bool]:
+        """Say that this wrapper trains no more; return whether other ranks may still need it."""
+
+    def end_stay(self, limit_s: float) -> bool:
+        """If it was dropped, end it at the latest after this time; return whether it was."""
+
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or abandon what is in flight."""
 
 
 live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
+
+# How long a dropped wrapper, which others may need to save its part of the state, delays one that is made of
+# the same parameters.
+_DROPPED_S = 10.0
+_LOOK_S = 0.1
+
+# Modules of collectives that a training loop calls itself.
+_COLLECTIVES = ("torch.distributed.distributed_c10d", "horovod.torch.mpi_ops")
+# Functions of the runtime in which a wrapper that is made waits for all ranks.
+_BEGINNINGS = ("connect", "start_together")
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
@@ -49,9 +67,11 @@ def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
     """
     mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for wrapper in list(live):
+        taken = [name for name, parameter in wrapper.parameters_by_name.items() if parameter in mine]
+        if (taken or wrapper.optimizer is optimizer) and wrapper.end_stay(_DROPPED_S):
+            continue
         if wrapper.optimizer is optimizer:
             raise InvalidUse("the optimizer is already wrapped: close() the wrapper before wrapping it again")
-        taken = [name for name, parameter in wrapper.parameters_by_name.items() if parameter in mine]
         if taken:
             raise InvalidUse(
                 "the model is already wrapped, with another optimizer that also updates"
@@ -70,9 +90,15 @@ def _end_all() -> None:
     # If a process ends without close(), for example by an exception, its threads must end before the
     # interpreter shuts down. Otherwise the process would be aborted.
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
-    for wrapper in list(live):
-        wrapper.end_with_process(uncaught)
-    finish_torch_threads()
+    wrappers = list(live)
+    with contextlib.ExitStack() as ends:  # all end, even if one fails, or the user does not wait
+        ends.callback(finish_torch_threads)
+        for wrapper in wrappers:
+            ends.callback(wrapper.end_with_process, uncaught)
+        # All say that they have ended before the first one waits: other ranks may have another order.
+        stays = [wrapper.stay() for wrapper in wrappers] if uncaught is None else []
+        while stays := [may_ask for may_ask in stays if may_ask()]:
+            time.sleep(_LOOK_S)
 
 
 FORKED = (
@@ -110,6 +136,8 @@ class WhereMade:
 
     def __init__(self) -> None:
         self._thread = weakref.ref(threading.current_thread())
+        self._call: tuple[int, int] | None = None
+        self._called_at = 0.0
 
     def end(self, dropped: Callable[[], None]) -> None:
         """End a dropped wrapper by calling `dropped`: here, or in a new thread if this is another thread."""
@@ -118,6 +146,30 @@ class WhereMade:
         else:
             # Not a daemon: the process waits for the last sums, as it would in the training thread.
             threading.Thread(target=dropped, name="pace.dropped").start()
+
+    def waits_s(self) -> float:
+        """Return for how many seconds this thread has been in one collective that the loop itself calls.
+
+        That may be one with which a wrapper begins.
+        """
+        thread = self._thread()
+        frame = None if thread is None or thread.ident is None else sys._current_frames().get(thread.ident)
+        call = None
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            ours = module.startswith("pace.runtime.")
+            begins = ours and frame.f_code.co_name in _BEGINNINGS
+            if begins or (call is None and module in _COLLECTIVES):
+                call = id(frame), frame.f_lasti
+            elif ours and not module.startswith("pace.runtime.gates."):
+                call = None  # what a wrapper sends for itself
+            if begins:
+                break
+            frame = frame.f_back
+        now = time.monotonic()
+        if call is None or call != self._call:
+            self._call, self._called_at = call, now
+        return now - self._called_at
 
 
 def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:

@@ -9,6 +9,9 @@ import contextlib
 import json
 import math
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -54,8 +57,10 @@ from pace.runtime.transports.transport import Transport
 # too.
 _EXIT_S = 5.0
 
-# How long a wrapper that is dropped without close() answers other ranks that save its part of the state.
-_DROPPED_S = 10.0
+# How long a wrapper that is dropped without close() waits for those of the other ranks before the program
+# goes on while it answers them.
+_TOGETHER_S = 1.0
+_LOOK_S = 0.1
 
 
 class WrappedOptimizer(StandIn):
@@ -152,12 +157,16 @@ class WrappedOptimizer(StandIn):
         ]
         self._gate_state(replaced=False)
         self._compiled = CompiledWatch(weakly(self._keep_barrier))
+        self._made = WhereMade()
+        self._itself = weakref.ref(self)
+        self._may_ask: Callable[[], bool] | None = None
+        self._dropped: threading.Thread | None = None
+        self._leaves = threading.Event()
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
             self._peers.follow_state(self._give_state)
             self._peers.follow_failures(self._fail_with_others)
-        self._made = WhereMade()
         self._closed = False
         enlist(self)
 
@@ -664,9 +673,9 @@ class WrappedOptimizer(StandIn):
         """Finish or abandon what is in flight when the process ends without ``close``."""
         engine = self._rounds.engine
         raised = uncaught is not None and issubclass(uncaught, Exception)
+        if self.end_stay(0.0):
+            return
         if self._peers is not None and engine.failure is None:
-            if uncaught is None:
-                self._stay(self._timeout_s)
             self._peers.close(uncaught.__name__ if uncaught else None)
         if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
             engine.abandon()
@@ -676,10 +685,30 @@ class WrappedOptimizer(StandIn):
         # the first rank.
         self._close(linger=raised, drain=False)
 
-    def _stay(self, limit_s: float) -> None:
-        """Let other ranks save the state of which this one has a part, if they have not gone on to train."""
-        if self._peers is not None and self._rounds.shards_state:
-            self._peers.stay(limit_s, self._rounds.number)
+    def stay(self) -> Callable[[], bool]:
+        """Say that this rank trains no more; return a function that tells whether others may still need it.
+
+        Of sharded updates, others may save the state of which this rank has a part, for the time-out.
+        """
+        if self._may_ask is None:
+            may_ask: Callable[[], bool] = bool  # False
+            if self._peers is not None and self._rounds.shards_state and self._rounds.engine.failure is None:
+                may_ask = self._peers.stay(self._rounds.number)
+            until = time.monotonic() + self._timeout_s
+            self._may_ask = lambda: time.monotonic() < until and may_ask()
+        return self._may_ask
+
+    def end_stay(self, limit_s: float) -> bool:
+        """If this wrapper was dropped, end it once no other rank can need it, or after `limit_s` seconds.
+
+        Returns whether it was.
+        """
+        if self._dropped is None:
+            return False
+        self._dropped.join(limit_s)
+        self._leaves.set()
+        self._dropped.join()
+        return True
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
@@ -687,14 +716,36 @@ class WrappedOptimizer(StandIn):
 
     def _end_dropped(self) -> None:
         # Without close(): no code can call step() any more, so only wait for updates that are due.
+        may_ask: Callable[[], bool] = bool  # False
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
                 if self._poison is not None:
                     self._poison.conclude()
-                if self._peers is not None:
-                    self._stay(_DROPPED_S)
-                    self._peers.close()  # before anything is abandoned, so that no other rank is blamed
+                # The garbage collector, which comes at any time on each rank, clears weak references first.
+                if self._itself() is not None and not sys.is_finalizing():
+                    may_ask = self.stay()
+                    until = time.monotonic() + _TOGETHER_S
+                    while may_ask() and time.monotonic() < until:
+                        time.sleep(_LOOK_S)
+        finally:
+            # Not in the thread that goes on, and that may be about to end the process.
+            if may_ask():
+                self._dropped = threading.Thread(target=self._leave_later, name="pace.stay", daemon=True)
+                self._dropped.start()
+            else:
+                self._leave()
+
+    def _leave_later(self) -> None:
+        may_ask = self.stay()
+        while may_ask() and not self._leaves.wait(_LOOK_S):
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if self._peers is not None and self._rounds.engine.failure is None:
+                self._peers.close()  # before anything is abandoned, so that no other rank is blamed
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)
@@ -720,6 +771,7 @@ class WrappedOptimizer(StandIn):
             "open": self._rounds.reduction.open,
             "missing": self._rounds.missing()[:20],
             "failed": self._rounds.engine.failure is not None,
+            "waits_s": self._made.waits_s(),
         }
 
     def _report_stall(self, group: int) -> None:

@@ -36,8 +36,13 @@ _HEAR_S = 0.1
 _OFTEN_S = 0.02
 _ASKED_AGAIN_S = 60.0
 
-# A rank without a sign of life for this many seconds is silent.
+# A rank without a sign of life for this many seconds is silent. A call that holds the interpreter may last
+# longer: who can still be asked for a checkpoint waits longer.
 _SILENCE_S = 2.5 * PERIOD_S
+_HELD_S = 15.0
+
+# A rank that has been in one call of a collective for this many seconds waits for a rank that has ended.
+_WAITS_S = 5.0
 
 # The store may be on the lost rank: without an answer in this many seconds, it is taken for lost.
 _ANSWER_S = 1.5
@@ -281,37 +286,49 @@ class Peers:
         first.
         """
         if self._rank == self._keeper:
-            self._wait_for_others(_LINGER_S, lambda _: False)
+            until = time.monotonic() + _LINGER_S
+            heard: dict[int, tuple[int, float]] = {}
+            while time.monotonic() < until and self._present(heard, _SILENCE_S):
+                time.sleep(0.1)
         self.release()
 
-    def stay(self, limit_s: float, turn: int) -> None:
-        """Go on answering until no other rank can ask any more, for at most `limit_s` seconds.
+    def stay(self, turn: int) -> Callable[[], bool]:
+        """Say that this rank has ended; return a function that tells whether another one may still ask it.
 
-        Other ranks may still save what only this one has, after the last step. It returns if all others have
-        ended, too, if one goes on to train (its next step after `turn` has begun), or if they are silent.
+        Others may save what only this rank has, after the last step. None can any more if all have ended,
+        too, if one goes on to train (its next step after `turn` has begun), if one waits for all ranks in a
+        call of its own, or if they are silent.
         """
         self._goodbye["done"] = True
-        # Signs may be older than this call, and of an earlier step.
-        self._wait_for_others(
-            limit_s, lambda each: (each.get("round", turn), bool(each.get("open"))) > (turn, False)
-        )
+        heard: dict[int, tuple[int, float]] = {}
+        first: dict[int, int] = {}
 
-    def _wait_for_others(self, limit_s: float, goes_on: Callable[[dict[str, Any]], Any]) -> None:
-        """Wait until the other ranks have left or are silent, or until one goes on."""
-        start = time.monotonic()
-        seen: dict[int, tuple[int, float]] = {}
-        while (now := time.monotonic()) - start < limit_s and (signs := self.look()) is not None:
-            present = []
-            for rank, each in enumerate(signs):
-                beat, since = seen.get(rank, (-1, now))
-                if each["beat"] != beat:
-                    beat, since = seen[rank] = each["beat"], now
-                gone = each.get("left") or (self._goodbye.get("done") and each.get("done"))
-                if rank != self._rank and not gone and now - since < _SILENCE_S:
-                    present.append(each)
-            if not present or any(map(goes_on, present)):
-                return
-            time.sleep(0.1)
+        def may_ask() -> bool:
+            present = self._present(heard, _HELD_S)
+            for rank, each in present.items():
+                # Signs may be older than this call, and of an earlier step.
+                waits = each["beat"] > first.setdefault(rank, each["beat"]) + 1 and each.get("waits_s", 0.0)
+                if waits > _WAITS_S or (each.get("round", turn), bool(each.get("open"))) > (turn, False):
+                    return False
+            # Who keeps the store goes last, as others write into it until they have left.
+            return any(self._rank == self._keeper or not each.get("done") for each in present.values())
+
+        return may_ask
+
+    def _present(self, heard: dict[int, tuple[int, float]], silence_s: float) -> dict[int, dict[str, Any]]:
+        """Return the signs of the other ranks that have not left and are not silent; {} without the store.
+
+        `heard` has the last sign of each rank, and when it came.
+        """
+        now = time.monotonic()
+        present = {}
+        for rank, each in enumerate(self.look() or ()):
+            beat, since = heard.get(rank, (-1, now))
+            if each["beat"] != beat:
+                beat, since = heard[rank] = each["beat"], now
+            if rank != self._rank and not each.get("left") and now - since < silence_s:
+                present[rank] = each
+        return present
 
     def look(self) -> list[dict[str, Any]] | None:
         """Return the last sign of life of every rank; None if the store does not answer."""

@@ -84,6 +84,11 @@ def _when(sign: dict[str, Any]) -> str:
     """Return why a rank left, or after which step it ended as it should, and what to do."""
     if "reason" in sign:
         return f" ({sign['reason']})"
+    if sign.get("done") and sign.get("round"):
+        return (
+            f" after its step {sign['round']}: let every rank take the same number of steps, and call close()"
+            " on every rank if one saves the optimizer later"
+        )
     if "round" not in sign:
         return ""
     when = f"after its step {sign['round']}" if sign["round"] else "before its first step"

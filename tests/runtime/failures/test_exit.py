@@ -239,6 +239,89 @@ def test_a_rank_that_ends_while_another_trains_on_is_named_at_once() -> None:
     assert "rank 1 has left the training after its step 2" in errors[0]
 
 
+_ENDS = """
+import ctypes, gc, os, subprocess, sys, time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from pace.runtime.optimizer.live_wrappers import live
+from pace.runtime.torch import AllReduce, DistributedOptimizer
+
+rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+dist.init_process_group("gloo", store=TCPStore("127.0.0.1", port, 2), rank=rank, world_size=2)
+
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(4)))
+        self.optimizer = DistributedOptimizer(
+            torch.optim.AdamW(self.model.parameters()), self.model, mode="overlap", timeout_s=1000.0,
+            communication=AllReduce(sharding="on"),
+        )
+        self.itself = self if how == "cycles" else None
+
+    def train(self):
+        for step in range(2):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(1, 20)).sum().backward()
+            self.optimizer.step()
+
+    def save(self):
+        state = self.optimizer.state_dict()["state"]
+        print(len(state), all(each["exp_avg"].any() for each in state.values()), flush=True)
+
+trainers = [Trainer() for _ in range(8 if how == "several" else 1)]
+for trainer in trainers:
+    trainer.train()
+if how == "cycles":
+    for trial in range(3):
+        trainer = trainers = None
+        if rank == 1:
+            gc.collect()
+        dist.barrier()
+        trainers = [trainer := Trainer()]
+        trainer.train()
+    if rank == 1:
+        print("open", len(live), flush=True)
+if rank == 1 and how in ("exits", "exits before a wrapper"):
+    sys.exit(3)
+if rank == 0 and how == "exits":
+    dist.barrier()
+if rank == 0 and how == "exits before a wrapper":
+    Trainer()
+if rank == 1 and how == "is interrupted":
+    subprocess.Popen(["sh", "-c", f"sleep 4; kill -INT {os.getpid()}"])
+if rank == 0 and how == "is interrupted":
+    time.sleep(8.0)
+    trainer.save()
+if rank == 0 and how == "holds the interpreter":
+    ctypes.PyDLL(None).sleep(5)  # without giving up its lock
+    trainer.save()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "statuses", "said", "error"),
+    [
+        ("several", [0, 0], "", ""),
+        ("cycles", [0, 0], "open 1", ""),
+        ("exits", [1, 3], "", "Connection closed by peer"),
+        ("exits before a wrapper", [1, 3], "", "rank 1 has not wrapped its optimizer"),
+        ("is interrupted", [1, 0], "", "call close() on every rank if one saves the optimizer later"),
+        ("holds the interpreter", [0, 0], "8 True", ""),
+    ],
+)
+def test_no_rank_stays_without_need(how: str, statuses: list[int], said: str, error: str) -> None:
+    """Updates are sharded. A rank that stayed would do so for its time-out, longer than a test may take."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    with script(_ENDS, 0, store.port, how) as first, script(_ENDS, 1, store.port, how) as second:
+        ended = [each.result() for each in (first, second)]
+    assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]
+    assert "".join(each.stdout for each in ended).strip() == said
+    assert error in ended[0].stderr
+
+
 _CHECKED = """
 import os, sys
 import torch
