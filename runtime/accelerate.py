@@ -7,6 +7,7 @@ from typing import Unpack
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 try:
     from accelerate import Accelerator
@@ -17,6 +18,7 @@ except ImportError as error:
     ) from error
 
 from pace.errors import InvalidOptions
+from pace.runtime.argument_checks import require_instance
 from pace.runtime.ddp import AttachedOptimizer
 from pace.runtime.ddp import attach as attach_to_ddp
 from pace.runtime.entry_point import TrainingOptions, refuse_unknown_arguments
@@ -51,12 +53,22 @@ def attach(
         If the optimizer was not prepared, or the model is not in DistributedDataParallel.
     """
     refuse_unknown_arguments(attach, training)
+    require_instance("accelerator", accelerator, Accelerator, "an Accelerator")
     if accelerator.num_processes == 1:
-        log.info("pace.not_attached", reason="the job has one process, so there is nothing to sum")
+        log.info(
+            "pace.not_attached",
+            reason="the job has one process, so there is nothing to sum: torchrun starts several",
+        )
         return None
     if not isinstance(optimizer, AcceleratedOptimizer):
         raise InvalidOptions(
-            f"optimizer is of type {type(optimizer).__name__}; what accelerator.prepare() returned is needed"
+            f"optimizer is of type {type(optimizer).__name__}; what accelerator.prepare() returned is needed:"
+            " call attach() after prepare()"
+        )
+    if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):
+        raise InvalidOptions(
+            f"model is of type {type(model).__name__}; the DistributedDataParallel that accelerator.prepare()"
+            " returned is needed"
         )
     wrapper = attach_to_ddp(model, optimizer.optimizer, **training)
     if optimizer.scaler is not None:

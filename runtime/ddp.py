@@ -85,6 +85,11 @@ def attached(ddp_model: nn.Module) -> "AttachedOptimizer | None":
 class AttachedOptimizer(WrappedModelOptimizer):
     """The wrapper that ``attach`` returns; it lives as long as the model, or until ``close()``."""
 
+    _remedy_of_waits = (
+        'DistributedOptimizer with communication=AllReduce(sharding="auto"), for a model without'
+        " DistributedDataParallel, also tries sharded updates, which wait less"
+    )
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

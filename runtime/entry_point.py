@@ -58,7 +58,7 @@ def refuse_unknown_arguments(front_door: Callable[..., Any], given: Mapping[str,
     InvalidOptions
         The message says what to give instead.
     """
-    own = [each.name for each in signature(front_door).parameters.values() if each.kind != each.VAR_KEYWORD]
+    own = [each.name for each in signature(front_door).parameters.values() if each.kind == each.KEYWORD_ONLY]
     refuse_unknown(front_door.__name__, (*TrainingOptions.__annotations__, *own), given)
 
 

@@ -4,6 +4,7 @@ Needs Lightning 2 (``pip install 'pace-scheduler[lightning]'``). The import regi
 does not search installed packages.
 """
 
+from inspect import signature
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -19,11 +20,14 @@ except ImportError as error:
 
 from pace.errors import InvalidUse
 from pace.runtime.ddp import AttachedOptimizer, attach
-from pace.runtime.entry_point import split_options
+from pace.runtime.entry_point import TrainingOptions, split_options
 from pace.runtime.loggers import metrics_of
-from pace.runtime.options import AllReduce, Plan, Replanning, Tune
+from pace.runtime.options import AllReduce, Plan, Replanning, Tune, refuse_unknown
 
 __all__ = ["AllReduce", "PaceReport", "PaceStrategy", "Plan", "Replanning", "Tune"]
+
+
+_NO_OPTIONS = {"self", "kwargs", "module"}
 
 
 class PaceStrategy(DDPStrategy):
@@ -46,6 +50,8 @@ class PaceStrategy(DDPStrategy):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._training, own = split_options(PaceStrategy, options)
+        theirs = {*signature(DDPStrategy).parameters, *signature(DistributedDataParallel).parameters}
+        refuse_unknown("PaceStrategy", (*TrainingOptions.__annotations__, *sorted(theirs - _NO_OPTIONS)), own)
         super().__init__(*arguments, **own)
         self._raised: BaseException | None = None
         self.pace: AttachedOptimizer | None = None

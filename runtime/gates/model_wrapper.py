@@ -80,5 +80,6 @@ def refuse_reducing(model_wrapper: ModelWrapper | None) -> None:
     if active is not None and (model_wrapper is None or not model_wrapper.wraps(active)):
         raise InvalidUse(
             "the model is inside DistributedDataParallel, which would reduce gradients a second time:"
-            " use the model itself, or pace.runtime.ddp.attach"
+            " use the model itself, or pace.runtime.ddp.attach; in Lightning strategy='pace'; with Accelerate"
+            " pace.runtime.accelerate.attach"
         )

@@ -239,7 +239,7 @@ class Poison:
         """Log what the check has shown, unless it has raised."""
         if self._found:
             return
-        result = "no use of a pending parameter was missed"
+        result = "no missed use of a pending parameter was found"
         if self._unmarked is not None:
             result = (
                 f"not decided: a NaN without a mark appeared ({self._unmarked}). If it also appears with"

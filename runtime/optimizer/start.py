@@ -111,9 +111,9 @@ def start_together(
             compression=options.communication.compression
         ):
             raise InvalidOptions(
-                f"communication is {options.communication}, but under attach() whole gradients are"
-                " all-reduced: use AllReduce() without sharding=, or leave the model's wrapper out and use"
-                " DistributedOptimizer"
+                f"communication is {options.communication}, but gradients of a model that is wrapped, as by"
+                " DistributedDataParallel, Lightning or Accelerate, are all-reduced whole: use AllReduce()"
+                " without sharding=, or DistributedOptimizer and the model without its wrapper"
             )
         if options.communication.sharding != "off":
             mine.whole_reason = _why_not_sharded(optimizer, model, parameters, options, transport)
@@ -209,6 +209,12 @@ def check_trained(optimizer: Any, model: Any) -> None:
             "the optimizer is already wrapped: wrap the torch optimizer itself, after close() of its wrapper"
         )
     require_instance("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer) and "state" not in vars(optimizer):
+        raise InvalidUse(
+            f"the optimizer is an {type(optimizer).__name__} around a torch optimizer: give that one, its"
+            " attribute optimizer; with Accelerate, call attach() of pace.runtime.accelerate"
+        )
     require_instance("model", model, nn.Module, "a torch.nn.Module")
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):

@@ -158,7 +158,7 @@ class WrappedOptimizer(StandIn):
         self._gate_state(replaced=False)
         self._compiled = CompiledWatch(weakly(self._keep_barrier))
         self._made = WhereMade()
-        self._itself = weakref.ref(self)
+        self._itself, self._id = weakref.ref(self), id(self)
         self._may_ask: Callable[[], bool] | None = None
         self._dropped: threading.Thread | None = None
         self._leaves = threading.Event()
@@ -711,7 +711,8 @@ class WrappedOptimizer(StandIn):
         return True
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        # Lightning copies the attributes of optimizers into objects of its own.
+        if not getattr(self, "_closed", True) and self._id == id(self):
             self._made.end(self._end_dropped)
 
     def _end_dropped(self) -> None:

@@ -129,7 +129,7 @@ def test_secrets_are_not_in_what_is_printed() -> None:
         ("compression", "give communication=AllReduce(compression=...)"),
         ("backend", "communication=AllReduce() or pace_servers.runtime.ParameterServers() says what sums"),
         ("consistency", "pace_servers.runtime.asynchronous() trains without waiting for all ranks"),
-        ("scedule", "it has plan, communication, mode, timeout_s, "),
+        ("scedule", "it has plan, communication, mode, timeout_s"),
     ],
 )
 def test_front_doors_say_where_an_option_belongs(name: str, said: str) -> None:

@@ -355,4 +355,4 @@ def test_what_a_check_has_shown_is_said_without_close(how: str) -> None:
     with script(_CHECKED, 0, store.port, how) as first, script(_CHECKED, 1, store.port, how) as second:
         for ended in (first.result(), second.result()):
             assert ended.returncode == 0, ended.stderr
-            assert "steps=3 result='no use of a pending parameter was missed'" in ended.stderr
+            assert "steps=3 result='no missed use of a pending parameter was found'" in ended.stderr

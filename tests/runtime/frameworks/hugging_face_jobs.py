@@ -58,6 +58,42 @@ def accelerated(rank: int, folder: str, attach: bool) -> list[Any]:
     return seen
 
 
+def refusals(rank: int) -> list[str]:
+    """Return what is said of arguments that ``prepare()`` did not return, or returned around others."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    import pace.runtime.accelerate
+    import pace.runtime.ddp
+    import pace.runtime.torch
+    from pace.errors import PaceError
+
+    environment(rank)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator: Any = Accelerator(cpu=True)
+    network = nn.Linear(4, 4)
+    plain = torch.optim.SGD(network.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(network, plain)
+    attach = pace.runtime.accelerate.attach
+    said = []
+    for call in (
+        lambda: attach(accelerator, model, plain),
+        lambda: attach(accelerator, network, optimizer),
+        lambda: attach(model, optimizer, accelerator),
+        lambda: pace.runtime.ddp.attach(model, optimizer),
+        lambda: pace.runtime.torch.DistributedOptimizer(optimizer, network),
+        lambda: attach(
+            accelerator, model, optimizer, communication=pace.runtime.torch.AllReduce(sharding="auto")
+        ),
+    ):
+        try:
+            call()
+        except PaceError as error:
+            said.append(str(error))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return said
+
+
 def both(rank: int, folder: str) -> tuple[list[Any], list[Any]]:
     """Run with Accelerate's own DDP and with PACE."""
     return accelerated(rank, folder, False), accelerated(rank, folder, True)

@@ -201,6 +201,42 @@ def several(rank: int) -> str:
     return said
 
 
+def misused(rank: int) -> list[str]:
+    """Return what is said of a wrapped optimizer under Lightning's DDP, and of an unknown option."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    from pace.errors import PaceError
+    from pace.runtime.lightning import PaceStrategy
+    from pace.runtime.torch import DistributedOptimizer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, _number: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.1), self)
+
+    environment(rank)
+    loader = DataLoader(TensorDataset(torch.ones(16, 4), torch.zeros(16, dtype=torch.int64)), batch_size=4)
+    quiet: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    said = []
+    for run in (
+        lambda: Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet).fit(
+            Module(), loader
+        ),
+        lambda: PaceStrategy(max_grad_norm=1.0),
+    ):
+        try:
+            run()
+        except PaceError as error:
+            said.append(str(error))
+    return said
+
+
 def logged(rank: int, folder: str) -> dict[str, float]:
     """Return what the Trainer's own TensorBoard logger was given, on rank 0."""
     from lightning.pytorch.loggers import TensorBoardLogger

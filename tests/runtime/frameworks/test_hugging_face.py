@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.frameworks.hugging_face_jobs import both, resumed
+from tests.runtime.frameworks.hugging_face_jobs import both, refusals, resumed
 from tests.runtime.frameworks.programs import check_example, without
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
@@ -20,6 +20,27 @@ def test_accelerate_saves_and_loads_under_pace(pool: RankPool, tmp_path: Path) -
         assert not isinstance(found, Failed), found.reason
         without, with_pace = found
         assert with_pace == without
+
+
+@pytest.mark.slow
+def test_what_prepare_did_not_return_is_refused(pool: RankPool) -> None:
+    """With what to give instead, on all ranks, which train on."""
+    for said in pool.results(refusals):
+        assert [
+            part in each
+            for part, each in zip(
+                (
+                    "call attach() after prepare()",
+                    "the DistributedDataParallel that accelerator.prepare() returned is needed",
+                    "accelerator",
+                    "with Accelerate, call attach() of pace.runtime.accelerate",
+                    "with Accelerate, call attach() of pace.runtime.accelerate",
+                    "DistributedOptimizer and the model without its wrapper",
+                ),
+                said,
+                strict=True,
+            )
+        ] == [True] * 6, said
 
 
 def _alone(_rank: int, _size: int) -> list[str]:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.frameworks.lightning_jobs import VARIANTS, logged, resumed, several, thawed, variants
+from tests.runtime.frameworks.lightning_jobs import (
+    VARIANTS,
+    logged,
+    misused,
+    resumed,
+    several,
+    thawed,
+    variants,
+)
 from tests.runtime.frameworks.programs import check_example, without
 from tests.runtime.rank_pool import Failed, RankPool
 
@@ -49,6 +57,14 @@ def test_two_optimizers_are_refused(pool: RankPool) -> None:
     """With the reason, and nothing is left behind."""
     for found in pool.results(several):
         assert "2 optimizers" in found
+
+
+@pytest.mark.slow
+def test_misuse_is_told(pool: RankPool) -> None:
+    """Lightning copies what ``configure_optimizers`` returns; the copies end nothing."""
+    for wrapped, option in pool.results(misused):
+        assert "in Lightning strategy='pace'" in wrapped
+        assert "PaceStrategy has no option max_grad_norm: it has plan, " in option
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def receive(rank: int, bits: int) -> str:
 def test_what_is_received_over_may_hold_anything(pool: RankPool, bits: int) -> None:
     """Memory that a collective only writes accuses nobody, and leaves nothing undecided."""
     for result in pool.results(receive, bits):
-        assert result == "no use of a pending parameter was missed"
+        assert result == "no missed use of a pending parameter was found"
 
 
 def synchronized(kept: Kept) -> None:
@@ -441,7 +441,7 @@ def test_weights_have_the_bits_of_overlap_mode(pool: RankPool, model: str, optio
         assert equal_bits(overlap, check)
         (said,) = [each for each in events if each["event"] == "pace.checked"]
         assert said["steps"] == STEPS
-        assert said["result"] == "no use of a pending parameter was missed"
+        assert said["result"] == "no missed use of a pending parameter was found"
 
 
 def start(_rank: int, variable: str | None, kind: str, options: dict[str, Any]) -> str:
