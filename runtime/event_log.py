@@ -21,7 +21,9 @@ TRAINING_EVENTS = {
     "pace.wrapped": LogEvent(
         "info", "gradients megabytes ranks mode", "Ranks agreed on the model, the arguments and the plan"
     ),
-    "pace.not_attached": LogEvent("info", "reason", "The job has one process, so PACE does nothing"),
+    "pace.not_attached": LogEvent(
+        "info", "reason", "With Accelerate: the job has one process, so PACE does nothing"
+    ),
     "pace.no_service": LogEvent(
         "warning",
         "missing service job consequence",
