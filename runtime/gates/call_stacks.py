@@ -22,6 +22,8 @@ _TRACERS = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._in
 _COLLECTIVES = ("torch.distributed", "horovod")
 # ``fully_shard`` gathers and scatters in every pass, so a rank that waits there may have more to compute.
 _SHARDING = "torch.distributed.fsdp"
+# Functions of the runtime in which all ranks meet when a wrapper is made.
+_BEGINNINGS = ("connect", "start_together")
 # What calls a collective again while functions are watched.
 _BETWEEN = (function_watch.__name__, "torch.overrides")
 
@@ -55,15 +57,44 @@ def reader() -> Reader:
 
 def in_collective(thread: int) -> bool:
     """Return whether a thread is inside a collective that user code called."""
+    return _collective(_frames(thread)) is not None
+
+
+def waiting_call(thread: int) -> tuple[int, int] | None:
+    """Return what tells the call apart in which a thread waits for all ranks; None if it is in none.
+
+    Such calls are collectives that user code called, and the wrapping of an optimizer.
+    """
+    frames = _frames(thread)
+    beginnings = (
+        each for each in frames if each.f_code.co_name in _BEGINNINGS and _is_of(each, "pace.runtime")
+    )
+    frame = _collective(frames) or next(beginnings, None)
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _frames(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, the innermost first."""
     frame = sys._current_frames().get(thread)
-    found = False
+    found = []
     while frame is not None:
-        name: str = frame.f_globals.get("__name__", "")
-        if name not in _BETWEEN:
-            if name.startswith(("pace.runtime", _SHARDING)):
-                return False
-            if not name.startswith(_COLLECTIVES):
-                return found
-            found = True
+        found.append(frame)
         frame = frame.f_back
-    return False
+    return found
+
+
+def _is_of(frame: FrameType, prefix: str | tuple[str, ...]) -> bool:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.startswith(prefix)
+
+
+def _collective(frames: list[FrameType]) -> FrameType | None:
+    found = None
+    for frame in frames:
+        if frame.f_globals.get("__name__") not in _BETWEEN:
+            if _is_of(frame, ("pace.runtime", _SHARDING)):
+                return None
+            if not _is_of(frame, _COLLECTIVES):
+                return found
+            found = found or frame
+    return None

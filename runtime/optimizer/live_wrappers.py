@@ -16,6 +16,7 @@ from torch import nn
 
 from pace.errors import InvalidUse
 from pace.runtime.fork_rest import go_on, rest
+from pace.runtime.gates.call_stacks import waiting_call
 from pace.runtime.transports.torch_threads import finish_torch_threads
 
 
@@ -50,11 +51,6 @@ live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
 # the same parameters.
 _DROPPED_S = 10.0
 _LOOK_S = 0.1
-
-# Modules of collectives that a training loop calls itself.
-_COLLECTIVES = ("torch.distributed.distributed_c10d", "horovod.torch.mpi_ops")
-# Functions of the runtime in which a wrapper that is made waits for all ranks.
-_BEGINNINGS = ("connect", "start_together")
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
@@ -148,24 +144,9 @@ class WhereMade:
             threading.Thread(target=dropped, name="pace.dropped").start()
 
     def waits_s(self) -> float:
-        """Return for how many seconds this thread has been in one collective that the loop itself calls.
-
-        That may be one with which a wrapper begins.
-        """
+        """Return for how many seconds this thread has been in one call that waits for all ranks."""
         thread = self._thread()
-        frame = None if thread is None or thread.ident is None else sys._current_frames().get(thread.ident)
-        call = None
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            ours = module.startswith("pace.runtime.")
-            begins = ours and frame.f_code.co_name in _BEGINNINGS
-            if begins or (call is None and module in _COLLECTIVES):
-                call = id(frame), frame.f_lasti
-            elif ours and not module.startswith("pace.runtime.gates."):
-                call = None  # what a wrapper sends for itself
-            if begins:
-                break
-            frame = frame.f_back
+        call = None if thread is None or thread.ident is None else waiting_call(thread.ident)
         now = time.monotonic()
         if call is None or call != self._call:
             self._call, self._called_at = call, now
