@@ -36,10 +36,7 @@ class LiveWrapper(Protocol):
         """Mark this wrapper as unusable: this process was forked from the one that trains."""
 
     def stay(self) -> Callable[[], bool]:
-        """Say that this wrapper trains no more; return whether other ranks may still need it."""
-
-    def end_stay(self, limit_s: float) -> bool:
-        """If it was dropped, end it at the latest after this time; return whether it was."""
+        """Say that this process ends; return a function that tells whether other ranks may still need it."""
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Finish or abandon what is in flight."""
@@ -47,9 +44,7 @@ class LiveWrapper(Protocol):
 
 live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
 
-# How long a dropped wrapper, which others may need to save its part of the state, delays one that is made of
-# the same parameters.
-_DROPPED_S = 10.0
+# How often a process that ends looks whether other ranks still need it.
 _LOOK_S = 0.1
 
 
@@ -63,11 +58,9 @@ def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
     """
     mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for wrapper in list(live):
-        taken = [name for name, parameter in wrapper.parameters_by_name.items() if parameter in mine]
-        if (taken or wrapper.optimizer is optimizer) and wrapper.end_stay(_DROPPED_S):
-            continue
         if wrapper.optimizer is optimizer:
             raise InvalidUse("the optimizer is already wrapped: close() the wrapper before wrapping it again")
+        taken = [name for name, parameter in wrapper.parameters_by_name.items() if parameter in mine]
         if taken:
             raise InvalidUse(
                 "the model is already wrapped, with another optimizer that also updates"
@@ -86,15 +79,24 @@ def _end_all() -> None:
     # If a process ends without close(), for example by an exception, its threads must end before the
     # interpreter shuts down. Otherwise the process would be aborted.
     uncaught: type[BaseException] | None = getattr(sys, "last_type", None)
-    wrappers = list(live)
+    wrappers = set(live)
+
+    def end(wrapper: LiveWrapper) -> None:
+        if wrapper in wrappers:
+            wrappers.remove(wrapper)
+            wrapper.end_with_process(uncaught)
+
     with contextlib.ExitStack() as ends:  # all end, even if one fails, or the user does not wait
         ends.callback(finish_torch_threads)
         for wrapper in wrappers:
-            ends.callback(wrapper.end_with_process, uncaught)
-        # All say that they have ended before the first one waits: other ranks may have another order.
-        stays = [wrapper.stay() for wrapper in wrappers] if uncaught is None else []
-        while stays := [may_ask for may_ask in stays if may_ask()]:
-            time.sleep(_LOOK_S)
+            ends.callback(end, wrapper)
+        # All say that they end before the first one waits: other ranks may have another order.
+        stays = {wrapper: wrapper.stay() for wrapper in wrappers} if uncaught is None else {}
+        while stays:
+            for wrapper in [each for each, may_ask in stays.items() if not may_ask()]:
+                del stays[wrapper]
+                end(wrapper)
+            time.sleep(_LOOK_S if stays else 0.0)
 
 
 FORKED = (

@@ -5,6 +5,7 @@ parameters are about to be used. The way of gradients from hooks to updates is i
 plan and mode in ``mode_choice``. When the wrapper ends, other ranks are told of it, and end with this one.
 """
 
+import _thread
 import contextlib
 import json
 import math
@@ -57,10 +58,12 @@ from pace.runtime.transports.transport import Transport
 # too.
 _EXIT_S = 5.0
 
-# How long a wrapper that is dropped without close() waits for those of the other ranks before the program
-# goes on while it answers them.
-_TOGETHER_S = 1.0
+# How long wrappers that are dropped without close() answer other ranks that save their parts of the state:
+# all of a process together, and each one after that.
+_DROPPED_S = 10.0
+_DROPPED_LATER_S = 1.0
 _LOOK_S = 0.1
+_dropped_s = 0.0
 
 
 class WrappedOptimizer(StandIn):
@@ -159,9 +162,6 @@ class WrappedOptimizer(StandIn):
         self._compiled = CompiledWatch(weakly(self._keep_barrier))
         self._made = WhereMade()
         self._itself, self._id = weakref.ref(self), id(self)
-        self._may_ask: Callable[[], bool] | None = None
-        self._dropped: threading.Thread | None = None
-        self._leaves = threading.Event()
         self._peers = transport.peers
         if self._peers is not None:
             self._peers.follow(self._progress, self._answer)
@@ -673,8 +673,6 @@ class WrappedOptimizer(StandIn):
         """Finish or abandon what is in flight when the process ends without ``close``."""
         engine = self._rounds.engine
         raised = uncaught is not None and issubclass(uncaught, Exception)
-        if self.end_stay(0.0):
-            return
         if self._peers is not None and engine.failure is None:
             self._peers.close(uncaught.__name__ if uncaught else None)
         if raised or not engine.settle(_EXIT_S if uncaught is None else 0.0):
@@ -686,29 +684,18 @@ class WrappedOptimizer(StandIn):
         self._close(linger=raised, drain=False)
 
     def stay(self) -> Callable[[], bool]:
-        """Say that this rank trains no more; return a function that tells whether others may still need it.
+        """Say that this process ends; return a function that tells whether other ranks may still need it.
 
         Of sharded updates, others may save the state of which this rank has a part, for the time-out.
         """
-        if self._may_ask is None:
-            may_ask: Callable[[], bool] = bool  # False
-            if self._peers is not None and self._rounds.shards_state and self._rounds.engine.failure is None:
-                may_ask = self._peers.stay(self._rounds.number)
-            until = time.monotonic() + self._timeout_s
-            self._may_ask = lambda: time.monotonic() < until and may_ask()
-        return self._may_ask
+        return self._stay(self._timeout_s, with_process=True)
 
-    def end_stay(self, limit_s: float) -> bool:
-        """If this wrapper was dropped, end it once no other rank can need it, or after `limit_s` seconds.
-
-        Returns whether it was.
-        """
-        if self._dropped is None:
-            return False
-        self._dropped.join(limit_s)
-        self._leaves.set()
-        self._dropped.join()
-        return True
+    def _stay(self, limit_s: float, *, with_process: bool) -> Callable[[], bool]:
+        if self._peers is None or not self._rounds.shards_state or self._rounds.engine.failure is not None:
+            return bool  # False
+        peers, until = self._peers, time.monotonic() + limit_s
+        may_ask = peers.stay(self._rounds.number, with_process=with_process)
+        return lambda: peers.gives_state or (time.monotonic() < until and may_ask())
 
     def __del__(self) -> None:
         # Lightning copies the attributes of optimizers into objects of its own.
@@ -717,7 +704,7 @@ class WrappedOptimizer(StandIn):
 
     def _end_dropped(self) -> None:
         # Without close(): no code can call step() any more, so only wait for updates that are due.
-        may_ask: Callable[[], bool] = bool  # False
+        interrupted = False
         try:
             if self._rounds.engine.failure is None:
                 self._rounds.finish_all()
@@ -725,31 +712,27 @@ class WrappedOptimizer(StandIn):
                     self._poison.conclude()
                 # The garbage collector, which comes at any time on each rank, clears weak references first.
                 if self._itself() is not None and not sys.is_finalizing():
-                    may_ask = self.stay()
-                    until = time.monotonic() + _TOGETHER_S
-                    while may_ask() and time.monotonic() < until:
-                        time.sleep(_LOOK_S)
-        finally:
-            # Not in the thread that goes on, and that may be about to end the process.
-            if may_ask():
-                self._dropped = threading.Thread(target=self._leave_later, name="pace.stay", daemon=True)
-                self._dropped.start()
-            else:
-                self._leave()
-
-    def _leave_later(self) -> None:
-        may_ask = self.stay()
-        while may_ask() and not self._leaves.wait(_LOOK_S):
-            pass
-        self._leave()
-
-    def _leave(self) -> None:
-        try:
-            if self._peers is not None and self._rounds.engine.failure is None:
-                self._peers.close()  # before anything is abandoned, so that no other rank is blamed
+                    try:
+                        self._wait_for_savers()
+                    except KeyboardInterrupt:
+                        interrupted = True
+                if self._peers is not None:
+                    self._peers.close()  # before anything is abandoned, so that no other rank is blamed
         finally:
             self._rounds.engine.abandon()
             self._close(linger=False)
+            if interrupted:  # Python ignores what is raised while an object is dropped
+                threading.Timer(_LOOK_S, _thread.interrupt_main).start()
+
+    def _wait_for_savers(self) -> None:
+        global _dropped_s
+        began = time.monotonic()
+        may_ask = self._stay(max(_DROPPED_S - _dropped_s, _DROPPED_LATER_S), with_process=False)
+        try:
+            while may_ask():
+                time.sleep(_LOOK_S)
+        finally:
+            _dropped_s += time.monotonic() - began
 
     def __enter__(self) -> Self:
         return self

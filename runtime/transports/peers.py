@@ -121,6 +121,7 @@ class Peers:
         self._stalled_at = 0.0
         self._explained: str | None = None
         self.rank_lost = False
+        self.gives_state = False
         self._goodbye: dict[str, Any] = {}
         self._leaves_s = 0.0
         self._store_lost = False
@@ -210,8 +211,13 @@ class Peers:
         # Hold a reference to the callback only during its call, not while the store is asked.
         if self._give_state() is not None:
             wanted = self._asked_for(_STATE_ASKED)
-            if wanted and (give := self._give_state()) is not None and give(json.loads(wanted)):
-                return True
+            if wanted and (give := self._give_state()) is not None:
+                self.gives_state = True
+                try:
+                    if give(json.loads(wanted)):
+                        return True
+                finally:
+                    self.gives_state = False
         if self._answer() is None:
             return False
         asked = self._asked_for(_ASKED)
@@ -292,12 +298,12 @@ class Peers:
                 time.sleep(0.1)
         self.release()
 
-    def stay(self, turn: int) -> Callable[[], bool]:
+    def stay(self, turn: int, *, with_process: bool) -> Callable[[], bool]:
         """Say that this rank has ended; return a function that tells whether another one may still ask it.
 
         Others may save what only this rank has, after the last step. None can any more if all have ended,
-        too, if one goes on to train (its next step after `turn` has begun), if one waits for all ranks in a
-        call of its own, or if they are silent.
+        too, if one goes on to train (its next step after `turn` has begun), or if they are silent. If this
+        process ends (`with_process`), none can if one waits for all ranks in a call of its own.
         """
         self._goodbye["done"] = True
         heard: dict[int, tuple[int, float]] = {}
@@ -307,8 +313,9 @@ class Peers:
             present = self._present(heard, _HELD_S)
             for rank, each in present.items():
                 # Signs may be older than this call, and of an earlier step.
-                waits = each["beat"] > first.setdefault(rank, each["beat"]) + 1 and each.get("waits_s", 0.0)
-                if waits > _WAITS_S or (each.get("round", turn), bool(each.get("open"))) > (turn, False):
+                new = each["beat"] > first.setdefault(rank, each["beat"]) + 1
+                waits = with_process and new and each.get("waits_s", 0.0) > _WAITS_S
+                if waits or (each.get("round", turn), bool(each.get("open"))) > (turn, False):
                     return False
             # Who keeps the store goes last, as others write into it until they have left.
             return any(self._rank == self._keeper or not each.get("done") for each in present.values())

@@ -270,8 +270,10 @@ class Trainer:
         state = self.optimizer.state_dict()["state"]
         print(len(state), all(each["exp_avg"].any() for each in state.values()), flush=True)
 
-trainers = [Trainer() for _ in range(8 if how == "several" else 1)]
+trainers = [Trainer() for _ in range(8 if how == "several" else 2 if how == "steps differ" else 1)]
 for trainer in trainers:
+    trainer.train()
+if rank == 0 and how == "steps differ":
     trainer.train()
 if how == "cycles":
     for trial in range(3):
@@ -308,6 +310,7 @@ if rank == 0 and how == "holds the interpreter":
         ("cycles", [0, 0], "open 1", ""),
         ("exits", [1, 3], "", "Connection closed by peer"),
         ("exits before a wrapper", [1, 3], "", "rank 1 has not wrapped its optimizer"),
+        ("steps differ", [1, 0], "", "rank 1 has left the training after its step 2"),
         ("is interrupted", [1, 0], "", "call close() on every rank if one saves the optimizer later"),
         ("holds the interpreter", [0, 0], "8 True", ""),
     ],

@@ -337,10 +337,6 @@ class AsynchronousOptimizer(StandIn):
         """Return that no other rank needs this wrapper."""
         return bool  # False
 
-    def end_stay(self, limit_s: float) -> bool:  # noqa: ARG002
-        """Return that it does not go on after it was dropped."""
-        return False
-
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
         """Leave the training when the process ends without ``close``."""
         raised = uncaught is not None and issubclass(uncaught, Exception)
