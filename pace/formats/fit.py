@@ -21,7 +21,7 @@ from pace.formats.cost_log import (
 from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
-from pace.formats.reading import number, open_binary, read_table, read_text, whole_number
+from pace.formats.reading import DELIMITERS, number, open_binary, read_table, read_text, whole_number
 from pace.formats.recognize import head_of, refuse_foreign
 
 _TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
@@ -123,7 +123,9 @@ def read_cost_csv(path: str | Path) -> CostLog:
     FormatError
         With the line at fault.
     """
-    rows = read_table(path)
+    rows = [(line, row) for line, row in read_table(path) if not row[0].startswith("#")]
+    if not rows:
+        raise FormatError(path, "the table is empty")
     header = [cell.lower() for cell in rows[0][1]]
     if len(header) == 2 and _is_number(header[0]):
         header = ["bytes", "seconds"]
@@ -167,7 +169,7 @@ def _of_all_reduces(
 
 def is_cost_header(line: str) -> bool:
     """Return whether a line is the header of such a table: it names a size and a time."""
-    cells = {cell.strip().lower() for cell in re.split("[,;\t]", line)}
+    cells = {cell.strip().lower() for cell in re.split(f"[{DELIMITERS}]", line)}
     return not cells.isdisjoint(_CSV_SIZES) and not cells.isdisjoint(_CSV_TIMES)
 
 
@@ -314,7 +316,7 @@ def _recognize(path: str | Path) -> str:
             for name, markers in _MARKERS.items():
                 if any(marker in text for marker in markers):
                     return name
-    if re.search("[,;\t]", first) and not first.lstrip().startswith(("{", "[")):
+    if any(mark in first for mark in DELIMITERS) and not first.lstrip().startswith(("{", "[")):
         return "csv"
     refuse_foreign(head_of(path), path)
     if not first:

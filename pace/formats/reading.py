@@ -82,13 +82,24 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
 def read_text(path: str | Path) -> str:
     """Return a whole small file."""
     with open_binary(path) as file:
-        return file.read().removeprefix(_MARK).decode("utf-8", errors="replace")
+        content = file.read()
+    refuse_utf16(content, path)
+    return content.removeprefix(_MARK).decode("utf-8", errors="replace")
+
+
+def refuse_utf16(head: bytes, path: str | Path) -> None:
+    """Refuse a text in UTF-16, as some spreadsheets write, by its first bytes; raises FormatError."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError(path, "this is a text in UTF-16: save it in UTF-8")
+
+
+DELIMITERS = ",;\t"
 
 
 def read_table(path: str | Path) -> list[tuple[int, list[str]]]:
-    """Return the rows of a CSV table that are not empty or comments, each with its line's number.
+    """Return the rows of a CSV table that are not empty, each with its line's number.
 
-    Cells are between commas, or semicolons or tabs if the first row has more of these.
+    The delimiter is the most frequent of comma, semicolon and tab in the first line that is no comment.
 
     Raises
     ------
@@ -96,13 +107,13 @@ def read_table(path: str | Path) -> list[tuple[int, list[str]]]:
         If there is no row, or quotes do not end.
     """
     lines = read_text(path).splitlines()
-    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
-    reader = csv.reader(lines, strict=True, delimiter=max(",;\t", key=first.count))
+    first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    reader = csv.reader(lines, strict=True, delimiter=max(DELIMITERS, key=first.count))
     try:
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except csv.Error as error:
         raise FormatError(path, f"not a CSV table: {error}", f"line {reader.line_num}") from None
-    rows = [(line, row) for line, row in rows if any(row) and not row[0].startswith("#")]
+    rows = [(line, row) for line, row in rows if any(row)]
     if not rows:
         raise FormatError(path, "the table is empty")
     return rows

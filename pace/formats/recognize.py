@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pace.errors import FormatError
-from pace.formats.reading import open_binary
+from pace.formats.reading import DELIMITERS, open_binary, refuse_utf16
 
 KnownFormat = Literal[
     "profile",
@@ -101,8 +101,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     """
     if head.startswith(_ARCHIVES) or head[257:262] == b"ustar":
         raise FormatError(path, "this is an archive: unpack it, and pass the files in it")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise FormatError(path, "this is a text in UTF-16: save it in UTF-8")
+    refuse_utf16(head, path)
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start:
@@ -124,7 +123,8 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
     if ending in ("et", "chakra"):
         return "chakra"
     first_line = start.splitlines()[0]
-    if any(mark in first_line for mark in b",;\t") and b"name" in first_line and b"\0" not in first_line:
+    is_table = any(mark in first_line for mark in DELIMITERS.encode())
+    if is_table and b"name" in first_line and b"\0" not in first_line:
         return "layers"
     if _CHAKRA.match(head):
         return "chakra"

@@ -294,6 +294,7 @@ def test_what_is_no_osu_all_reduce_is_refused(tmp_path: Path, text: str, reason:
         "1024,0.0005\n1048576,0.004\n",
         "size_kib;time_ms;note\n1;0.5;first, slow\n1024;4;\n",
         "1024\t0.0005\n1048576\t0.004\n",
+        "  # exported, by, a, tool\nkib;ms\n1;0.5\n1024;4\n",
     ],
 )
 def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
@@ -320,6 +321,13 @@ def test_csv_faults_are_named(tmp_path: Path, text: str, reason: str) -> None:
     """Each fault with its line."""
     with pytest.raises(FormatError, match=reason):
         read_cost_log(_file(tmp_path, text))
+
+
+def test_a_table_in_utf_16_is_refused(tmp_path: Path) -> None:
+    """As spreadsheets write "Unicode text"."""
+    (path := tmp_path / "times.txt").write_bytes("bytes\tseconds\n1\t2\n".encode("utf-16"))
+    with pytest.raises(FormatError, match="UTF-16: save it in UTF-8"):
+        read_cost_log(path)
 
 
 def test_a_table_may_have_columns_of_a_tool(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_cells_may_be_between_semicolons_or_tabs(tmp_path: Path, mark: str) -> N
     assert _csv(tmp_path, text).sha256 == _csv(tmp_path, CSV).sha256
 
 
+def test_a_name_may_begin_with_a_hash(tmp_path: Path) -> None:
+    """It is no comment, and no layer is lost."""
+    assert len(_csv(tmp_path, CSV.replace("left", "#left")).gradients) == 3
+
+
 def test_a_branching_table_worked_out_by_hand(tmp_path: Path) -> None:
     """Backward reverses the edges, milliseconds become seconds, ready times and tails add up."""
     profile = _csv(tmp_path, CSV)
