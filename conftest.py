@@ -35,8 +35,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch's interpreter of graphs makes progress bars, and the first one would start a thread that stays.
 tqdm.tqdm.monitor_interval = 0
 
-# typer makes all commands anew whenever a test runs one: most of the test's time.
-typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]  # its own
+# typer makes all commands anew whenever a test runs one, which takes most of the test's time.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]  # private
 
 # Files that take more than half a minute, the longest first. A process that gets one of these last works on
 # alone at the end, while the other has nothing left to do.

@@ -86,8 +86,8 @@ class AttachedOptimizer(WrappedModelOptimizer):
     """The wrapper that ``attach`` returns; it lives as long as the model, or until ``close()``."""
 
     _remedy_of_waits = (
-        'DistributedOptimizer with communication=AllReduce(sharding="auto"), for a model without'
-        " DistributedDataParallel, also tries sharded updates, which wait less"
+        "sharded updates wait less: leave out DistributedDataParallel, and pass"
+        ' communication=AllReduce(sharding="auto") to DistributedOptimizer'
     )
 
     def __init__(

@@ -17,6 +17,7 @@ from torch import nn
 from pace.errors import InvalidUse
 from pace.runtime.fork_rest import go_on, rest
 from pace.runtime.gates.call_stacks import waiting_call
+from pace.runtime.transports.peers import LOOK_S
 from pace.runtime.transports.torch_threads import finish_torch_threads
 
 
@@ -35,7 +36,7 @@ class LiveWrapper(Protocol):
     def after_fork_in_child(self) -> None:
         """Mark this wrapper as unusable: this process was forked from the one that trains."""
 
-    def stay(self) -> Callable[[], bool]:
+    def announce_end(self) -> Callable[[], bool]:
         """Say that this process ends; return a function that tells whether other ranks may still need it."""
 
     def end_with_process(self, uncaught: type[BaseException] | None) -> None:
@@ -43,9 +44,6 @@ class LiveWrapper(Protocol):
 
 
 live: "weakref.WeakSet[LiveWrapper]" = weakref.WeakSet()
-
-# How often a process that ends looks whether other ranks still need it.
-_LOOK_S = 0.1
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:
@@ -91,12 +89,13 @@ def _end_all() -> None:
         for wrapper in wrappers:
             ends.callback(end, wrapper)
         # All say that they end before the first one waits: other ranks may have another order.
-        stays = {wrapper: wrapper.stay() for wrapper in wrappers} if uncaught is None else {}
+        stays = {wrapper: wrapper.announce_end() for wrapper in wrappers} if uncaught is None else {}
         while stays:
             for wrapper in [each for each, may_ask in stays.items() if not may_ask()]:
                 del stays[wrapper]
                 end(wrapper)
-            time.sleep(_LOOK_S if stays else 0.0)
+            if stays:
+                time.sleep(LOOK_S)
 
 
 FORKED = (

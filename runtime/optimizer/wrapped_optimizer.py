@@ -52,18 +52,15 @@ from pace.runtime.optimizer.start import Prepare, start_together
 from pace.runtime.optimizer.usage import Usage
 from pace.runtime.options import Tune
 from pace.runtime.transports.compression import compressed
+from pace.runtime.transports.peers import LOOK_S
 from pace.runtime.transports.transport import Transport
 
 # How long, in seconds, a process that ends without close() waits for its last sums, which other ranks need
 # too.
 _EXIT_S = 5.0
 
-# How long wrappers that are dropped without close() answer other ranks that save their parts of the state:
-# all of a process together, and each one after that.
+# How long a wrapper that is dropped without close() answers other ranks that save its part of the state.
 _DROPPED_S = 10.0
-_DROPPED_LATER_S = 1.0
-_LOOK_S = 0.1
-_dropped_s = 0.0
 
 
 class WrappedOptimizer(StandIn):
@@ -683,18 +680,19 @@ class WrappedOptimizer(StandIn):
         # the first rank.
         self._close(linger=raised, drain=False)
 
-    def stay(self) -> Callable[[], bool]:
+    def announce_end(self) -> Callable[[], bool]:
         """Say that this process ends; return a function that tells whether other ranks may still need it.
 
-        Of sharded updates, others may save the state of which this rank has a part, for the time-out.
+        They may save the state of sharded updates, of which this rank has a part. After the time-out, the
+        function returns False.
         """
-        return self._stay(self._timeout_s, with_process=True)
+        return self._announce_end(self._timeout_s, with_process=True)
 
-    def _stay(self, limit_s: float, *, with_process: bool) -> Callable[[], bool]:
+    def _announce_end(self, limit_s: float, *, with_process: bool) -> Callable[[], bool]:
         if self._peers is None or not self._rounds.shards_state or self._rounds.engine.failure is not None:
             return bool  # False
         peers, until = self._peers, time.monotonic() + limit_s
-        may_ask = peers.stay(self._rounds.number, with_process=with_process)
+        may_ask = peers.announce_end(self._rounds.number, with_process=with_process)
         return lambda: peers.gives_state or (time.monotonic() < until and may_ask())
 
     def __del__(self) -> None:
@@ -712,8 +710,10 @@ class WrappedOptimizer(StandIn):
                     self._poison.conclude()
                 # The garbage collector, which comes at any time on each rank, clears weak references first.
                 if self._itself() is not None and not sys.is_finalizing():
+                    may_ask = self._announce_end(_DROPPED_S, with_process=False)
                     try:
-                        self._wait_for_savers()
+                        while may_ask():
+                            time.sleep(LOOK_S)
                     except KeyboardInterrupt:
                         interrupted = True
                 if self._peers is not None:
@@ -722,17 +722,7 @@ class WrappedOptimizer(StandIn):
             self._rounds.engine.abandon()
             self._close(linger=False)
             if interrupted:  # Python ignores what is raised while an object is dropped
-                threading.Timer(_LOOK_S, _thread.interrupt_main).start()
-
-    def _wait_for_savers(self) -> None:
-        global _dropped_s
-        began = time.monotonic()
-        may_ask = self._stay(max(_DROPPED_S - _dropped_s, _DROPPED_LATER_S), with_process=False)
-        try:
-            while may_ask():
-                time.sleep(_LOOK_S)
-        finally:
-            _dropped_s += time.monotonic() - began
+                threading.Timer(LOOK_S, _thread.interrupt_main).start()
 
     def __enter__(self) -> Self:
         return self

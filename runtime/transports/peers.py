@@ -41,6 +41,9 @@ _ASKED_AGAIN_S = 60.0
 _SILENCE_S = 2.5 * PERIOD_S
 _HELD_S = 15.0
 
+# How often a rank looks whether others still need it.
+LOOK_S = 0.1
+
 # A rank that has been in one call of a collective for this many seconds waits for a rank that has ended.
 _WAITS_S = 5.0
 
@@ -71,7 +74,8 @@ class Store(Protocol):
 
 Progress = Callable[[], dict[str, Any]]
 """Returns a rank's progress: ``round`` (steps taken), ``open`` (whether the next step has begun), ``missing``
-(the groups not submitted in this step), ``failed`` (whether it noticed a failure)."""
+(the groups not submitted in this step), ``failed`` (whether it noticed a failure), ``waits_s`` (for how many
+seconds the training thread has been in one call that waits for all ranks)."""
 
 
 class Peers:
@@ -89,6 +93,13 @@ class Peers:
         What to call each rank, if not by its number.
     sockets
         The store's connections.
+
+    Attributes
+    ----------
+    rank_lost
+        Whether ``explain_failure`` found a rank that has left or is silent.
+    gives_state
+        Whether this rank is giving another one its part of the optimizer's state.
     """
 
     def __init__(
@@ -295,15 +306,15 @@ class Peers:
             until = time.monotonic() + _LINGER_S
             heard: dict[int, tuple[int, float]] = {}
             while time.monotonic() < until and self._present(heard, _SILENCE_S):
-                time.sleep(0.1)
+                time.sleep(LOOK_S)
         self.release()
 
-    def stay(self, turn: int, *, with_process: bool) -> Callable[[], bool]:
-        """Say that this rank has ended; return a function that tells whether another one may still ask it.
+    def announce_end(self, turn: int, *, with_process: bool) -> Callable[[], bool]:
+        """Say that this rank has ended; return a function that tells whether others may still ask it.
 
-        Others may save what only this rank has, after the last step. None can any more if all have ended,
-        too, if one goes on to train (its next step after `turn` has begun), or if they are silent. If this
-        process ends (`with_process`), none can if one waits for all ranks in a call of its own.
+        Others may save what only this rank has, after the last step. The function returns False once all
+        others have ended or are silent, or one has begun a step after `turn`; if this process ends
+        (`with_process`), also once one waits for all ranks in a call of its own.
         """
         self._goodbye["done"] = True
         heard: dict[int, tuple[int, float]] = {}

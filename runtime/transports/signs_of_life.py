@@ -1,7 +1,7 @@
 """What ranks' signs of life say, in words: which ranks are lost, have left, or hold up the others.
 
 A sign of life is a rank's progress, with ``beat`` (how many signs it has written), ``left`` (whether it has
-left the training), and maybe ``reason`` (why).
+left the training), and maybe ``reason`` (why) and ``done`` (whether it ended without ``close()``).
 """
 
 from collections.abc import Sequence
@@ -84,12 +84,8 @@ def _when(sign: dict[str, Any]) -> str:
     """Return why a rank left, or after which step it ended as it should, and what to do."""
     if "reason" in sign:
         return f" ({sign['reason']})"
-    if sign.get("done") and sign.get("round"):
-        return (
-            f" after its step {sign['round']}: let every rank take the same number of steps, and call close()"
-            " on every rank if one saves the optimizer later"
-        )
     if "round" not in sign:
         return ""
     when = f"after its step {sign['round']}" if sign["round"] else "before its first step"
-    return f" {when}: let every rank take the same number of steps"
+    saves = ", and call close() on every rank if one saves the optimizer later" if sign.get("done") else ""
+    return f" {when}: let every rank take the same number of steps{saves}"

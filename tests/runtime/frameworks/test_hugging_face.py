@@ -26,21 +26,16 @@ def test_accelerate_saves_and_loads_under_pace(pool: RankPool, tmp_path: Path) -
 def test_what_prepare_did_not_return_is_refused(pool: RankPool) -> None:
     """With what to give instead, on all ranks, which train on."""
     for said in pool.results(refusals):
-        assert [
-            part in each
-            for part, each in zip(
-                (
-                    "call attach() after prepare()",
-                    "the DistributedDataParallel that accelerator.prepare() returned is needed",
-                    "accelerator",
-                    "with Accelerate, call attach() of pace.runtime.accelerate",
-                    "with Accelerate, call attach() of pace.runtime.accelerate",
-                    "DistributedOptimizer and the model without its wrapper",
-                ),
-                said,
-                strict=True,
-            )
-        ] == [True] * 6, said
+        parts = (
+            "call attach() after prepare()",
+            "the DistributedDataParallel that accelerator.prepare() returned is needed",
+            "an Accelerator is needed",
+            "with Accelerate, call attach() of pace.runtime.accelerate",
+            "with Accelerate, call attach() of pace.runtime.accelerate",
+            "DistributedOptimizer and the model without its wrapper",
+        )
+        for part, each in zip(parts, said, strict=True):
+            assert part in each
 
 
 def _alone(_rank: int, _size: int) -> list[str]:

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -154,26 +153,3 @@ def _save_late(rank: int, _size: int, transport: str) -> bool:
 def test_rank_0_can_save_after_others_have_dropped_their_wrappers(transport: Backend) -> None:
     """They stay until rank 0 has left its function, too."""
     assert all(run_ranks(_save_late, 3, transport, backend=transport))
-
-
-def _save_before_a_barrier(rank: int, _size: int) -> bool:
-    """Train in a function; then rank 0 saves its wrapper's state, and the others wait in a barrier."""
-
-    def train() -> Any:
-        model = build("branches", double=True)
-        optimizer = wrap("gloo", OPTIMIZERS["adamw"](trainable(model)), model, sharding="on")
-        _train(optimizer, model, rank, 3, range(3))
-        return optimizer if rank == 0 else None
-
-    kept, state = train(), {}
-    if rank == 0:
-        time.sleep(7.0)
-        state = kept.state_dict()["state"]
-    dist.barrier()
-    return rank != 0 or (len(state) > 0 and all(each["exp_avg_sq"].any() for each in state.values()))
-
-
-@pytest.mark.slow
-def test_rank_0_can_save_while_the_others_wait_for_it() -> None:
-    """Their wrappers were dropped. They wait for rank 0, and not for a rank that ended."""
-    assert all(run_ranks(_save_before_a_barrier, 3))

@@ -333,7 +333,7 @@ class AsynchronousOptimizer(StandIn):
         """In a forked process: have ``step()`` raise, and close nothing."""
         self._closed = self._forked = True
 
-    def stay(self) -> Callable[[], bool]:
+    def announce_end(self) -> Callable[[], bool]:
         """Return that no other rank needs this wrapper."""
         return bool  # False
 
