@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,10 +191,21 @@ def _rendezvous(backend: Backend, size: int) -> Iterator[dict[str, str]]:
         yield {}
         return
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
+    class ScopeByScope(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
+        # Horovod's own forgets, when one scope is finished, who has finished the others. Their addresses stay
+        # then, and a rank that initializes Horovod again connects to a closed port.
+        def do_DELETE(self) -> None:  # noqa: N802  # named by http.server
+            with finishing:
+                others = dict(self.server.finished_list)
+                others.pop(self.path.split("/")[1], None)
+                super().do_DELETE()
+                self.server.finished_list.update(others)
+
+    finishing = threading.Lock()
     server = RendezvousServer(verbose=0)
-    port = server.start()
+    port = server.start(ScopeByScope)
     server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size, size))
     try:
         yield {
