@@ -151,7 +151,7 @@ TRAINING_EVENTS = {
     ),
     "pace.memory_shared": LogEvent(
         "info",
-        "parameters consequence",
+        "rank parameters consequence",
         "Other tensors share parameters' memory, so their updates are applied in `step()`",
     ),
     "pace.state_held": LogEvent(

@@ -49,7 +49,10 @@ def warn_of_whole_gradients(model: nn.Module, transport: Transport) -> None:
     tables = sparse_tables(model)
     reason: str | None = None
     if not transport.num_servers:
-        reason = "all-reduces sum whole gradients: pace_servers.runtime.Mixed() pushes rows of embeddings"
+        reason = (
+            "all-reduces sum whole gradients: with communication=Mixed() of pace_servers.runtime,"
+            " pace.runtime.torch.DistributedOptimizer pushes rows of embeddings"
+        )
     elif not transport.takes_runs:
         reason = "compression sends whole gradients"
     if reason is None:

@@ -3,6 +3,7 @@
 Torch's own code that clears or traces gradients does not need their values.
 """
 
+import dis
 import inspect
 import sys
 from types import FrameType
@@ -24,8 +25,10 @@ _COLLECTIVES = ("torch.distributed", "horovod")
 _SHARDING = "torch.distributed.fsdp"
 # Functions of the runtime in which all ranks meet when a wrapper is made.
 _BEGINNINGS = ("connect", "start_together")
-# What calls a collective again while functions are watched.
-_BETWEEN = (function_watch.__name__, "torch.overrides")
+# What calls a collective again while functions are watched, or calls one of torch's operators.
+_OPERATORS = "torch._ops"
+_BETWEEN = (function_watch.__name__, "torch.overrides", _OPERATORS)
+_COLLECTIVE_OPERATORS = ("_c10d_functional.", "c10d.", "c10d_functional.")
 
 Reader = Literal["user", "clearing", "zeroing", "unscaling", "tracing"]
 
@@ -90,11 +93,27 @@ def _is_of(frame: FrameType, prefix: str | tuple[str, ...]) -> bool:
 
 def _collective(frames: list[FrameType]) -> FrameType | None:
     found = None
+    if frames and not _is_of(frames[0], ("pace.runtime", _SHARDING)) and _waits(frames[0]):
+        return frames[0]
     for frame in frames:
-        if frame.f_globals.get("__name__") not in _BETWEEN:
+        name = frame.f_globals.get("__name__")
+        if name == _OPERATORS and str(frame.f_locals.get("self")).startswith(_COLLECTIVE_OPERATORS):
+            found = found or frame
+        if name not in _BETWEEN:
             if _is_of(frame, ("pace.runtime", _SHARDING)):
                 return None
             if not _is_of(frame, _COLLECTIVES):
                 return found
             found = found or frame
     return None
+
+
+def _waits(frame: FrameType) -> bool:
+    """Return whether a frame calls a ``wait`` that has no frame of its own, as that of torch's ``Work``."""
+    if "wait" not in frame.f_code.co_names:
+        return False
+    return any(
+        each.argval == "wait" and each.opname in ("LOAD_METHOD", "LOAD_ATTR")
+        for each in dis.get_instructions(frame.f_code)
+        if each.offset < frame.f_lasti and each.positions and each.positions.lineno == frame.f_lineno
+    )

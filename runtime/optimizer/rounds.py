@@ -584,7 +584,7 @@ class Rounds:
         for group in self._at_step:
             self.finish(group)
         if shared:
-            self._usage.tell_of_sharing([slot.name for slot in shared])
+            self._usage.tell_of_sharing([slot.name for slot in shared], self._transport.rank)
         for slot in shared:
             self.finish(self._awaited_of[slot])
 

@@ -111,12 +111,13 @@ class Usage:
             self.expected[name] = max(peak, self._least)
         self._short.pop(name, None)
 
-    def tell_of_sharing(self, names: Sequence[str]) -> None:
+    def tell_of_sharing(self, names: Sequence[str], rank: int) -> None:
         """Log, once, that the training loop refers to memory of parameters or of their state."""
         if not self._told_of_sharing:
             self._told_of_sharing = True
             log.info(
                 "pace.memory_shared",
+                rank=rank,
                 parameters=", ".join(names[:5]),
                 consequence="the training loop shares the memory of these parameters or of their state"
                 " (p.data, a view, a state_dict, a NumPy array), so their updates are applied in step()"

@@ -1,10 +1,14 @@
 """One rank alone reads gradients while the others wait in a collective of the user's own, and then go on."""
 
+import datetime
 import threading
 import time
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from pace.runtime.engine.buffers import FusedGroup
 from pace.runtime.optimizer.reduction import Reduction
@@ -12,7 +16,19 @@ from tests.runtime.loops.loop_program import Operation, Program
 from tests.runtime.loops.loop_readings import Entry
 from tests.runtime.loops.loop_reference import differences, expected, unexplained
 from tests.runtime.loops.loop_trainer import run_program
+from tests.runtime.models import batches, build, weights
 from tests.runtime.rank_pool import Failed, RankPool
+from tests.runtime.training import (
+    OPTIMIZERS,
+    Case,
+    Weights,
+    backward,
+    difference,
+    equal_bits,
+    train_plainly,
+    trainable,
+    wrap,
+)
 
 BOTH: Operation = ("compute", "once", ((0, 1), (2, 0)))
 ONE: Operation = ("compute", "once", ((0, 1), ()))
@@ -140,3 +156,56 @@ def test_zeros_stay_where_one_rank_alone_clipped(pool: RankPool, mode: str) -> N
     )
     found = pool.run(run_program, program)
     assert unexplained(found, program) == []
+
+
+def _functional(value: torch.Tensor) -> None:
+    from torch.distributed import _functional_collectives
+
+    total = _functional_collectives.all_reduce(value, "sum", list(range(dist.get_world_size())))
+    total.add(1)
+
+
+def _in_both_directions(value: torch.Tensor) -> None:
+    other, peer = torch.zeros_like(value), 1 - dist.get_rank()
+    pair = [dist.P2POp(dist.isend, value, peer), dist.P2POp(dist.irecv, other, peer)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+
+
+# Torch's own objects that are waited for have no frame on the stack.
+WAITS: dict[str, Callable[[torch.Tensor], object]] = {
+    "work": lambda value: dist.all_reduce(value, async_op=True).wait(),
+    "work, for some time": lambda value: dist.all_reduce(value, async_op=True).wait(
+        datetime.timedelta(seconds=200)
+    ),
+    "future": lambda value: dist.all_reduce(value, async_op=True).get_future().wait(),
+    "functional": _functional,
+    "both directions": _in_both_directions,
+}
+
+
+def read_alone(rank: int, wait: str) -> tuple[Weights, list[torch.Tensor]]:
+    """Train for three steps; rank 0 alone reads gradients. Return the weights, and what it read."""
+    model = build("conv")
+    optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, timeout_s=30.0)
+    read = []
+    for batch in batches("conv", 3, rank):
+        optimizer.zero_grad()
+        loss = model(*batch)
+        backward(loss)
+        if rank == 0:
+            read += [parameter.grad.norm() for parameter in trainable(model) if parameter.grad is not None]
+        WAITS[wait](loss.detach().clone())
+        optimizer.step()
+    trained = weights(model)
+    optimizer.close()
+    return trained, read
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_however_the_others_wait_the_reader_is_answered(pool: RankPool, wait: str) -> None:
+    """By torch's objects, whose ``wait`` has no frame, or by its operators."""
+    (first, read), (second, _) = pool.results(read_alone, wait)
+    assert equal_bits(first, second)
+    assert difference(first, train_plainly(Case(steps=3), 2)) <= 1e-5
+    assert len(read) == 3 * len(first)
