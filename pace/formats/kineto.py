@@ -84,9 +84,16 @@ def read_kineto(
     recorded: AllReduce | None = recorded_cost([rank.calls for rank in ranks], job.all_reduces)
     slowest = job.slowest
     late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
-    said = _workers(ranks)
+    said = job.workers or _workers(ranks)
     workers = workers or said
     _warn_of_several_groups(slowest)
+    if len(ranks) == 1 and trace.parts and trace.backend == "gloo" and slowest.kind.name != "HSDP":
+        sizes = " and ".join(str(size) for size in sorted({len(part) for part in trace.parts.values()}))
+        warn(
+            trace.path,
+            f"the job has process groups of {sizes} ranks, too. Calls over Gloo do not say theirs: {workers} "
+            "workers are assumed. Pass the traces of several ranks, or give the number (--workers)",
+        )
     if slowest.others["sparse_all_reduce"]:
         warn(trace.path, "sparse gradients count with all their rows, although only some were sent")
     given = allreduce is not None

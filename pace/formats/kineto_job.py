@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ Met = tuple[RecordedCall, ...]
 # In a broadcast who sends may be done before the others begin.
 _ONE_SENDS = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "sendrecv", "unnamed")
 
+# Two ranks' calls may be so far apart because their clocks are not quite equal; and in this share of calls.
+_CLOCKS_S, _MOST_APART = 1e-3, 0.1
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -36,8 +40,10 @@ class Job:
     waited_s
         For each rank, how long its device waited in a step for the last rank to come; empty if the ranks'
         calls cannot be told to be the same.
+    workers
+        How many ranks an all-reduce has, if they meet in a process group of fewer ranks than the job.
     doubt
-        Why the traces may be of several jobs.
+        Why the traces may be of several jobs, or their calls be of several process groups.
     """
 
     ranks: Sequence[RankTrace]
@@ -45,6 +51,7 @@ class Job:
     doubt: str | None = None
     all_reduces: list[Met] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
+    workers: int | None = None
 
     @property
     def late_ranks_s(self) -> float | None:
@@ -69,30 +76,101 @@ def look_at_job(ranks: Sequence[RankTrace]) -> Job:
     require_one_job(ranks)
     doubt = doubt_of_one_job(ranks)
     slowest = max(ranks, key=lambda rank: rank.compute_s)
-    steps = _common_steps(ranks)
-    met_in = [_met(ranks, each) for each in steps]
-    met = [call for calls in met_in for call in calls]
-    if len(ranks) == 1 or not met:
+    division = _divided(ranks)
+    met = [call for each in division.meetings for call in each.met]
+    if met and (apart := division.apart) > _MOST_APART:
+        told = f"in {apart:.0%} of the calls, a rank was done before another one had begun"
+        remedy = "pass traces of one run, of ranks of one process group"
+        doubt = doubt or f"the ranks' calls did not meet: {told}: {remedy}"
         return Job(ranks=ranks, slowest=slowest, doubt=doubt)
-    ahead_s = [
-        statistics.median(call[place].end_s - call[0].end_s for call in met) for place in range(len(ranks))
-    ]
-    busy = [_computing(rank) for rank in ranks]
-    waited = [
-        statistics.median(
-            _waited_s(place, calls, ahead_s, busy[place], each[place])
-            for each, calls in zip(steps, met_in, strict=True)
-        )
-        for place in range(len(ranks))
-    ]
-    order = sorted(range(len(ranks)), key=lambda place: (waited[place], -ranks[place].compute_s))
-    return Job(
+    job = Job(
         ranks=ranks,
-        slowest=ranks[order[0]],
+        slowest=slowest,
         doubt=doubt,
         all_reduces=[call for call in met if call[0].name == ALL_REDUCE],
-        waited_s=waited,
+        workers=division.workers if met else None,
     )
+    if met and all(len(each.places) > 1 for each in division.meetings):
+        waits = dict(chain.from_iterable(each.waits() for each in division.meetings))
+        order = sorted(range(len(ranks)), key=lambda place: (waits[place], -ranks[place].compute_s))
+        job.slowest, job.waited_s = ranks[order[0]], [waits[place] for place in range(len(ranks))]
+    return job
+
+
+class _Meeting:
+    """Ranks of one process group, at these places among all, and their calls that are the same ones."""
+
+    def __init__(self, ranks: Sequence[RankTrace], places: Sequence[int], *, only: str | None) -> None:
+        self.places = places
+        self._ranks = [ranks[place] for place in places]
+        self._steps = _common_steps(self._ranks) if len(places) > 1 else []
+        self._met_in = [
+            [call for call in _met(self._ranks, each) if only in (None, call[0].name)] for each in self._steps
+        ]
+        self.met = [call for calls in self._met_in for call in calls]
+        self._ahead_s = [
+            statistics.median(call[place].end_s - call[0].end_s for call in self.met) if self.met else 0.0
+            for place in range(len(places))
+        ]
+
+    def num_apart(self) -> int:
+        """Return in how many calls a rank was done before another one had begun: no collective allows it."""
+        return sum(
+            max(call.start_s - ahead for call, ahead in zip(calls, self._ahead_s, strict=True))
+            > min(call.end_s - ahead for call, ahead in zip(calls, self._ahead_s, strict=True)) + _CLOCKS_S
+            for calls in self.met
+        )
+
+    def waits(self) -> list[tuple[int, float]]:
+        """Return each rank's place, and how long it waited for others in a step."""
+        busy = [_computing(rank) for rank in self._ranks]
+        return [
+            (
+                self.places[place],
+                statistics.median(
+                    _waited_s(place, calls, self._ahead_s, busy[place], steps[place])
+                    for steps, calls in zip(self._steps, self._met_in, strict=True)
+                ),
+            )
+            for place in range(len(self.places))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Division:
+    """The process groups in which ranks meet, and how many ranks of the job each has, if not all."""
+
+    meetings: Sequence[_Meeting]
+    workers: int | None = None
+
+    @property
+    def apart(self) -> float:
+        """The share of calls that cannot be the same ones; 1 without any call."""
+        calls = sum(len(each.met) for each in self.meetings)
+        return sum(each.num_apart() for each in self.meetings) / calls if calls else 1.0
+
+
+def _divided(ranks: Sequence[RankTrace]) -> _Division:
+    """Return the process groups in which the ranks' all-reduces met.
+
+    A trace lists its groups, but Gloo's calls do not say theirs. Of calls that are taken to be one, none may
+    end before another begins. So all ranks meet, unless that does not hold, and it does in listed groups.
+    Shards of gradients are summed in groups of replicas, which are never all ranks.
+    """
+    whole = _Division(meetings=[_Meeting(ranks, range(len(ranks)), only=None)])
+    parts = []
+    for name in ranks[0].trace.parts:
+        by_members: dict[frozenset[int], list[int]] = {}
+        for place, rank in enumerate(ranks):
+            by_members.setdefault(rank.trace.parts.get(name, frozenset()), []).append(place)
+        if len(sizes := {len(members) for members in by_members}) == 1:
+            meetings = [_Meeting(ranks, places, only=ALL_REDUCE) for places in by_members.values()]
+            parts.append(_Division(meetings=meetings, workers=sizes.pop()))
+    if parts and ranks[0].kind.name == "HSDP":
+        return min(parts, key=lambda each: each.apart)
+    if not parts or not whole.meetings[0].met or whole.apart <= _MOST_APART:
+        return whole
+    return min([whole, *parts], key=lambda each: each.apart)
 
 
 def _common_steps(ranks: Sequence[RankTrace]) -> list[tuple[KinetoStep, ...]]:

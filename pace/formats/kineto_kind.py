@@ -27,6 +27,7 @@ A kind is *certain* where annotations name it, *likely* where the order and the 
 and a *guess* where several kinds would record the same.
 """
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from typing import Any, Literal
 
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, UPDATE, KinetoStep
 from pace.formats.kineto_trace import KinetoTrace
-from pace.formats.recorded_collectives import ALL_REDUCE, RecordedCall, issued_during
+from pace.formats.recorded_collectives import ALL_REDUCE, OF_OTHER_DATA, RecordedCall, issued_during
 
 KindOfJob = Literal[
     "inference",
@@ -356,6 +357,41 @@ def sent_share(
         shares |= {(call.size_bytes or 0) / size for call, size in zip(own, ready, strict=True)}
     share = shares.pop() if len(shares) == 1 else 1.0
     return share if share in _SMALLER_TYPES or (share < 1 and num_calls > 1) else 1.0
+
+
+def set_apart(steps: Sequence[KinetoStep], calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Return the calls; all-reduces of something else than gradients, such as a loss, are renamed.
+
+    Those are of a size for which no gradient had become ready, in steps whose other all-reduces carried
+    exactly what had.
+    """
+    others: set[int | None] = set()
+    carrying: set[int | None] = set()
+    own = [
+        [call for call in issued_during(calls, s.start_s, s.end_s) if call.name == ALL_REDUCE] for s in steps
+    ]
+    for step, reduces in zip(steps, own, strict=True):
+        sizes = [gradient.size_bytes or 0 for gradient in step.gradients]
+        edges = [0, *(bisect.bisect_right(step.accumulated_s, call.issued_s) for call in reduces)]
+        pairs = [
+            (call.size_bytes, sum(sizes[first:last]))
+            for call, (first, last) in zip(reduces, pairwise(edges), strict=True)
+        ]
+        shares = {(carried or 0) / ready for carried, ready in pairs if ready}
+        if len(shares) == 1 and shares.pop() in (1.0, *_SMALLER_TYPES):
+            others |= {carried for carried, ready in pairs if not ready}
+            carrying |= {carried for carried, ready in pairs if ready}
+    if not others or others & {*carrying, None}:
+        return list(calls)
+    for step, reduces in zip(steps, own, strict=True):
+        if len(step.reduced_after) == len(reduces):
+            step.reduced_after = [
+                ready
+                for ready, call in zip(step.reduced_after, reduces, strict=True)
+                if call.size_bytes not in others
+            ]
+    renamed = {id(call) for reduces in own for call in reduces if call.size_bytes in others}
+    return [replace(call, name=OF_OTHER_DATA) if id(call) in renamed else call for call in calls]
 
 
 def with_hook(kind: JobKind, share: float) -> JobKind:

@@ -22,7 +22,7 @@ from pace.formats.kineto_clocks import (
     wall_durations,
 )
 from pace.formats.kineto_comparable import comparable_steps, refuse_unequal_steps
-from pace.formats.kineto_kind import kind_of_job, sent_share, with_hook
+from pace.formats.kineto_kind import kind_of_job, sent_share, set_apart, with_hook
 from pace.formats.kineto_records import KinetoStep, Part, RecordedGradient, RecordedOp
 from pace.formats.kineto_steps import recorded_steps
 from pace.formats.kineto_trace import KinetoTrace
@@ -49,6 +49,8 @@ class RankTrace:
         self.kind = kind_of_job(trace, every, collectives)
         if self.kind.refusal is not None:
             raise FormatError(trace.path, self.kind.refusal)
+        if self.kind.name.startswith("DDP"):
+            collectives = set_apart(every, collectives)
         note_fixed_calls(every, collectives)
         measure_device(every, self.placed, collectives)
         self.clock = choose_clock(clock, every, self.placed)

@@ -45,6 +45,8 @@ from pace.formats.kineto_trace import HostOp, KinetoTrace, Thread
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
 _ADD = ("aten::add", "aten::add_")
 _REDUCE, _REDUCE_NOTE = "c10d::allreduce_", "nccl:all_reduce"
+# What sends gradients: hooks of the engine, and those of ``fully_shard``.
+_SENDERS = (BACKWARD, ACCUMULATE, "RegisterPostBackwardFunction")
 _MOST_STATISTICS = 2**14  # elements: of more channels no layer takes statistics
 
 
@@ -90,7 +92,7 @@ def _find_reduces_of_layers(trace: KinetoTrace) -> None:
         if op.name.startswith(_REDUCE):
             reduces.append(op)
             issuer = next((each for each in reversed(opened) if not COMMUNICATION.match(each.name)), None)
-            by_layer = issuer is not None and not issuer.name.startswith((BACKWARD, ACCUMULATE))
+            by_layer = issuer is not None and not issuer.name.startswith(_SENDERS)
             if by_layer and 0 < op.elements <= _MOST_STATISTICS:
                 found.append(op)
         opened.append(op)

@@ -127,6 +127,8 @@ class KinetoTrace:
     ----------
     groups
         Sizes of the process groups by name and description, as far as the trace lists them.
+    parts
+        By description, the ranks of those process groups that have this rank, but not all ranks.
     backend
         What the processes communicate with, as torch names it.
     base_s
@@ -139,6 +141,7 @@ class KinetoTrace:
     rank: int | None
     workers: int | None
     groups: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, frozenset[int]] = field(default_factory=dict)
     backend: str | None = None
     base_s: float = 0.0
     origin_us: float | None = None
@@ -184,11 +187,13 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         distributed = read_json_field(path, "distributedInfo")
     if not isinstance(distributed, dict):
         distributed = {}
+    rank, workers = whole_or_none(distributed.get("rank")), whole_or_none(distributed.get("world_size"))
     trace = KinetoTrace(
         path=str(path),
-        rank=whole_or_none(distributed.get("rank")),
-        workers=whole_or_none(distributed.get("world_size")),
+        rank=rank,
+        workers=workers,
         groups=_groups(distributed.get("pg_config")),
+        parts=_parts(distributed.get("pg_config"), rank, workers),
         backend=_text(distributed.get("backend")),
         base_s=(whole_or_none(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
     )
@@ -223,6 +228,18 @@ def _groups(listed: Any) -> dict[str, int]:
         if size is not None:
             groups[f"{group.get('pg_name')} {group.get('pg_desc')}"] = size
     return groups
+
+
+def _parts(listed: Any, rank: int | None, workers: int | None) -> dict[str, frozenset[int]]:
+    parts = {}
+    for group in listed if isinstance(listed, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        members = (
+            frozenset(each for each in ranks if isinstance(each, int)) if isinstance(ranks, list) else ()
+        )
+        if rank in members and 1 < len(members) < (workers or 0):
+            parts[f"{group.get('pg_desc')}"] = frozenset(members)
+    return parts
 
 
 def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:

@@ -14,6 +14,7 @@ _GLOO = "gloo:"
 _NCCL = "nccl:"
 ALL_REDUCE = "all_reduce"
 _OF_LAYER = "all_reduce_of_a_layer"
+OF_OTHER_DATA = "all_reduce_of_other_data"
 HOST_LANE = ("host", "gloo")
 _ISSUE = "c10d::"
 # Shorter calls of smaller sizes may take the same time because latency is most of it.
@@ -255,13 +256,14 @@ def recorded_cost(
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for parts in together:
-        if parts[0].size_bytes:
-            by_size[parts[0].size_bytes].append(min(part.duration_s * part.share for part in parts))
+        shortest_s = min(part.duration_s * part.share for part in parts)
+        if parts[0].size_bytes and shortest_s > 0:
+            by_size[parts[0].size_bytes].append(shortest_s)
     middle = statistics.median if by_size else min
     if not by_size:
         for calls in ranks:
             for call in calls:
-                if call.size_bytes:
+                if call.size_bytes and call.duration_s > 0:
                     by_size[call.size_bytes].append(call.duration_s * call.share)
     if not by_size:
         return None

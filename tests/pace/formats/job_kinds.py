@@ -151,13 +151,17 @@ def wrapped_shards_events() -> list[Event]:
     ]
 
 
-def hybrid_events(*, head_us: float | None = None) -> list[Event]:
+def hybrid_events(*, head_us: float | None = None, sender: str | None = None) -> list[Event]:
     """Return HSDP on 2 x 2 ranks: each reduce-scatter's shard, of 105 and 150 elements, is all-reduced.
 
-    With `head_us`, a shard of 15 elements is sent then, whose gradient was ready long before.
+    With `head_us`, a shard of 15 elements is sent then, whose gradient was ready long before. With `sender`,
+    an operator of this name issues the first all-reduce of each step, as a layer's statistics are.
     """
     events = fully_sharded_events()
     for origin in _origins():
+        if sender:
+            events.append(make_event("cpu_op", EVALUATE + sender, AUTOGRAD, origin + 4384, 12))
+            events.append(make_event("cpu_op", sender, AUTOGRAD, origin + 4384, 12))
         for start, elements in ((4385, 105), (4640, 150), *([(head_us, 15)] if head_us else [])):
             events.append(_issue("allreduce_", origin + start, [[elements]]))
             events.append(_run("all_reduce", origin + start + 20, 60, elements, 35))

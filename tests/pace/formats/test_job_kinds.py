@@ -123,9 +123,13 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path) -> None:
         _read(tmp_path, events)
 
 
-def test_replica_groups_share_shards(tmp_path: Path) -> None:
-    """HSDP on 2 x 2 ranks: two workers all-reduce what each reduce-scatter left, in two units."""
-    profile = _read(tmp_path, hybrid_events(), 4)
+@pytest.mark.parametrize("sender", [None, "RegisterPostBackwardFunctionBackward"])
+def test_replica_groups_share_shards(tmp_path: Path, sender: str | None) -> None:
+    """HSDP on 2 x 2 ranks: two workers all-reduce what each reduce-scatter left, in two units.
+
+    ``fully_shard`` sends them from an operator of its own.
+    """
+    profile = _read(tmp_path, hybrid_events(sender=sender), 4)
     assert profile.workers == 2
     assert [gradient.size_bytes for gradient in profile.gradients] == [420, 600]
     assert profile.metadata["other_collectives"] == {"all_gather": 3, "reduce_scatter": 6}

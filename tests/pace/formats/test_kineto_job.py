@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.import_report import import_report, import_warnings, report_lines
 from pace.formats.kineto import read_kineto
+from pace.formats.reading import FormatWarning
 from tests.pace.formats.kineto_features import make_event
 from tests.pace.formats.traces import (
     ACCUMULATE,
@@ -168,3 +170,76 @@ def test_another_order_of_groups_is_a_warning(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["headroom", *map(str, other)])
     assert result.exit_code == 0, result.output
     assert "warning: ranks issue collectives in different orders, so the job can hang" in result.stdout
+
+
+def _slower(events: list[Event]) -> list[Event]:
+    """Return events of which each step begins 15 ms later after the one before."""
+    return [
+        event | {"ts": event["ts"] + 15_000 * ((event["ts"] - 1_000_000) // 10_000)}
+        if "ts" in event
+        else event
+        for event in events
+    ]
+
+
+def _two_pairs(folder: Path) -> list[Path]:
+    """Write the traces of ranks 0 and 2, and of 1 and 3, which sum gradients among themselves."""
+    pairs = [_rank_events(early=True), _rank_events(early=False)]
+    for event in chain(*pairs):
+        event.get("args", {}).pop("Group size", None)
+    paths = []
+    for rank in range(4):
+        members = [rank % 2, rank % 2 + 2]
+        listed = [
+            {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
+            {"pg_name": str(1 + rank % 2), "pg_desc": "undefined", "pg_size": 2, "ranks": members},
+        ]
+        about = {"rank": rank, "world_size": 4, "backend": "gloo", "pg_config": listed}
+        events = pairs[rank // 2] if rank % 2 == 0 else _slower(pairs[rank // 2])
+        paths.append(write_json(folder / f"rank{rank}.json", kineto_document(events, distributedInfo=about)))
+    return paths
+
+
+def test_ranks_meet_in_the_groups_that_their_calls_allow(tmp_path: Path) -> None:
+    """Of four ranks, two and two: a rank of one pair is done before a rank of the other begins."""
+    profile = read_kineto(_two_pairs(tmp_path))
+    assert profile.workers == 2
+    assert dict(profile.allreduce.model_dump()["samples"]) == pytest.approx({840: 71e-6, 1200: 91e-6})
+    assert profile.metadata["ranks_waited_s"] == pytest.approx([2071e-6, 2071e-6, 0, 0], abs=3e-6)
+
+
+def test_ranks_that_cannot_have_met_are_doubted(tmp_path: Path) -> None:
+    """Ranks 0 and 1 are of different pairs; one rank alone does not say in which group its calls were."""
+    paths = _two_pairs(tmp_path)
+    profile = read_kineto(paths[:2])
+    assert profile.metadata["ranks_waited_s"] == []
+    assert "a rank was done before another one had begun" in profile.metadata["ranks_doubt"]
+    with pytest.warns(FormatWarning) as told:
+        assert read_kineto(paths[:1]).workers == 4
+    assert any("process groups of 2 ranks, too" in str(warning.message) for warning in told)
+
+
+def _sum_something_else(events: list[Event], elements: int) -> None:
+    """Add an all-reduce to each step, which the main thread issues after the backward pass."""
+    described = {"Collective name": "allreduce", "In msg nelems": elements, "Group size": 2, "dtype": "Float"}
+    for step in range(3):
+        origin = 1_000_000 + 10_000 * step
+        events += [
+            make_event("cpu_op", "c10d::allreduce_", MAIN, origin + 7200, 20),
+            make_event("kernel", "ncclDevKernel_AllReduce", NCCL, origin + 7210, 100, **described),
+        ]
+
+
+@pytest.mark.parametrize("elements", [1, 4 << 20])
+def test_what_carries_no_gradient_is_moved_by_no_schedule(tmp_path: Path, elements: int) -> None:
+    """A loss, or any other data, that is summed after the backward pass."""
+    plain, summed = kineto_events(), kineto_events()
+    _sum_something_else(summed, elements)
+    (path,) = _write(tmp_path, plain)
+    without = read_kineto([path])
+    (path,) = _write(tmp_path, summed)
+    profile = read_kineto([path])
+    assert profile.metadata["job"] == without.metadata["job"]
+    assert profile.metadata["recorded_allreduces"] == without.metadata["recorded_allreduces"]
+    assert profile.metadata["recorded_allreduces_match"] is True
+    assert profile.metadata["other_collectives"] == {"all_reduce_of_other_data": 3}
