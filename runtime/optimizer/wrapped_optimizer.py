@@ -38,6 +38,7 @@ from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.model_wrapper import ModelWrapper
 from pace.runtime.gates.optimizer_methods import step_was_replaced, zero_grad_was_replaced
 from pace.runtime.gates.patches import CompiledWatch, uncompiled
+from pace.runtime.gates.signal_handlers import call_postponed, postpone_handlers
 from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, enlist, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
@@ -97,6 +98,7 @@ class WrappedOptimizer(StandIn):
             refuse_wrapped(optimizer)
             return prepare()
 
+        postpone_handlers(of_all=True)
         start = start_together(transport, optimizer, model, checked, model_wrapper=self._model_wrapper)
         options, reason = start.options, start.barrier_reason
         self.optimizer = optimizer
@@ -317,6 +319,7 @@ class WrappedOptimizer(StandIn):
         return loss
 
     def _end_step(self) -> None:
+        postpone_handlers()
         # Schedulers check this; in overlap mode the optimizer's own step() is not called.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers add it
         try:
@@ -327,6 +330,7 @@ class WrappedOptimizer(StandIn):
             if self._rounds.engine.failure is None:
                 self._rounds.engine.abandon()
             raise
+        call_postponed()
 
     def _step_at_once(self, closure: Callable[[], Any] | None) -> Any:
         """Reduce everything, then let the user's optimizer update everything."""
