@@ -172,11 +172,11 @@ class GradientAccess:
 
     def clear(self, slot: Slot) -> None:
         """Clear a gradient: set it to None."""
-        self._rounds.await_answer()
-        self.clear_now(slot)
+        with self._rounds.alone():
+            self.clear_now(slot)
 
     def clear_now(self, slot: Slot) -> None:
-        """Clear a gradient; no other thread may be answering another rank meanwhile."""
+        """Clear a gradient; no other thread may work on the round meanwhile."""
         if self._count_clear(slot):
             self._clear_pending(slot)
         else:
@@ -205,11 +205,11 @@ class GradientAccess:
 
     def zero(self, slot: Slot) -> None:
         """Set a gradient to zero, unless it is None."""
-        self._rounds.await_answer()
-        self.zero_now(slot)
+        with self._rounds.alone():
+            self.zero_now(slot)
 
     def zero_now(self, slot: Slot) -> None:
-        """Set a gradient to zero; no other thread may be answering another rank meanwhile."""
+        """Set a gradient to zero; no other thread may work on the round meanwhile."""
         if self._count_clear(slot):
             if slot.cleared_to == "none":
                 return  # there is none any more

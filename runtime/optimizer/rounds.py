@@ -362,14 +362,15 @@ class Rounds:
     def end_pending(self) -> None:
         """End a round whose updates are applied later, with the current hyper-parameters."""
         assert self._update is not None
-        self._update.snapshot()
-        kept = self.reduction.kept
-        self._end(pending=True)
-        self._guard()
-        for group in kept:
-            self.finish(group)
-        self._finish_unguarded(self._shared())
-        self._watch_pending()
+        with self._lock:  # another thread may use parameters
+            self._update.snapshot()
+            kept = self.reduction.kept
+            self._end(pending=True)
+            self._guard()
+            for group in kept:
+                self.finish(group)
+            self._finish_unguarded(self._shared())
+            self._watch_pending()
 
     def _end(self, *, pending: bool) -> None:
         self.await_answer()
@@ -437,9 +438,8 @@ class Rounds:
 
     def zero(self, *, set_to_none: bool) -> None:
         """Clear all gradients, except those in flight for the update of the last step."""
-        self.await_answer()
         change = self.access.clear_now if set_to_none else self.access.zero_now
-        with without_guards():
+        with self._lock, without_guards():
             for slot in self.slots:
                 change(slot)
         self.reduction.live()
@@ -480,6 +480,10 @@ class Rounds:
             self._answering = False
             self._lock.release()
         return True
+
+    def alone(self) -> contextlib.AbstractContextManager[object]:
+        """Inside, no other thread answers another rank, or applies an update."""
+        return self._lock
 
     def await_answer(self) -> None:
         """Wait until an answer that another thread gives for this rank is finished."""
@@ -549,8 +553,9 @@ class Rounds:
     def make_current(self, slot: Slot) -> None:
         """Apply a parameter's pending update; the parameter is about to be used."""
         self._claimed.add(slot)
-        self.finish(self._awaited_of[slot])
-        unguard_all([slot.parameter])
+        with self._lock:  # this may be another thread than that which takes the next step
+            self.finish(self._awaited_of[slot])
+            unguard_all([slot.parameter])
 
     def finish_all(self) -> None:
         """Apply all pending updates."""
