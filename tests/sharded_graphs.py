@@ -113,8 +113,8 @@ def held_up() -> CollectiveGraph:
     return graph_of(nodes, latency_s=0.0)
 
 
-def tiny_graph(seed: int, *, most_nodes: int = 9) -> CollectiveGraph:
-    """Return a random graph of one to four collectives on one or two wires, in some without an op between.
+def tiny_graph(seed: int, *, most_nodes: int = 9, most_collectives: int = 4) -> CollectiveGraph:
+    """Return a random graph of a few collectives on one or two wires, in some without an op between.
 
     Costs, sizes, durations and what is returned are of few values, so that many plans are equally good.
     Waits are not counted in `most_nodes`.
@@ -139,7 +139,7 @@ def tiny_graph(seed: int, *, most_nodes: int = 9) -> CollectiveGraph:
         )
         for name in ("dp", "tp")[: pick.randint(1, 2)]
     )
-    num_collectives = pick.randint(1, 4)
+    num_collectives = pick.randint(1, most_collectives)
     num_ops = pick.randint(1, most_nodes - num_collectives - 1) if pick.random() < 0.85 else 1
     kinds = ["collective"] * num_collectives + ["op"] * num_ops
     pick.shuffle(kinds)

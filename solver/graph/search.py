@@ -54,6 +54,10 @@ AHEAD_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128)
 MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
 MOST_STATES = 2_000
+MOST_NODES_AGAIN = 128
+LESS_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+"""Where not all plans can be compared, plans of up to so many nodes are searched within less memory, too."""
+SOME_PLANS = "heuristic: some of all orders and buckets"
 SAME_TIME = 1e-10
 """By what share of its time a plan may be slower and count as equally fast."""
 WINDOWS = (0, 64, 256, 512, 1024, 4096)
@@ -80,8 +84,8 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
     """Return the best plan found in at most `calls` trials, and for a small program the best of all plans.
 
     One more trial fills waits. The plan exceeds the budget only if all plans do that were tried. Of a tight
-    budget, the peak of the unchanged program is searched as well: with less memory, a search may find a
-    faster plan.
+    budget, the peak of the unchanged program is searched as well, and of a program of a few nodes, smaller
+    budgets: with less memory, a search may find a faster plan.
     """
     small = len(program) <= MOST_NODES
     if small:
@@ -95,7 +99,16 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
         less = PlanSearch(program, own_bytes, calls).run()
         found = less if less.end_s < found.end_s * (1 - SAME_TIME) else found
     found = _waiting_late(program, found, budget_bytes)
-    return _exact(program, found, budget_bytes) if small else found
+    found = _exact(program, found, budget_bytes) if small else found
+    if found.num_states is not None or len(program) > MOST_NODES_AGAIN:
+        return found
+    most_bytes = min(budget_bytes, found.peak_bytes)
+    for less_bytes in (int(share * most_bytes) for share in LESS_SHARES):
+        less = PlanSearch(program, less_bytes, calls).run()
+        less = _exact(program, less, less_bytes) if small else less
+        if less.peak_bytes <= most_bytes and less.end_s < found.end_s * (1 - SAME_TIME):
+            found = replace(less, method=SOME_PLANS if small else less.method, num_states=None)
+    return found
 
 
 def _waiting_late(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:
@@ -120,7 +133,7 @@ def _exact(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan
             return replace(found, num_states=lean.num_states) if lean.is_complete else found
     every = fastest_plan(program, budget_bytes, found.end_s, MOST_STATES)
     if every.plan is not None:
-        found = priced(program, every.plan, "heuristic: some of all orders and buckets")
+        found = priced(program, every.plan, SOME_PLANS)
     if not every.is_complete:
         return found
     as_fast = found.end_s * (1 + SAME_TIME)

@@ -186,3 +186,21 @@ def test_a_bucket_of_a_gather_and_another_collective_waits_for_its_inputs() -> N
     bucket = (program.collectives()[:2].tolist(),)
     order = ListScheduler(program, UNLIMITED).plan(bucket, ListRules()).plan.order
     assert sorted(order.tolist()) == list(range(len(nodes)))
+
+
+@pytest.mark.parametrize("seed", [205, 208, 209, 234])
+def test_more_memory_makes_no_plan_slower(seed: int) -> None:
+    """Too many plans to compare them all: within less memory, a search may find a faster plan."""
+    graph = tiny_graph(seed, most_nodes=20, most_collectives=10)
+    free = optimize_graph(graph, Options())
+    peak_bytes = free.predicted.peak_bytes
+    assert peak_bytes is not None
+    fastest_s = math.inf
+    for percent in (50, 60, 70, 80, 90, 100, 110, 130):
+        try:
+            schedule = optimize_graph(graph, Options(memory_bytes=peak_bytes * percent // 100))
+        except InvalidOptions:  # it needs more
+            continue
+        assert schedule.predicted.iteration_s <= fastest_s * (1 + 1e-9)
+        fastest_s = min(fastest_s, schedule.predicted.iteration_s)
+    assert free.predicted.iteration_s <= fastest_s * (1 + 1e-9)
