@@ -95,6 +95,11 @@ class WrappedOptimizer(StandIn):
         self._loaded: dict[str, str] = {}  # with sharded updates: the state that was loaded since
 
         def checked() -> tuple[WrapperOptions, PlanSource]:
+            if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+                raise InvalidUse(
+                    f"{type(optimizer).__name__} does not call torch.optim.Optimizer.__init__: wrap the"
+                    " optimizer that it uses, and give it the result"
+                )
             refuse_wrapped(optimizer)
             return prepare()
 

@@ -370,6 +370,7 @@ def extend(rank: int, library: str) -> list[str | None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_an_extension_is_named(pool: RankPool, tmp_path: Path) -> None:
     """A C++ function that reads or changes a pending parameter, whatever becomes of the result."""

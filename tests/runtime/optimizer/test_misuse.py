@@ -64,6 +64,7 @@ def _misuse(rank: int, _size: int) -> Any:
         "wrapper": _refusal(lambda: wrap("gloo", optimizer, model)),
         "optimizer": _refusal(lambda: wrap("gloo", inner, model)),
         "model": _refusal(lambda: wrap("gloo", OPTIMIZERS["adam"](trainable(model)), model)),
+        "around another": _refusal(lambda: wrap("gloo", _Lookahead(inner), model)),
     }
     optimizer.zero_grad()
     model(*shares[0]).backward(create_graph=True)
@@ -84,6 +85,14 @@ def _misuse(rank: int, _size: int) -> Any:
     train(again)
     again.close()
     return refusals, trained
+
+
+class _Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, as many are published: it has none of torch's own attributes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
 
 
 def _train_with_state_forgotten(size: int) -> Weights:
@@ -115,6 +124,7 @@ _SAID = {
     "wrapper": "already wrapped: wrap the torch optimizer itself",
     "optimizer": "the optimizer is already wrapped: close() the wrapper",
     "model": "another optimizer that also updates features.0.weight, ",
+    "around another": "_Lookahead does not call torch.optim.Optimizer.__init__: wrap the optimizer",
     "graph": "read after backward(create_graph=True), but its average over ranks cannot be differentiated",
     "closed": "the wrapper was closed: step() the torch optimizer itself, or wrap it again",
 }
