@@ -24,7 +24,7 @@ RunningService = Annotated[Service, Depends(_service)]
 KnownAnswers = Annotated[QuestionAnswers, Depends(_question_answers)]
 QuestionId = Annotated[ResourceId, Path(description="Identifier, as the POST returned it")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Largest number of items in a page")]
-Cursor = Annotated[str | None, Query(max_length=500, description="`next` of the previous page")]
+Cursor = Annotated[str | None, Query(max_length=2000, description="`next` of the previous page")]
 OfJob = Annotated[JobName | None, Query(description="Only for this training job")]
 OfFingerprint = Annotated[Sha256 | None, Query(description="Only for models with this fingerprint")]
 Contains = Annotated[

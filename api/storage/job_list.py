@@ -1,12 +1,22 @@
 """Lists training jobs, which are not stored themselves but follow from schedules and reports."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, Double, FromClause, Select, case, func, literal, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    FromClause,
+    Select,
+    case,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from pace.api.errors import InvalidRequest
@@ -82,24 +92,23 @@ class JobList:
         question: Select[Any] = select(*listed.c, place[0].label("place"))
         if asked.min_drift is not None:
             question = question.where(_drift(listed.c, otherwise=-1.0) >= asked.min_drift)
-        if cursor is not None:
-            position = _read_position(cursor, asked)
-            after = tuple_(*place) > tuple_(*position)
-            question = question.where(after if asked.rises else tuple_(*place) < tuple_(*position))
-        page: FromClause = question.order_by(*_ordered(place, asked)).limit(limit + 1).subquery()
-        if not asked.needs_reports:
-            page = _with_report(page, tenant).subquery()
-        final = select(*page.c, QuestionRecord.asked_at, QuestionRecord.asked_by)
-        final = final.join_from(page, QuestionRecord, QuestionRecord.asked_number == page.c.asked_number)
-        place = page.c.place, page.c.job.collate(self.database.bytewise)
-        final = final.order_by(*_ordered(place, asked))
         with self.database.read() as connection:
+            if cursor is not None:
+                position = _read_position(connection, cursor, asked)
+                after = tuple_(*place) > tuple_(*position)
+                question = question.where(after if asked.rises else tuple_(*place) < tuple_(*position))
+            page: FromClause = question.order_by(*_ordered(place, asked)).limit(limit + 1).subquery()
+            if not asked.needs_reports:
+                page = _with_report(page, tenant).subquery()
+            final = select(*page.c, QuestionRecord.asked_at, QuestionRecord.asked_by)
+            final = final.join_from(page, QuestionRecord, QuestionRecord.asked_number == page.c.asked_number)
+            place = page.c.place, page.c.job.collate(self.database.bytewise)
+            final = final.order_by(*_ordered(place, asked))
             rows = [dict(row._mapping) for row in connection.execute(final)]
-        places = [row.pop("place") for row in rows]
+            following = _write_position(connection, rows[limit - 1], asked) if len(rows) > limit else None
         for row in rows:
-            del row["asked_number"]
+            del row["asked_number"], row["place"]
         items = tuple(JobSummary(**row) for row in rows[:limit])
-        following = _write_position(places[limit - 1], items[-1].job, asked) if len(rows) > limit else None
         return JobPage(items=items, next=following)
 
 
@@ -182,21 +191,17 @@ def _ordered(
     return [each.asc() if asked.rises else each.desc() for each in place]
 
 
-def _write_position(place: Any, job: str, asked: JobQuery) -> str:
-    return write_cursor([asked.order, asked.reverse, place, job])
+def _write_position(connection: Connection, row: Mapping[str, Any], asked: JobQuery) -> str:
+    # Of one width, so that the length of a cursor does not tell the number of digits.
+    place = None if asked.order == "name" else f"{row['place']!r:>24}"
+    return write_cursor(connection, [asked.order, asked.reverse, place, row["job"]])
 
 
-def _read_position(cursor: str, asked: JobQuery) -> tuple[Any, str]:
+def _read_position(connection: Connection, cursor: str, asked: JobQuery) -> tuple[Any, str]:
     try:
-        order, reverse, place, job = read_cursor(cursor)
-        if (order, reverse) != (asked.order, asked.reverse) or not isinstance(job, str) or "\0" in job:
+        order, reverse, place, job = read_cursor(connection, cursor)
+        if (order, reverse) != (asked.order, asked.reverse):
             raise ValueError(cursor)
-        job.encode()  # half a character can be asked for in JSON, and not in a database
-        if order == "name":
-            return job, job
-        number = float(place)
-        if not math.isfinite(number):
-            raise ValueError(cursor)
-        return number, job
+        return job if order == "name" else float(place), job
     except CURSOR_ERRORS:
         raise InvalidRequest("cursor: expected one that this service gave for the same order") from None

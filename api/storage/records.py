@@ -240,6 +240,14 @@ class ObjectOwnerRecord(Record):
     id: Mapped[str] = mapped_column(String(32))
 
 
+class CursorSecretRecord(Record):
+    """The one secret with which all service processes encrypt the cursors of lists; a migration makes it."""
+
+    __tablename__ = "cursor_secret"
+
+    secret: Mapped[bytes] = mapped_column(primary_key=True)
+
+
 # As text, so that a database sees that the index of live tasks holds all that are asked for.
 IS_LIVE = text("state IN ('queued', 'running')")
 

@@ -1,6 +1,5 @@
 """Bad requests: each is refused with a problem document that says what is wrong."""
 
-import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -206,32 +205,11 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
             assert answer.readline().startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.parametrize("row_id", ["\ud800", "\0", "x", "", 1, None])
-@pytest.mark.parametrize("path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/reports"])
-def test_forged_cursors_are_refused(small_service: ServiceProcess, path: str, row_id: object) -> None:
-    """Whatever stands where an id should."""
-    position = json.dumps(["2026-01-01T00:00:00+00:00", row_id])
-    cursor = base64.urlsafe_b64encode(position.encode()).decode()
+@pytest.mark.parametrize("cursor", ["x", "é", "bm9uZQ==", "A" * 2000, "WyJqb2JzIiwxXQ=="])
+@pytest.mark.parametrize("path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/reports", "/v1/jobs"])
+def test_cursors_that_no_page_gave_are_refused(small_service: ServiceProcess, path: str, cursor: str) -> None:
+    """Whatever they say, encoded or not."""
     answer = small_service.http.get(path, params={"cursor": cursor})
-    assert "cursor" in _refused(answer, 422, "invalid-request")["detail"]
-
-
-@pytest.mark.parametrize(
-    ("path", "position"),
-    [
-        ("/v1/schedules", ["9999-12-31T23:59:59-23:59", "0" * 32]),
-        ("/v1/schedules", ["2026-01-01T00:00:00", "0" * 32]),
-        ("/v1/jobs", ["0001-01-01T00:00:00+23:59", "train"]),
-        ("/v1/jobs", ["2026-01-01T00:00:00+00:00", "\ud800"]),
-        ("/v1/jobs?order=name", ["\ud800"]),
-    ],
-)
-def test_cursors_that_no_database_understands_are_refused(
-    small_service: ServiceProcess, path: str, position: list[str]
-) -> None:
-    """Moments that have no name in UTC, or no time zone, and names with half a character."""
-    cursor = base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
-    answer = small_service.http.get(f"{path}{'&' if '?' in path else '?'}cursor={cursor}")
     assert "cursor" in _refused(answer, 422, "invalid-request")["detail"]
 
 

@@ -1,20 +1,23 @@
 """The queue of tasks by itself, on both databases: what is claimed at once, and what waits its turn."""
 
+import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from pace.api.errors import InUse, QueueFull
+from pace.api.errors import InUse, InvalidRequest, QueueFull
 from pace.api.fairness.tenants import TenantLimits, Tenants
 from pace.api.questions.all_kinds import KINDS, answer_question, read_question
 from pace.api.questions.kind import Question, ReadLimits, ReceivedProfile
 from pace.api.settings import Settings
 from pace.api.storage.database import Database
 from pace.api.storage.documents import PlacedDocument
+from pace.api.storage.pages import read_cursor, write_cursor
 from pace.api.storage.questions import QuestionStore
 from pace.api.storage.records import ProfileRecord, QuestionRecord, TaskRecord, from_now
 from pace.api.storage.resources import ResourceStore
@@ -233,6 +236,24 @@ def test_tasks_are_listed_in_pages(queue: TaskQueue) -> None:
         ("a", "schedule", "queued"): 2,
         ("b", "schedule", "queued"): 1,
     }
+
+
+def test_cursors_do_not_tell_what_others_store(queue: TaskQueue) -> None:
+    """Numbers of rows of all tenants are encrypted; a changed cursor, or another list's, is refused."""
+    positions: list[list[Any]] = [["tasks", 7], ["tasks", 8], ["tasks", 2**62]]
+    with queue.database.read() as connection:
+        cursors = [write_cursor(connection, position) for position in positions]
+        assert [read_cursor(connection, cursor) for cursor in cursors] == positions
+        assert write_cursor(connection, positions[0]) == cursors[0]
+        of_profiles = write_cursor(connection, ["profiles", 7])
+    contents = [base64.urlsafe_b64decode(cursor) for cursor in cursors]
+    assert len({len(content) for content in contents}) == 1
+    equal = sum(a == b for a, b in zip(contents[0], contents[1], strict=True))
+    assert equal < len(contents[0]) // 4
+    changed = base64.urlsafe_b64encode(contents[0][:-1] + bytes([contents[0][-1] ^ 1])).decode()
+    for wrong in (changed, of_profiles):
+        with pytest.raises(InvalidRequest, match="cursor"):
+            queue.list("a", None, None, 2, wrong)
 
 
 def test_large_solves_leave_a_place_for_small_ones(queue: TaskQueue) -> None:

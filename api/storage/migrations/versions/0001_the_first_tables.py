@@ -1,5 +1,7 @@
 """The first tables."""
 
+import secrets
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.schema import CreateSequence
@@ -30,6 +32,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_api_keys_number", "api_keys", ["number"])
+    cursor_secret = op.create_table(
+        "cursor_secret",
+        sa.Column("secret", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("secret"),
+    )
+    op.bulk_insert(cursor_secret, [{"secret": secrets.token_bytes(32)}])
     op.create_table(
         "object_owners",
         sa.Column("place", sa.Text(), nullable=False),
