@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pace.documents.base import Document, explain
+from pace.documents.base import Document, explain, repeated
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -104,10 +104,17 @@ def read_entries(path: Path) -> dict[str, TenantEntry]:
         If the file cannot be read or is not valid; the message says where.
     """
     try:
-        return TypeAdapter(dict[str, TenantEntry]).validate_python(json.loads(path.read_bytes()))
+        content = json.loads(path.read_bytes(), object_pairs_hook=_without_repeated_names)
+        return TypeAdapter(dict[str, TenantEntry]).validate_python(content)
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise ValueError(explain(error)) from None
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"the file is not JSON: {error}") from None
+
+
+def _without_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (twice := repeated(name for name, _ in pairs)) is not None:
+        raise ValueError(f'the file has "{twice}" twice in one object: keep one of them')
+    return dict(pairs)

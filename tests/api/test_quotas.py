@@ -178,6 +178,7 @@ def test_the_file_of_tenants_is_read_and_checked(tmp_path: Path) -> None:
     for text, message in (
         ('{"vision": {"wieght": 4}}', "vision: wieght: "),
         ('{"vision": {"weight": 0}}', "vision: weight: expected a number above 0 and at most 1,000"),
+        ('{"vision": {"weight": 4}, "vision": {}}', 'has "vision" twice in one object: keep one of them'),
         ("{", "is not JSON"),
     ):
         path.write_text(text)
