@@ -199,11 +199,15 @@ class StorageSettings(BaseSettings):
     @classmethod
     def _known_database(cls, value: str) -> str:
         try:
-            driver = make_url(value).drivername
+            url = make_url(value)
+            driver, name = url.drivername, url.database
         except (ArgumentError, ValueError):
-            driver = ""
+            driver, name = "", None
         if driver not in _SQLITE and driver not in _POSTGRESQL:
             raise ValueError("give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        # Each connection would have its own empty database.
+        if driver in _SQLITE and (name or ":memory:") == ":memory:":
+            raise ValueError("give sqlite:///FILE: the service cannot keep its database in memory")
         # It would be read as a host that begins within the password, and logged.
         if driver in _POSTGRESQL and value.count("@") > 1:
             raise ValueError(

@@ -80,6 +80,9 @@ def test_urls_of_databases_that_would_be_misread_are_refused(tmp_path: Path) -> 
     ):
         refused = serve_in_vain(tmp_path, database_url=url)
         assert refused == (2, f"pace serve: PACE_DATABASE_URL: {reason}\n")
+    for url in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+        with pytest.raises(InvalidOptions, match="give sqlite:///FILE: the service cannot keep its database"):
+            load_settings(database_url=url)
     parsed = Settings(database_url="postgres://me:p%40ss%2Fword@[::1]:5433/x").parsed_database_url
     assert (parsed.password, parsed.host, parsed.port) == ("p@ss/word", "::1", 5433)
 
