@@ -83,6 +83,14 @@ Executor = Annotated[
 ]
 
 
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def telemetry_wanted() -> bool:
     """Whether OpenTelemetry's variables turn traces on."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -325,6 +333,15 @@ class AccessSettings(BaseSettings):
                     raise ValueError(
                         f'{error}: give addresses, networks such as 10.0.0.0/8, or "*"'
                     ) from None
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_of_hosts(cls, value: str) -> str:
+        for name in map(str.strip, value.split(",")):
+            # Requests are compared by the host's name alone, so none would be let in.
+            if name and not re.fullmatch(r"[^\s/:@?#*\[\]]+", name) and not _is_address(name):
+                raise ValueError(f'"{name}" is no host name: give names without scheme, port, path and *')
         return value
 
     @field_validator("tenants_file")

@@ -87,6 +87,17 @@ def test_urls_of_databases_that_would_be_misread_are_refused(tmp_path: Path) -> 
     assert (parsed.password, parsed.host, parsed.port) == ("p@ss/word", "::1", 5433)
 
 
+def test_allowed_hosts_that_no_request_can_name_are_refused() -> None:
+    """The service would start, and refuse every request."""
+    for hosts in ("https://pace.example.com", "pace.example.com:8080", "one, *.example.com", "[::1]"):
+        with pytest.raises(InvalidOptions, match="is no host name: give names without scheme"):
+            load_settings(allowed_hosts=hosts)
+    assert load_settings(allowed_hosts="pace.example.com, ::1,").allowed_host_names == [
+        "pace.example.com",
+        "::1",
+    ]
+
+
 def test_metrics_by_tenant_need_a_token_where_there_are_keys(tmp_path: Path) -> None:
     """Or everyone who reaches /metrics would read who uses the service; a guessable token would not help."""
     named = {"metrics_tenants": "5", "auth": "required"}
