@@ -261,6 +261,15 @@ class AccessControl:
         self._note_use(keys, principal.key_id)
         return principal
 
+    async def is_valid(self, token: str | None) -> bool:
+        """Whether a token is valid now: one that was let in may be revoked or expire during an answer."""
+        try:
+            if self._keys is not None:
+                await self._identify(self._keys, token or "")
+        except Unauthorized:
+            return False
+        return True
+
     async def _find(self, keys: KeyRing, key_id: str) -> ApiKey | None:
         now = time.monotonic()
         until, key = self._known.get(key_id, _UNKNOWN)

@@ -80,6 +80,29 @@ def test_a_revoked_key_opens_nothing(tmp_path: Path, database_url: str) -> None:
         assert service.http.get("/v1/profiles", headers=_as(token)).status_code == 401
 
 
+@pytest.mark.parametrize("ending", ["revoked", "expired"])
+def test_the_events_of_a_task_end_with_the_key(shared_service: ServiceProcess, ending: str) -> None:
+    """Who follows a task must not learn more than with a new request."""
+    with shared_service.tenant() as admin:
+        grid = {"bandwidth_gbps": [1 + number / 10 for number in range(4000)], "workers": [4, 8]}
+        asked = {"profile": layered_profile(200), "grid": grid}
+        task = admin.http.post("/v1/what-if", json=asked, headers={"Prefer": "respond-async"}).json()
+        expires_at = (datetime.now(UTC) + timedelta(seconds=4)).isoformat() if ending == "expired" else None
+        wanted = {"name": "follower", "scopes": ["read"], "expires_at": expires_at}
+        key = admin.http.post("/v1/keys", json=wanted).raise_for_status().json()
+        events = f"/v1/tasks/{task['id']}/events"
+        with shared_service.http.stream("GET", events, headers=_as(key["token"]), timeout=30) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines()
+            next(lines)
+            if ending == "revoked":
+                admin.http.delete(f"/v1/keys/{key['id']}").raise_for_status()
+            for _ in lines:
+                pass
+        assert admin.http.get(f"/v1/tasks/{task['id']}").json()["state"] in ("queued", "running")
+        admin.http.delete(f"/v1/tasks/{task['id']}").raise_for_status()
+
+
 def test_secrets_are_nowhere(tmp_path: Path) -> None:
     """The database and the log of a service that was used hold no secret."""
     url = f"sqlite:///{tmp_path / 'pace.db'}"

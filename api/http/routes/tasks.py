@@ -1,5 +1,6 @@
 """Routes under /v1/tasks: how far work is, as a document or as events, and its cancellation."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from pace.api.errors import NotFound, TaskFailed, TaskIsFinished
 from pace.api.http.answers import document_answer
+from pace.api.http.headers import bearer_of
 from pace.api.http.openapi import problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
 from pace.api.http.security import Reader, Submitter, audit
@@ -34,6 +36,8 @@ OfKind = Annotated[
     ),
 ]
 EVENTS = "text/event-stream"
+# Seconds between two checks that a follower's key is still valid.
+_KEY_CHECK_S = 0.5
 
 
 @router.get("", summary="List tasks", response_model=TaskPage, responses=problems(401, 403, 422, 429))
@@ -78,20 +82,35 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
         **problems(401, 403, 404, 422, 429),
     },
 )
-async def follow_task(service: RunningService, principal: Reader, task_id: TaskId) -> Response:
-    """Send an event whenever the task's state or progress changes, until it ends."""
+async def follow_task(
+    request: Request, service: RunningService, principal: Reader, task_id: TaskId
+) -> Response:
+    """Send an event whenever the task's state or progress changes, until it ends or the key is not valid."""
     status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     _known(status, task_id)
-    return EventSourceResponse(_events(service, principal.tenant, task_id))
+    token = bearer_of(request.headers.get("authorization"))
+    return EventSourceResponse(_events(service, token, principal.tenant, task_id))
 
 
-async def _events(service: Service, tenant: str, task_id: str) -> AsyncIterator[ServerSentEvent]:
+async def _events(
+    service: Service, token: str | None, tenant: str, task_id: str
+) -> AsyncIterator[ServerSentEvent]:
+    changes = service.dispatcher.watches.changes(tenant, task_id)
+    following = asyncio.ensure_future(anext(changes, None))
     try:
-        async for status in service.dispatcher.watches.changes(tenant, task_id):
+        while await service.access.is_valid(token):
+            if not (await asyncio.wait((following,), timeout=_KEY_CHECK_S))[0]:
+                continue
+            status = following.result()
+            if status is None:
+                return
             yield ServerSentEvent(task_resource(status).model_dump_json(), event=status.state)
+            following = asyncio.ensure_future(anext(changes, None))
     except Exception as error:
         # The answer has begun: it can only end, and the follower asks again.
         log.warning("events-ended", task=task_id, error=brief(error))
+    finally:
+        following.cancel()
 
 
 @router.delete(
