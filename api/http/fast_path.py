@@ -111,7 +111,8 @@ class Application(FastAPI):
 
 def is_frequent(scope: Scope) -> bool:
     """Whether a request is one that ``answer_frequent`` answers."""
-    if scope["type"] != "http" or not scope["path"].startswith(_PATH):
+    # Only the routes refuse query parameters.
+    if scope["type"] != "http" or scope["query_string"] or not scope["path"].startswith(_PATH):
         return False
     rest = scope["path"][len(_PATH) :]
     if scope["method"] == "GET":

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import structlog
 from fastapi import Depends, Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import ParamTypes
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from pace.api.access import Principal
-from pace.api.errors import Forbidden, RateLimited, Unauthorized
+from pace.api.errors import Forbidden, InvalidRequest, RateLimited, Unauthorized
 from pace.api.fairness.loop_shares import LoopShares
 from pace.api.service import Service
 from pace.api.storage.keys import Scope
@@ -19,6 +21,8 @@ _audited = structlog.get_logger("pace.audit")
 _ADDRESS = "\0"
 # Key in a request's scope under which the rest of the tenant's rate limit is kept for the answer.
 RATE_KEY = "pace.rate"
+# Fields of a model of parameters do not say where they are sent; all models here are of queries.
+_OF_A_MODEL = ParamTypes.query
 # Key in a request's scope of the tenant that sent it.
 TENANT_KEY = "pace.tenant"
 
@@ -63,7 +67,22 @@ async def admit_request(
         await shares.turn(request.scope, principal.tenant)
     if audits and request.method in ("GET", "HEAD"):
         audit("read", principal, path=request.url.path)
+    if request.scope["query_string"]:
+        _refuse_unknown_parameters(request)
     return principal
+
+
+def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuse what would be ignored: a misspelled filter would give all rows."""
+    fields = get_flat_params(request.scope["route"].dependant)
+    known = sorted(
+        field.alias for field in fields if getattr(field.field_info, "in_", _OF_A_MODEL) is ParamTypes.query
+    )
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidRequest(
+                f'unknown query parameter "{name[:100]}"; this route takes {", ".join(known) or "none"}'
+            )
 
 
 def _admit(scope: Scope) -> Callable[..., Awaitable[Principal]]:

@@ -205,6 +205,27 @@ def test_a_large_body_without_a_length_is_refused_while_it_arrives(small_service
             assert answer.readline().startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.pack("fabric")
+@pytest.mark.parametrize(
+    ("method", "path", "taken"),
+    [
+        ("GET", "/v1/jobs?limit=5&min_drfit=0.9", "min_drift"),
+        ("GET", "/v1/usage?min_drfit=1", "none"),
+        ("GET", f"/v1/schedules/{'0' * 32}?min_drfit=1", "none"),
+        ("POST", "/v1/schedules?min_drfit=1", "none"),
+        ("POST", "/v1/transfer-plans?min_drfit=1", "none"),
+    ],
+)
+def test_unknown_query_parameters_are_refused(
+    small_service: ServiceProcess, method: str, path: str, taken: str
+) -> None:
+    """On every route, those of the fast path and of packs included, with the names that are known."""
+    answer = small_service.http.request(method, path, json={} if method == "POST" else None)
+    detail = _refused(answer, 422, "invalid-request")["detail"]
+    assert 'unknown query parameter "min_drfit"; this route takes' in detail
+    assert taken in detail
+
+
 @pytest.mark.parametrize("cursor", ["x", "é", "bm9uZQ==", "A" * 2000, "WyJqb2JzIiwxXQ=="])
 @pytest.mark.parametrize("path", ["/v1/schedules", "/v1/profiles", "/v1/what-if", "/v1/reports", "/v1/jobs"])
 def test_cursors_that_no_page_gave_are_refused(small_service: ServiceProcess, path: str, cursor: str) -> None:
