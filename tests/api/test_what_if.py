@@ -70,6 +70,15 @@ def test_the_answer_is_the_librarys(service: Caller) -> None:
     text = service.http.get(path, headers={"Accept": "text/csv"})
     assert text.headers["content-type"] == "text/csv; charset=utf-8"
     assert text.text == expected.to_csv()
+    for accept, expected_type in {
+        "text/csv;q=0": "application/json",
+        "text/csv;q=0.5, application/json": "application/json",
+        "*/*": "application/json",
+        "text/csv, */*;q=0.1": "text/csv; charset=utf-8",
+        "application/json;q=0.5, text/csv": "text/csv; charset=utf-8",
+    }.items():
+        given = service.http.get(path, headers={"Accept": accept})
+        assert given.headers["content-type"] == expected_type, accept
     assert [item["id"] for item in service.http.get("/v1/what-if").json()["items"]] == [answer.json()["id"]]
 
     profile_path = f"/v1/profiles/{profile.sha256}"

@@ -1,6 +1,7 @@
 """Routes of all kinds of questions: to ask, to get an answer, to list them and to delete one."""
 
 import asyncio
+import re
 import zlib
 from dataclasses import replace
 from enum import Enum
@@ -98,6 +99,26 @@ def _word(kind: QuestionKind) -> str:
     return kind.name.replace("-", "_")
 
 
+def _prefers_csv(accept: str) -> bool:
+    """Whether CSV is preferred to JSON; of equal weights, the one that is named rather than a wildcard."""
+    given: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        media_type, *parameters = (each.strip() for each in part.split(";"))
+        given[media_type] = next((_weight(each[2:]) for each in parameters if each[:2] == "q="), 1.0)
+    csv, json = (
+        next(((given[name], exact) for name, exact in names if name in given), (0.0, 0))
+        for names in (
+            ((CSV, 2), ("text/*", 1), ("*/*", 0)),
+            ((JSON, 2), ("application/*", 1), ("*/*", 0)),
+        )
+    )
+    return csv > json and csv[0] > 0
+
+
+def _weight(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](\.\d{0,3})?", text) else 0.0
+
+
 _VARIES = {"Vary": "Accept"}
 
 
@@ -136,7 +157,7 @@ def _add_routes(router: APIRouter, kind: QuestionKind) -> None:
     ) -> Response:
         if kind.csv is None:
             return await get_question(kind, request, answers, principal, question_id)
-        if request.headers.get("accept", "").partition(";")[0].strip().lower() == CSV:
+        if _prefers_csv(request.headers.get("accept", "")):
             return await get_csv(kind, request, service, principal, question_id)
         return await get_question(kind, request, answers, principal, question_id, _VARIES)
 
