@@ -5,8 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pace.documents.base import Bytes, Document, repeated
+from pace.documents.base import Document, repeated
 from pace.documents.profile import Name, Seconds
+from pace.simulation.knobs import Bytes, SomeBytes
 
 Norm = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_VERSIONS = 2**53
@@ -61,7 +62,7 @@ class SumSize(Document):
     """
 
     kind: Literal["dense", "sparse"] = "dense"
-    at_most_bytes: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+    at_most_bytes: SomeBytes | None = None
     momentum: Literal["sum", "exact"] = "sum"
 
     @model_validator(mode="after")

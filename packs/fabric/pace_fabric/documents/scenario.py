@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pace.documents.base import Document
 from pace.documents.profile import Name
 from pace.errors import InvalidOptions
+from pace.simulation.knobs import SomeBytes
 from pace_fabric.documents.transfer_plan import LatePolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -79,7 +80,7 @@ class FabricScenario(Document):
     machines: Count = 15
     workers_per_machine: Count = 2
     sum_hosts: bool = False
-    update_bytes: Annotated[int, Field(gt=0, lt=2**63)] = 100_000_000
+    update_bytes: SomeBytes = 100_000_000
     compute_s: Positive = 0.1
     straggling: Straggling = Straggling()
     links: RedrawnRates = RedrawnRates()

@@ -346,6 +346,15 @@ def test_documents_name_their_faults() -> None:
             f'{{"version": {2**53 - 1}, "updates": '
             '[{"id": "u", "host": "a", "size_bytes": 1, "version": 4}]}',
         )
+    # The size of a sum of updates is a float on the way, which holds no larger whole numbers.
+    with pytest.raises(
+        InvalidFabric, match=r"updates: 0: size_bytes: expected a whole number from 0 to 9\.0072e15"
+    ):
+        parse_document(
+            UpdateBatch,
+            f'{{"version": 3, "updates": '
+            f'[{{"id": "u", "host": "a", "size_bytes": {2**63 - 1}, "version": 3}}]}}',
+        )
     network, batch = whole()
     with pytest.raises(InvalidFabric, match='"elsewhere" is no host'):
         plan_transfers(network, batch_of({"u": (1, "elsewhere", 100)}))
