@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict
-from urllib.parse import urlsplit
 
+from pace.client.address import refuse_other_address
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import is_timeout
 from pace.runtime.control.live_search import tunable
@@ -107,7 +107,8 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         api_key=plan.api_key or os.environ.get("PACE_API_KEY"),
     )
     if service.url is not None:
-        _refuse_other_than_url("service" if plan.service else "PACE_URL", service.url)
+        named = "service" if plan.service else "PACE_URL"
+        refuse_other_address(named, service.url, key="Plan(api_key=...) or PACE_API_KEY")
     if plan.service is not None and service.job is None and transport.rank == 0:
         raise InvalidOptions(
             f"service is {plan.service!r} and there is no job: give Plan(job=...), or set PACE_JOB, to say"
@@ -124,17 +125,6 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
         sharding=options.communication.sharding,
     )
     return options, source
-
-
-def _refuse_other_than_url(named: str, given: str) -> None:
-    try:
-        parts = urlsplit(given)
-        host, _port = parts.hostname, parts.port  # the port is checked when it is read
-    except ValueError as error:
-        raise InvalidOptions(f"{named} is {given!r}, which is not a URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not host:
-        address = given.partition("://")[2] or given
-        raise InvalidOptions(f"{named} is {given!r}, which is not a URL: use 'http://{address}'")
 
 
 def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]) -> None:

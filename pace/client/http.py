@@ -95,6 +95,8 @@ class Client(ServiceRequests):
 
     Raises
     ------
+    InvalidOptions
+        If the address is no URL, or has a user name or a password.
     ServiceUnavailable
         If the certificates cannot be read, or the key cannot be one. From every method: if the service is
         not reached within the time-out, fails, or sends an invalid answer.

@@ -18,6 +18,7 @@ import httpx
 import tenacity
 from pydantic import BaseModel, ValidationError
 
+from pace.client.address import refuse_other_address
 from pace.client.documents import Health, Problem, TaskResource
 from pace.documents.base import explain
 from pace.errors import AccessDenied, InvalidDocument, InvalidOptions, PaceError, ServiceUnavailable
@@ -174,6 +175,7 @@ class ServiceRequests:
         *,
         ca_file: str | Path | None = None,
     ) -> None:
+        refuse_other_address("url", url, key="api_key")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         headers = {"Accept": "application/json"}
@@ -194,7 +196,7 @@ class ServiceRequests:
                 limits=httpx.Limits(max_keepalive_connections=0),  # see `HttpRequest`
             )
         except httpx.InvalidURL as error:
-            raise ServiceUnavailable(f'"{url}" is no URL: {error}') from None
+            raise InvalidOptions(f"url is {url!r}, which is not a URL: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -341,7 +343,7 @@ def error_of(problem: Problem, url: str) -> PaceError:
     if name in InvalidDocument.by_problem:
         return InvalidDocument.by_problem[name](problem.detail)
     if problem.status in (401, 403):
-        remedy = "set PACE_API_KEY, or pass api_key=" if problem.status == 401 else "use another API key"
+        remedy = "give api_key, or set PACE_API_KEY" if problem.status == 401 else "use another API key"
         return AccessDenied(f"{url} answered {problem.status} {problem.title}: {problem.detail} ({remedy})")
     return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
 

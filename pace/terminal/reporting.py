@@ -16,7 +16,14 @@ from pace.counted import counted
 from pace.documents.base import explain
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.profile import Profile
-from pace.errors import FormatError, InvalidDocument, InvalidOptions, PaceError, ScheduleMismatch
+from pace.errors import (
+    AccessDenied,
+    FormatError,
+    InvalidDocument,
+    InvalidOptions,
+    PaceError,
+    ScheduleMismatch,
+)
 
 if TYPE_CHECKING:
     from pace.kinds.kind import Kind
@@ -63,6 +70,8 @@ def reported() -> Iterator[None]:
         _fail(_as_typed(str(error), everywhere=True), USAGE)
     except ValidationError as error:
         _fail(_as_typed(explain(error), everywhere=True), USAGE)
+    except AccessDenied as error:
+        _fail(_as_typed(str(error), everywhere=True), FAILED)
     except PaceError as error:
         _fail(error, FAILED)
     except OSError as error:

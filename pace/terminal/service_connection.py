@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
-from urllib.parse import urlsplit
 
 import typer
 
+from pace.client.address import refuse_other_address
 from pace.errors import InvalidOptions, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def connect(url: str, api_key: str | None, timeout_s: float, kind: Any = None) -
     """
     from pace.client import Client
 
-    _refuse_other_address(url)
+    refuse_other_address("--service", url, key="--api-key or PACE_API_KEY")
     if not 0 < timeout_s < math.inf:
         raise InvalidOptions(f"--timeout-s {timeout_s:g}: expected a positive number of seconds")
     wait_s = min(timeout_s, STARTS_WITHIN_S)
@@ -65,13 +65,3 @@ def connect(url: str, api_key: str | None, timeout_s: float, kind: Any = None) -
             time.sleep(min(0.5, max(deadline - time.monotonic(), 0.0)))
     with (kind or Client)(url, api_key=api_key, timeout_s=timeout_s) as client:
         yield client
-
-
-def _refuse_other_address(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise InvalidOptions(f"--service {url}: expected an HTTP address, for example http://127.0.0.1:8080")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pace import ServiceUnavailable
+from pace import InvalidOptions, ServiceUnavailable
 from pace.client import Client
 from tests.api.answering import answering, send
 
@@ -58,6 +58,16 @@ def test_a_key_with_a_line_break_at_its_end_is_a_key() -> None:
             with pytest.raises(ServiceUnavailable, match="the API key has a character") as refused:
                 Client(url, key)
             assert "pace" not in str(refused.value)
+
+
+def test_a_url_with_a_password_is_refused() -> None:
+    """In one line without it; so is what is no URL."""
+    with pytest.raises(InvalidOptions, match=r"leave out what is before it, .* with api_key") as refused:
+        Client("http://me:secret@127.0.0.1:1")
+    assert "secret" not in str(refused.value)
+    for other in (None, b"http://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1\n"):
+        with pytest.raises(InvalidOptions, match="which is not a URL"):
+            Client(other)  # type: ignore[arg-type]  # what is refused
 
 
 def test_certificates_that_cannot_be_read_are_no_crash(

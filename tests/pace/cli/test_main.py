@@ -269,14 +269,25 @@ def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("address", "code", "complaint"),
     [
-        ("127.0.0.1:8080", 2, "expected an HTTP address"),
-        ("http://127.0.0.1:99999", 2, "expected an HTTP address"),
+        (
+            "127.0.0.1:8080",
+            2,
+            "--service is '127.0.0.1:8080', which is not a URL: use 'http://127.0.0.1:8080'",
+        ),
+        ("http://127.0.0.1:99999", 2, "which is not a URL: Port out of range"),
         ("http://127.0.0.1:9", 3, "no PACE service answers at this address"),
     ],
 )
 def test_an_address_without_a_service_is_told_soon(address: str, code: int, complaint: str) -> None:
     """Within the time in which a service starts, and not after the time-out of a result."""
     assert complaint in failed(code, "submit", VGG, "--service", address, "--timeout-s", "1")
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    """It would take the place of the API key."""
+    refused = failed(2, "submit", VGG, "--service", "http://me:secret@127.0.0.1:9")
+    assert "leave out what is before it, and give an API key with --api-key or PACE_API_KEY" in refused
+    assert "secret" not in refused
 
 
 @pytest.mark.parametrize(

@@ -228,14 +228,17 @@ def _with_addresses(_rank: int, _size: int, addresses: Sequence[str]) -> list[st
 
 
 def test_an_address_that_is_not_a_url_is_refused() -> None:
-    """The message has the address that was meant."""
+    """The message has the address that was meant, and no password."""
     addresses = ["scheduler:8080", "localhost", "htp://scheduler:8080", "http://scheduler:port"]
+    addresses.append("http://me:secret@scheduler:8080")
     first, second = run_ranks(_with_addresses, 2, addresses)
     assert first == second
     meant = [f"http://{each}" for each in ("scheduler:8080", "localhost", "scheduler:8080")]
     for address, message, use in zip(addresses[:3], first[:3], meant, strict=True):
         assert message == f"service is {address!r}, which is not a URL: use '{use}'"
     assert first[3].startswith("service is 'http://scheduler:port', which is not a URL: Port")
+    assert "leave out what is before it" in first[4]
+    assert "secret" not in first[4]
 
 
 def _train_without_a_key(rank: int, _size: int, url: str) -> list[str]:
