@@ -12,6 +12,7 @@
     │   └── InvalidJobProgram a job program
     ├── FormatError           a file of another tool that cannot be read
     ├── InvalidOptions        options that do not exist, are out of range, or contradict one another
+    │   └── RequestRefused    the scheduling service refused another part of a request
     ├── ScheduleMismatch      a schedule made for another model or number of workers
     ├── SolverFailed          the solver of a linear program found no solution
     ├── ServiceUnavailable    the scheduling service failed or cannot be reached
@@ -99,6 +100,10 @@ class InvalidJobProgram(InvalidDocument):
 
 class InvalidOptions(PaceError, ValueError):
     """An option that does not exist, is out of range or contradicts another; the message says what to do."""
+
+
+class RequestRefused(InvalidOptions):
+    """The scheduling service refused a request that is not valid or too large; the message says why."""
 
 
 class ScheduleMismatch(PaceError):

@@ -100,6 +100,8 @@ class Client(ServiceRequests):
     ServiceUnavailable
         If the certificates cannot be read, or the key cannot be one. From every method: if the service is
         not reached within the time-out, fails, or sends an invalid answer.
+    RequestRefused
+        From every method: if the service refuses the request as not valid, or as too large.
     """
 
     def healthy(self) -> bool:

@@ -21,7 +21,14 @@ from pydantic import BaseModel, ValidationError
 from pace.client.address import refuse_other_address
 from pace.client.documents import Health, Problem, TaskResource
 from pace.documents.base import explain
-from pace.errors import AccessDenied, InvalidDocument, InvalidOptions, PaceError, ServiceUnavailable
+from pace.errors import (
+    AccessDenied,
+    InvalidDocument,
+    InvalidOptions,
+    PaceError,
+    RequestRefused,
+    ServiceUnavailable,
+)
 from pace.version import __version__
 
 
@@ -286,9 +293,13 @@ class ServiceRequests:
                 problem = Problem.model_validate_json(answer.body)
             except ValidationError:
                 self._nonsense(f"status {answer.status}")
+            refusal = problem.detail
             if answer.status in (404, 405, 422):  # the service may not know a path or a field yet
-                problem = problem.model_copy(update={"detail": self._with_releases(problem.detail)})
-            raise error_of(problem, self.url)
+                problem = problem.model_copy(update={"detail": self._with_releases(refusal)})
+            error = error_of(problem, self.url)
+            if isinstance(error, RequestRefused) and problem.detail != refusal:
+                error = ServiceUnavailable(f"{self.url} refuses the request: {problem.detail}")
+            raise error
         if not answer.has_its_digest:
             self._nonsense("a body that does not have its digest")
         try:
@@ -336,7 +347,7 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
 
 def error_of(problem: Problem, url: str) -> PaceError:
     """Return the error of a problem that the service at a URL answered with."""
-    # By the last word of the type. What else goes wrong is the service's fault, or the request's.
+    # By the last word of the type. What else goes wrong is the service's fault.
     name = problem.type.rpartition(":")[2]
     if name == "invalid-options":
         return InvalidOptions(problem.detail)
@@ -345,6 +356,8 @@ def error_of(problem: Problem, url: str) -> PaceError:
     if problem.status in (401, 403):
         remedy = "give api_key, or set PACE_API_KEY" if problem.status == 401 else "use another API key"
         return AccessDenied(f"{url} answered {problem.status} {problem.title}: {problem.detail} ({remedy})")
+    if problem.status in (413, 422) or name == "not-found":
+        return RequestRefused(problem.detail)
     return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
 
 

@@ -7,7 +7,14 @@ from typing import Any
 from pace.documents.options import Options
 from pace.documents.profile import Profile, fingerprint
 from pace.documents.schedule import Schedule, load_schedule, parse_schedule
-from pace.errors import AccessDenied, InvalidOptions, PaceError, ScheduleMismatch, ServiceUnavailable
+from pace.errors import (
+    AccessDenied,
+    InvalidOptions,
+    PaceError,
+    RequestRefused,
+    ScheduleMismatch,
+    ServiceUnavailable,
+)
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_from_schedule, plan_locally
 from pace.runtime.engine.sharded_plan import plan_from_sharded_schedule, refuse_hanging
 from pace.runtime.event_log import log
@@ -365,7 +372,7 @@ class PlanSource:
                 schedule = client.create_schedule(profile, options, job=self.job)
         except AccessDenied:
             raise
-        except ServiceUnavailable as error:
+        except (RequestRefused, ServiceUnavailable) as error:  # another release may accept it
             reason = str(error)
             if reason != self._unsent_reason:
                 log.warning(

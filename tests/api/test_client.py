@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from pace import InvalidOptions, Options, PaceError, ServiceUnavailable, optimize, parse_profile
+from pace import (
+    Grid,
+    InvalidOptions,
+    Options,
+    PaceError,
+    RequestRefused,
+    ServiceUnavailable,
+    optimize,
+    parse_profile,
+)
 from pace.client import Client
 from pace.version import __version__
 from tests.api.answering import answering, send
@@ -39,6 +48,13 @@ def test_the_client_speaks_with_the_service(service: Caller) -> None:
         record = client.create_schedule(PROFILE, programs).solver
         num_programs = optimize(PROFILE, programs).solver.num_programs
         assert (record.lp_solver, record.num_programs) == ("pulp", num_programs)
+        for refused, words in (
+            (lambda: client.create_schedule(PROFILE, job=""), "job"),
+            (lambda: client.newest_schedule("train", "zz"), "fingerprint"),
+            (lambda: client.what_if(PROFILE, Grid(bandwidth_gbps=tuple(range(1, 20_000)))), "grid"),
+        ):
+            with pytest.raises(RequestRefused, match=words):
+                refused()
         client.send_report(schedule, "train", 0.012, 50, plain_iteration_s=0.015)
         (report,) = service.http.get("/v1/reports", params={"job": "train"}).json()["items"]
         assert report["predicted_iteration_s"] == schedule.predicted.iteration_s

@@ -37,6 +37,7 @@ def test_exported_names() -> None:
         "POLICIES",
         "PaceError",
         "Profile",
+        "RequestRefused",
         "Schedule",
         "ScheduleMismatch",
         "ServiceUnavailable",
