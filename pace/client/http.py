@@ -57,6 +57,7 @@ class ScheduleQuestion:
         refuse_other(profile, Profile, InvalidProfile)
         request: dict[str, Any] = {"profile": profile.model_dump(mode="json")}
         if options is not None:
+            refuse_other(options, Options, InvalidOptions)
             request["options"] = options.model_dump(mode="json")
         if job is not None:
             request["job"] = job
@@ -67,6 +68,7 @@ class ScheduleQuestion:
         # Imported here because a training process must not load the simulator to fetch a schedule.
         from pace.client.graph_documents import GraphScheduleResource
 
+        refuse_other(options, Options, InvalidOptions)
         options.refuse_others("graph")
         if job is not None:
             raise InvalidOptions(f'job "{job}": the service keeps no graphs by job: leave the job out')
@@ -96,7 +98,10 @@ class Client(ServiceRequests):
     Raises
     ------
     InvalidOptions
-        If the address is no URL, or has a user name or a password.
+        If the address is no URL, or has a user name or a password. If the key is no text, or the time-out
+        is no number of seconds above 0 and up to 2,000,000.
+    InvalidUse
+        From every method: after ``close``.
     ServiceUnavailable
         If the certificates cannot be read, or the key cannot be one. From every method: if the service is
         not reached within the time-out, fails, or sends an invalid answer.

@@ -25,6 +25,7 @@ from pace.errors import (
     AccessDenied,
     InvalidDocument,
     InvalidOptions,
+    InvalidUse,
     PaceError,
     RequestRefused,
     ServiceUnavailable,
@@ -163,6 +164,9 @@ _RETRIED_STATUSES = (429, 502, 503, 504)
 # Far more than the schedule of any model, or any what-if grid, takes.
 MOST_BYTES = 64 << 20
 
+# Sockets take no more than 2^31 ms.
+LONGEST_TIMEOUT_S = 2_000_000
+
 _RELEASE_TIMEOUT_S = 2.0
 # This side has checked what it sends: a field that the other does not know, or lacks, is of other code.
 _OTHER_FIELDS = ("Extra inputs are not permitted", "Field required")
@@ -183,6 +187,17 @@ class ServiceRequests:
         ca_file: str | Path | None = None,
     ) -> None:
         refuse_other_address("url", url, key="api_key")
+        if (
+            isinstance(timeout_s, bool)
+            or not isinstance(timeout_s, int | float)
+            or not (0 < timeout_s <= LONGEST_TIMEOUT_S)
+        ):
+            raise InvalidOptions(
+                f"timeout_s is {timeout_s!r}: expected a positive number of seconds, at most"
+                f" {LONGEST_TIMEOUT_S:,}"
+            )
+        if not isinstance(api_key, str | None):  # not shown, as it may be a key
+            raise InvalidOptions(f"api_key is of type {type(api_key).__name__}: expected text, or None")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         headers = {"Accept": "application/json"}
@@ -281,6 +296,8 @@ class ServiceRequests:
             # At most half of what is left: a result that takes longer is then followed as a task.
             half_s = max(0, int((deadline - time.monotonic()) / 2))
             arguments["headers"] = {"Prefer": f"wait={half_s}"}
+        if self._http.is_closed:
+            raise InvalidUse("the client is closed: make a new one")
         answer = HttpRequest(self._http, most_bytes=MOST_BYTES).run(deadline, method, path, **arguments)
         if answer.status in _RETRIED_STATUSES:
             detail = f"{self.url} answered {answer.status}: {detail_of(answer.body)}"

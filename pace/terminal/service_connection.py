@@ -1,6 +1,5 @@
 """How a command reaches the scheduling service: a wrong address or a closed port is told within seconds."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import typer
 
 from pace.client.address import refuse_other_address
-from pace.errors import InvalidOptions, ServiceUnavailable
+from pace.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
     from pace.client import Client
@@ -50,11 +49,12 @@ def connect(url: str, api_key: str | None, timeout_s: float, kind: Any = None) -
     from pace.client import Client
 
     refuse_other_address("--service", url, key="--api-key or PACE_API_KEY")
-    if not 0 < timeout_s < math.inf:
-        raise InvalidOptions(f"--timeout-s {timeout_s:g}: expected a positive number of seconds")
     wait_s = min(timeout_s, STARTS_WITHIN_S)
     deadline = time.monotonic() + wait_s
-    with Client(url, timeout_s=wait_s) as client:
+    with (
+        (kind or Client)(url, api_key=api_key, timeout_s=timeout_s) as asking,
+        Client(url, timeout_s=wait_s) as client,
+    ):
         told = False
         while not client.healthy():
             if time.monotonic() >= deadline:
@@ -63,5 +63,4 @@ def connect(url: str, api_key: str | None, timeout_s: float, kind: Any = None) -
                 typer.echo(f"pace: {url} does not answer yet; trying for {wait_s:g} s", err=True)
                 told = True
             time.sleep(min(0.5, max(deadline - time.monotonic(), 0.0)))
-    with (kind or Client)(url, api_key=api_key, timeout_s=timeout_s) as client:
-        yield client
+        yield asking

@@ -1,6 +1,7 @@
 """The client against a real service, and against services that are gone, slow or lying."""
 
 import json
+import math
 import re
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from pace import (
     Grid,
     InvalidOptions,
+    InvalidUse,
     Options,
     PaceError,
     RequestRefused,
@@ -75,6 +77,20 @@ def test_no_service_is_an_error_and_not_a_hang() -> None:
         assert not client.healthy()
         with pytest.raises(ServiceUnavailable, match="cannot be reached"):
             client.newest_schedule("train", PROFILE.fingerprint)
+
+
+def test_mistakes_of_a_caller_are_no_errors_of_python() -> None:
+    """Each is refused in one line, before anything is sent."""
+    url = "http://127.0.0.1:1"
+    for timeout_s in (None, "5", 0, -1, math.nan, math.inf, 1e308, True):
+        with pytest.raises(InvalidOptions, match=r"timeout_s is .*: expected a positive number of seconds"):
+            Client(url, timeout_s=timeout_s)  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(InvalidOptions, match="api_key is of type bytes: expected text"):
+        Client(url, b"secret")  # type: ignore[arg-type]  # what is refused
+    with Client(url, timeout_s=1) as client, pytest.raises(InvalidOptions, match="an Options is needed"):
+        client.create_schedule(PROFILE, {"fusion": "paper"})  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(InvalidUse, match="the client is closed"):
+        client.create_schedule(PROFILE)
 
 
 @ON_SQLITE

@@ -288,6 +288,8 @@ def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     refused = failed(2, "submit", VGG, "--service", "http://me:secret@127.0.0.1:9")
     assert "leave out what is before it, and give an API key with --api-key or PACE_API_KEY" in refused
     assert "secret" not in refused
+    refused = failed(2, "submit", VGG, "--service", "http://127.0.0.1:9", "--timeout-s", "inf")
+    assert refused.startswith("pace: --timeout-s is inf: expected a positive number of seconds")
 
 
 @pytest.mark.parametrize(
