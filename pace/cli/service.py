@@ -1,9 +1,12 @@
 """``pace submit`` and ``pace serve``: ask the scheduling service, and run it."""
 
 import sys
+import unicodedata
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from pace.api.serve import DatabaseUrl, Host, Port
 from pace.api.serve import serve as run_service
@@ -54,7 +57,7 @@ def submit(
         loaded = load_problem(profile)
         options = None
         if isinstance(loaded, Profile):
-            job = job or loaded.name
+            job = _job_name(profile, loaded.name, job)
             if memory_gb is not None:
                 raise InvalidOptions(f"--memory-gb is for graphs, and {profile} is a profile")
         else:
@@ -69,6 +72,20 @@ def submit(
             sys.stdout.buffer.write(schedule.to_json())
         else:
             describe(loaded, schedule, make_console())
+
+
+def _job_name(profile: Path, name: str, job: str | None) -> str:
+    """Return the job's name, by default the profile's, in the Unicode form that the service takes."""
+    from pace.client.documents import NewJobName
+
+    try:
+        named: str = TypeAdapter(NewJobName).validate_python(unicodedata.normalize("NFC", job or name))
+    except ValidationError:
+        what = (
+            "--job is no name for a job" if job else f"{profile}: its name is no name for a job: give --job"
+        )
+        raise InvalidOptions(f"{what}, with 1 to 200 characters and no control characters") from None
+    return named
 
 
 def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pace import InvalidOptions, InvalidProfile, Options, load_schedule, optimize
+from pace import InvalidOptions, InvalidProfile, Options, load_profile, load_schedule, optimize
 from pace.client import Client
 from pace.kinds import check
 from pace.planning.graph.arrays import program_of
@@ -110,13 +110,18 @@ def test_submit_takes_graphs(service: Caller, tmp_path: Path) -> None:
     assert check(GRAPH, load_schedule(output)) == []
     printed = pace(*asked, "--memory-gb", "1", "--json")
     assert printed.stdout.encode() == optimize(GRAPH, Options(memory_bytes=10**9)).to_json()
+    long_name, decomposed = tmp_path / "long.json", tmp_path / "decomposed.json"
+    for path, name in ((long_name, "x" * 201), (decomposed, "re\u0301seau")):
+        path.write_bytes(load_profile(PROFILE).model_copy(update={"name": name}).to_json())
+    assert pace("submit", decomposed, *asked[2:]).returncode == 0
     for code, words, arguments in (
         (2, "--job is for profiles", (*asked, "--job", "train")),
         (2, "--memory-gb 0: give a positive", (*asked, "--memory-gb", "0")),
         (2, "--memory-gb inf: give a positive", (*asked, "--memory-gb", "inf")),
         (2, "a memory budget of 1 bytes is too small", (*asked, "--memory-gb", "1e-9")),
         (2, "--memory-gb is for graphs", ("submit", PROFILE, *asked[2:], "--memory-gb", "1")),
-        (2, "pace: --job: ", ("submit", PROFILE, *asked[2:], "--job", "x" * 201)),
+        (2, "pace: --job is no name for a job", ("submit", PROFILE, *asked[2:], "--job", "x" * 201)),
+        (2, "its name is no name for a job: give --job", ("submit", long_name, *asked[2:])),
         (3, "(give --api-key, or set PACE_API_KEY)", asked[:4]),
     ):
         refused = pace(*arguments)
