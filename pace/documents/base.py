@@ -22,6 +22,9 @@ MOST_UNPACKED_BYTES = 2 * 2**30
 # So many unknown fields are no misspellings.
 ANOTHER_KIND = 3
 TOO_DEEP = "its lists and objects are nested too deep: give another file"
+UTF8_MARK = b"\xef\xbb\xbf"  # spreadsheets and PowerShell put it before a text in UTF-8
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+IS_UTF16 = "this is a text in UTF-16: save it in UTF-8"
 LIMIT = 10**18
 """Numbers of documents that have no limits of their own are smaller, and larger than its negative."""
 
@@ -225,18 +228,23 @@ def load(parse_it: Callable[[bytes], Kind], path: str | Path, error: type[PaceEr
 
 
 def read_file(path: str | Path, error: type[PaceError]) -> bytes:
-    """Return what a file holds, gzipped or not; raises OSError, and an error of ours for what is no path."""
+    """Return a text in UTF-8 from a file, gzipped or not, without a byte-order mark.
+
+    Raises OSError, and an error of ours for what is no path or no such text.
+    """
     if not isinstance(path, str | Path):
         raise error(f"the path of a file is needed (got {_short(path)})")
     content = Path(path).read_bytes()
-    if not content.startswith(GZIP_MAGIC):
-        return content
-    try:
-        return gunzipped(content, MOST_UNPACKED_BYTES)
-    except GzipTooLarge as fault:
-        raise error(f"{path}: the file is {fault}; if it is what you want, unpack it first") from None
-    except GzipFault as fault:
-        raise error(f"{path}: {fault}") from None
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gunzipped(content, MOST_UNPACKED_BYTES)
+        except GzipTooLarge as fault:
+            raise error(f"{path}: the file is {fault}; if it is what you want, unpack it first") from None
+        except GzipFault as fault:
+            raise error(f"{path}: {fault}") from None
+    if content.startswith(UTF16_MARKS):
+        raise error(f"{path}: {IS_UTF16}")
+    return content.removeprefix(UTF8_MARK)
 
 
 class Faults(Protocol):

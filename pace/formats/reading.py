@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pace.counted import counted
-from pace.documents.base import LIMIT, TOO_DEEP, explain
+from pace.documents.base import IS_UTF16, LIMIT, TOO_DEEP, UTF8_MARK, UTF16_MARKS, explain
 from pace.errors import FormatError, InvalidProfile, InvalidSteps
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -30,7 +30,6 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 MOST_LEVELS = 1000
 # What version control keeps instead of a large file, and what it is called.
 _POINTERS = {b"version https://git-lfs.": "Git LFS", b"/annex/objects/": "git-annex"}
-_MARK = b"\xef\xbb\xbf"  # spreadsheets put it before a text in UTF-8
 
 
 class FormatWarning(UserWarning):
@@ -75,7 +74,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines without their ends; bytes that are no UTF-8 are replaced."""
     with open_binary(path) as file:
         for number, line in enumerate(file, start=1):
-            bare = line.removeprefix(_MARK) if number == 1 else line
+            bare = line.removeprefix(UTF8_MARK) if number == 1 else line
             yield number, bare.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
@@ -84,13 +83,13 @@ def read_text(path: str | Path) -> str:
     with open_binary(path) as file:
         content = file.read()
     refuse_utf16(content, path)
-    return content.removeprefix(_MARK).decode("utf-8", errors="replace")
+    return content.removeprefix(UTF8_MARK).decode("utf-8", errors="replace")
 
 
 def refuse_utf16(head: bytes, path: str | Path) -> None:
     """Refuse a text in UTF-16, as some spreadsheets write, by its first bytes; raises FormatError."""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise FormatError(path, "this is a text in UTF-16: save it in UTF-8")
+    if head.startswith(UTF16_MARKS):
+        raise FormatError(path, IS_UTF16)
 
 
 DELIMITERS = ",;\t"
@@ -138,7 +137,7 @@ class _Counted:
         begins = not self.position
         self.position += len(data)
         self._refuse_deep(data)
-        return data.removeprefix(_MARK) if begins else data
+        return data.removeprefix(UTF8_MARK) if begins else data
 
     def _refuse_deep(self, data: bytes) -> None:
         text = self._escape + data
@@ -250,7 +249,7 @@ def _mentions(path: str | Path, word: bytes) -> bool:
 def first_character(path: str | Path) -> bytes:
     """Return the first byte of a file that is no white space; nothing of an empty file."""
     with open_binary(path) as file:
-        return file.read(_CHUNK_BYTES).removeprefix(_MARK).lstrip()[:1]
+        return file.read(_CHUNK_BYTES).removeprefix(UTF8_MARK).lstrip()[:1]
 
 
 def _build_value(events: Iterator[tuple[str, str, Any]], ijson: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Documents in gzipped files, and what is refused of them."""
+"""Documents in gzipped files and in other encodings, and what is refused of them."""
 
 import gzip
 import json
@@ -11,7 +11,9 @@ import pytest
 from pace import InvalidJobProgram, InvalidProfile, check_order, load_profile
 from pace.documents import base
 from pace.documents.order.job_program import load_job_program
+from pace.errors import InvalidDocument
 from pace.gzipped import GzipFault, GzipTooLarge, gunzipped
+from pace.kinds import load_problem
 from tests.api.profiles import layered_profile
 
 PROGRAM = {
@@ -71,3 +73,16 @@ def test_a_small_file_does_not_become_a_large_one(tmp_path: Path, monkeypatch: p
         load_job_program(file)
     file.write_bytes(b" " * 10_000_000 + json.dumps(PROGRAM).encode())
     assert load_job_program(file).programs
+
+
+def test_documents_of_windows_are_read_or_named(tmp_path: Path) -> None:
+    """PowerShell writes a byte-order mark, or UTF-16."""
+    text = json.dumps(layered_profile(3))
+    plain, marked, wide = (tmp_path / name for name in ("plain.json", "marked.json", "wide.json"))
+    plain.write_text(text)
+    marked.write_text(text, encoding="utf-8-sig")
+    wide.write_text(text, encoding="utf-16")
+    assert load_profile(marked) == load_profile(plain)
+    for kind in (load_profile, load_problem):
+        with pytest.raises(InvalidDocument, match=r"wide\.json: this is a text in UTF-16: save it in UTF-8"):
+            kind(wide)
