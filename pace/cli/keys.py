@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
+from pace.errors import InvalidOptions
 from pace.terminal.command_line import CommandLine
 from pace.terminal.console import JsonOption
 from pace.terminal.reporting import reported
@@ -58,26 +60,37 @@ def create(
     with reported():
         from pace.api.storage.keys import SCOPES
 
-    scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
-    unknown = set(scope or ()) - set(SCOPES)
-    if unknown or not 1 <= len(tenant) <= 100 or not 1 <= len(name) <= 200:
-        what = (
-            f"--scope {', '.join(sorted(unknown))}: expected read, submit or admin"
-            if unknown
-            else f"a name of {len(name)} characters and a tenant of {len(tenant)}: expected a name of 1 to "
-            "200 characters and a tenant of 1 to 100"
-        )
-        typer.echo(f"pace keys: {what}", err=True)
-        raise typer.Exit(2)
+        scopes = [known for known in SCOPES if known in (scope or ["read", "submit"])]
+        unknown = set(scope or ()) - set(SCOPES)
+        if unknown:
+            raise InvalidOptions(f"--scope {', '.join(sorted(unknown))}: expected read, submit or admin")
+        _refuse_other_name("NAME", name, most=200)
+        _refuse_other_name("--tenant", tenant, most=100)
     with _key_ring(database_url, new=True) as keys:
         ends = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
         token = keys.create(tenant, name, scopes, ends)
-    key_id = token.split("_")[1]
-    _audit("key-created", tenant=tenant, new_key=key_id, scopes=" ".join(sorted(scopes)))
-    if as_json:
-        typer.echo(json.dumps({"id": key_id, "tenant": tenant, "scopes": scopes, "token": token}))
-    else:
-        typer.echo(token)
+        key_id = token.split("_")[1]
+        _audit("key-created", tenant=tenant, new_key=key_id, scopes=" ".join(sorted(scopes)))
+        shown = {"id": key_id, "tenant": tenant, "scopes": scopes, "token": token}
+        try:
+            typer.echo(json.dumps(shown) if as_json else token)
+        except OSError:
+            keys.revoke(key_id)  # nobody has seen its token
+            _audit("key-revoked", revoked_key=key_id)
+            raise
+
+
+def _refuse_other_name(named: str, given: str, *, most: int) -> None:
+    """Refuse a name that ``POST /v1/keys`` would refuse, too; raises InvalidOptions."""
+    from pace.client.documents import JobName
+
+    try:
+        TypeAdapter(JobName).validate_python(given)
+        valid = len(given) <= most
+    except ValidationError:
+        valid = False
+    if not valid:
+        raise InvalidOptions(f"{named}: expected 1 to {most} characters, none of them a control character")
 
 
 @app.command("list", epilog="Example: pace keys list --database-url sqlite:///pace.db")
@@ -99,11 +112,15 @@ def list_keys(database_url: DatabaseUrl = None, as_json: JsonOption = False) -> 
             }
             for key in found
         ]
-        typer.echo(json.dumps(shown))
-        return
-    for key in found:
-        scopes = " ".join(sorted(key.scopes))
-        typer.echo(f"{key.id}  {key.tenant}  {key.name}  {scopes}  {_state(key)}")
+        lines = [json.dumps(shown)]
+    else:
+        lines = [
+            f"{key.id}  {key.tenant}  {key.name}  {' '.join(sorted(key.scopes))}  {_state(key)}"
+            for key in found
+        ]
+    if lines:
+        with reported():
+            typer.echo("\n".join(lines))  # at once, as the reader may stop after the first
 
 
 def _state(key: "ApiKey") -> str:
@@ -123,7 +140,7 @@ def revoke(
 ) -> None:
     """Make a key invalid. Running services apply this within five seconds."""
     with _key_ring(database_url) as keys:
-        if not keys.revoke(key_id):
+        if not (key_id.isascii() and keys.revoke(key_id)):
             typer.echo(
                 f'pace keys: no valid key has the identifier "{key_id}": `pace keys list` prints all keys',
                 err=True,

@@ -3,6 +3,8 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -145,6 +147,32 @@ def test_keys_made_on_the_command_line_are_audited(tmp_path: Path) -> None:
     assert lines[1]["revoked_key"] == key_id
     assert all(line["logger"] == "pace.audit" and line["uid"] == os.getuid() for line in lines)
     assert token.split("_", 2)[2] not in created.stderr
+
+
+@pytest.mark.parametrize("refused", ["a\udcff", "a\nb", "", " ", "x" * 201])
+def test_names_that_the_service_refuses_are_refused(refused: str, tmp_path: Path) -> None:
+    """Of a key and of a tenant, in one line."""
+    for named, given in (("NAME", [refused]), ("--tenant", ["a key", "--tenant", refused])):
+        url = f"sqlite:///{tmp_path / 'pace.db'}"
+        done = CliRunner().invoke(app, ["keys", "create", *given, "--database-url", url])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{named}: expected 1 to " in done.stderr
+
+
+def test_a_key_whose_token_cannot_be_shown_is_revoked(tmp_path: Path) -> None:
+    """And neither this nor a list that cannot be shown is a traceback."""
+    command = [sys.executable, "-m", "pace", "keys"]
+    url = ["--database-url", f"sqlite:///{tmp_path / 'pace.db'}"]
+    for arguments in (["create", "a key"], ["list"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [*command, *arguments, *url], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.endswith("pace: No space left on device\n")
+        assert "Traceback" not in done.stderr
+    (key,) = _keys(url[1], "list", "--json")
+    assert key["revoked_at"] is not None
 
 
 @pytest.mark.pack("fabric")
