@@ -41,6 +41,7 @@ _TYPES = {
     "tuple_type": "a list",
     "dict_type": "an object",
     "model_": "an object",
+    "datetime_": "a date and a time, for example 2026-01-31T12:00:00Z",
 }
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
@@ -280,6 +281,8 @@ def words_of(fault: Any) -> str:
     kind, context = fault["type"], fault.get("ctx", {})
     if kind == "too_short":
         return f"give at least {context['min_length']} item{'s' * (context['min_length'] != 1)}"
+    if kind == "too_long":
+        return f"give at most {context['max_length']} item{'s' * (context['max_length'] != 1)}"
     if kind == "json_invalid" and "recursion limit" in message:
         return TOO_DEEP
     if context.keys() & _LIMITS.keys():
@@ -306,7 +309,8 @@ def _explain_one(document: Any, fault: Any) -> str:
         else:
             place.append(str(part))
     value = fault.get("input")
-    shown = f" (got {_short(value)})" if place and isinstance(value, int | float | str) else ""
+    told = str(value).lower() if isinstance(value, bool) else _short(value)  # as JSON has it
+    shown = f" (got {told})" if place and isinstance(value, int | float | str) else ""
     if shown and len(place) > 1 and isinstance(fault["loc"][-1], int):
         place.pop()  # the value shows which item it is
     return f"{': '.join(place)}: {message}{shown}" if place else message

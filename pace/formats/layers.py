@@ -67,7 +67,9 @@ def _check_header(path: str | Path, header: Sequence[str]) -> None:
     if unknown or len(set(header)) < len(header):
         shown = unknown or sorted({column for column in header if header.count(column) > 1})
         known = ", ".join(sorted(_COLUMNS))
-        raise FormatError(path, f"unknown or repeated columns {shown}; known are {known}", "line 1")
+        raise FormatError(
+            path, f"unknown or repeated columns {', '.join(shown)}; known are {known}", "line 1"
+        )
     for way in ("forward", "backward"):
         if len({f"{way}{unit}" for unit in _SECONDS} & set(header)) != 1:
             raise FormatError(path, f"expected one of the columns {way}_s, {way}_ms, {way}_us", "line 1")

@@ -90,7 +90,7 @@ def test_without_inputs_layers_follow_one_another(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("", "the table is empty"),
-        (CSV.replace("forward_ms", "fwd"), r"line 1: unknown or repeated columns \['fwd'\]"),
+        (CSV.replace("forward_ms", "fwd"), r"line 1: unknown or repeated columns fwd; known"),
         (CSV.replace("backward_ms", "forward_s"), "line 1: expected one of the columns forward_s"),
         (CSV.replace("parameter_bytes", "dtype"), "line 1: expected the column name and one of"),
         (CSV + "stem,1,2,4,\n", 'line 6: two layers are named "stem"'),

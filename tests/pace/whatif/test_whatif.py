@@ -260,6 +260,8 @@ def test_targets_are_answered_for_every_other_axis() -> None:
         ({"workers": (2, 2)}, "workers: 2 is given twice"),
         ({"policies": ("lifo",)}, 'no policy "lifo"'),
         ({"policies": ()}, "policies: give at least 1 item"),
+        ({"policies": ("fifo",) * 21}, "policies: give at most 20 items"),
+        ({"baseline": True}, "baseline: expected text (got true)"),
         ({"policies": ("fifo", "fifo")}, "policies: fifo is given twice"),
         ({"baseline": "tio"}, 'baseline "tio" is not simulated: choose one of fifo'),
         ({"workers_per_node": 0, "intra_gbps": 1.0}, "workers_per_node: expected a whole number"),
