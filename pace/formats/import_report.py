@@ -10,6 +10,8 @@ from pace.documents.profile import Profile
 from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_step
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
+# Of more waiting that no schedule changes, as a share of the step, answers say that they do not count it.
+LATE = 0.02
 SEVERAL_MODELS = "DDP of several models"
 TWICE = 2.0
 HOST_BOUND = 0.2
@@ -97,15 +99,21 @@ def _two_lengths(recorded_s: Sequence[float]) -> str | None:
     )
 
 
-def misleading(profile: Profile) -> str | None:
-    """Return the warning that every answer repeats where the replay is more than 30 % off."""
+def misleading(profile: Profile) -> Iterator[str]:
+    """Yield what every answer repeats: that the replay is more than 30 % off, or does not count waiting."""
     replay = recorded_step(profile)
-    if replay is None or abs(replay.error) <= MISLEADING:
-        return None
-    return (
-        f"{profile.name}: the step that was recorded is predicted {replay.error:+z.0%} off, and so may be "
-        f"this answer{_reason(replay)}"
-    )
+    if replay is None:
+        return
+    if abs(replay.error) > MISLEADING:
+        yield (
+            f"{profile.name}: the step that was recorded is predicted {replay.error:+z.0%} off, and so may "
+            f"be this answer{_reason(replay)}"
+        )
+    elif replay.late_s > LATE * replay.predicted_s:
+        yield (
+            f"{profile.name}: in each step, {replay.late_s * 1e3:,.1f} ms of waiting for late ranks or the "
+            "host come on top. `pace headroom` counts them"
+        )
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:

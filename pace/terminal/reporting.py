@@ -145,11 +145,10 @@ def judged(path: Path, check: Callable[[], list[str]], *, as_json: bool) -> None
 
 
 def warn_if_misleading(profile: Profile) -> None:
-    """Warn if the import found that the profile does not predict the step it was made from."""
+    """Warn if the import found that the profile does not predict all of the step it was made from."""
     from pace.formats.import_report import misleading
 
-    warning = misleading(profile)
-    if warning is not None:
+    for warning in misleading(profile):
         _show_warning(warning)
 
 
