@@ -26,8 +26,8 @@ def refuse_other_address(named: str, given: object, *, key: str) -> None:
         )
     if "@" in given:
         raise InvalidOptions(
-            f'{named} has an "@", as URLs with a user name or a password have: leave out what is before it,'
-            f" and give an API key with {key}"
+            f'{named} has an "@": a URL with a user name or a password is not accepted. Leave that out, and'
+            f" give an API key with {key}"
         )
     try:
         parts = urlsplit(given)

@@ -111,8 +111,8 @@ def misleading(profile: Profile) -> Iterator[str]:
         )
     elif replay.late_s > LATE * replay.predicted_s:
         yield (
-            f"{profile.name}: in each step, {replay.late_s * 1e3:,.1f} ms of waiting for late ranks or the "
-            "host come on top. `pace headroom` counts them"
+            f"{profile.name}: this answer leaves out {replay.late_s * 1e3:,.1f} ms in each step, of waiting "
+            "for late ranks or the host. `pace headroom` includes it"
         )
 
 

@@ -85,15 +85,10 @@ def read_kineto(
     slowest = job.slowest
     late = None if job.all_reduces else equal_times([slowest.calls_of(step) for step in slowest.steps])
     said = job.workers or _workers(ranks)
-    workers = workers or said
     _warn_of_several_groups(slowest)
-    if len(ranks) == 1 and trace.parts and trace.backend == "gloo" and slowest.kind.name != "HSDP":
-        sizes = " and ".join(str(size) for size in sorted({len(part) for part in trace.parts.values()}))
-        warn(
-            trace.path,
-            f"the job has process groups of {sizes} ranks, too. Calls over Gloo do not say theirs: {workers} "
-            "workers are assumed. Pass the traces of several ranks, or give the number (--workers)",
-        )
+    if len(ranks) == 1 and workers is None:
+        _warn_of_unknown_group(slowest, said)
+    workers = workers or said
     if slowest.others["sparse_all_reduce"]:
         warn(trace.path, "sparse gradients count with all their rows, although only some were sent")
     given = allreduce is not None
@@ -135,6 +130,17 @@ def _warn_of_several_groups(rank: RankTrace) -> None:
             rank.trace.path,
             f"all-reduces ran in process groups of {told} ranks, as for experts. One cost is assumed for "
             "all, so times of some are wrong",
+        )
+
+
+def _warn_of_unknown_group(rank: RankTrace, workers: int | None) -> None:
+    sizes = sorted({len(ranks) for ranks in rank.trace.own_groups.values()})
+    if sizes and rank.trace.backend == "gloo" and rank.kind.name != "HSDP":
+        told = " and ".join(map(str, sizes))
+        warn(
+            rank.trace.path,
+            f"the job also has process groups of {told} ranks, and Gloo's calls do not name their group. "
+            f"{workers} workers are assumed: if that is wrong, pass --workers, or traces of several ranks",
         )
 
 

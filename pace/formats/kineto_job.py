@@ -79,9 +79,9 @@ def look_at_job(ranks: Sequence[RankTrace]) -> Job:
     division = _divided(ranks)
     met = [call for each in division.meetings for call in each.met]
     if met and (apart := division.apart) > _MOST_APART:
-        told = f"in {apart:.0%} of the calls, a rank was done before another one had begun"
-        remedy = "pass traces of one run, of ranks of one process group"
-        doubt = doubt or f"the ranks' calls did not meet: {told}: {remedy}"
+        told = f"in {apart:.0%} of the calls, one rank had ended before another one began"
+        remedy = "Pass traces that were recorded in one run, of ranks of one process group"
+        doubt = doubt or f"the traces do not match: {told}, which one collective does not allow. {remedy}"
         return Job(ranks=ranks, slowest=slowest, doubt=doubt)
     job = Job(
         ranks=ranks,
@@ -159,10 +159,10 @@ def _divided(ranks: Sequence[RankTrace]) -> _Division:
     """
     whole = _Division(meetings=[_Meeting(ranks, range(len(ranks)), only=None)])
     parts = []
-    for name in ranks[0].trace.parts:
+    for name in ranks[0].trace.own_groups:
         by_members: dict[frozenset[int], list[int]] = {}
         for place, rank in enumerate(ranks):
-            by_members.setdefault(rank.trace.parts.get(name, frozenset()), []).append(place)
+            by_members.setdefault(rank.trace.own_groups.get(name, frozenset()), []).append(place)
         if len(sizes := {len(members) for members in by_members}) == 1:
             meetings = [_Meeting(ranks, places, only=ALL_REDUCE) for places in by_members.values()]
             parts.append(_Division(meetings=meetings, workers=sizes.pop()))
@@ -331,7 +331,7 @@ def _doubts(rank: RankTrace, first: RankTrace) -> Iterator[str]:
 
 def _groups(trace: KinetoTrace) -> Counter[str]:
     """Return the process groups by description and size: a dimension's groups have a name for each rank."""
-    return Counter(f"{name.partition(' ')[2]} of {size} ranks" for name, size in trace.groups.items())
+    return Counter(f"{group.description} of {group.size} ranks" for group in trace.groups)
 
 
 def _makers(step: KinetoStep) -> Counter[str]:

@@ -256,7 +256,7 @@ def _hybrid(seen: _Seen) -> JobKind | None:
     scattered = seen.bytes_of("reduce_scatter")
     if not scattered or not seen.reduces or seen.forward("reduce_scatter") or seen.forward(ALL_REDUCE):
         return None
-    small = [group for group in seen.groups.values() if seen.workers and 1 < group < seen.workers]
+    small = [group.size for group in seen.groups if seen.workers and 1 < group.size < seen.workers]
     share = seen.bytes_of(ALL_REDUCE) / scattered
     note = _fsdp_note(seen)
     if share < 1 / (2 * max(small, default=seen.workers or 1)) or (note is None and not small):

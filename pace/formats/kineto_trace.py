@@ -6,6 +6,7 @@ Times are seconds on the trace's own clock. What the events mean for a training 
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -119,6 +120,15 @@ class DeviceWork:
     collective: Collective | None
 
 
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A process group that a trace lists; its ranks are none if they are not told."""
+
+    description: str
+    size: int
+    ranks: frozenset[int]
+
+
 @dataclass
 class KinetoTrace:
     """One rank's trace; times are seconds since its first event.
@@ -126,9 +136,7 @@ class KinetoTrace:
     Attributes
     ----------
     groups
-        Sizes of the process groups by name and description, as far as the trace lists them.
-    parts
-        By description, the ranks of those process groups that have this rank, but not all ranks.
+        The process groups, as far as the trace lists them.
     backend
         What the processes communicate with, as torch names it.
     base_s
@@ -140,8 +148,7 @@ class KinetoTrace:
     path: str
     rank: int | None
     workers: int | None
-    groups: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, frozenset[int]] = field(default_factory=dict)
+    groups: tuple[ListedGroup, ...] = ()
     backend: str | None = None
     base_s: float = 0.0
     origin_us: float | None = None
@@ -156,6 +163,12 @@ class KinetoTrace:
     def first_launch(self) -> int | None:
         """The smallest correlation of a recorded launch: work below it was launched before recording."""
         return min(self.launches, default=None)
+
+    @property
+    def own_groups(self) -> dict[str, frozenset[int]]:
+        """By description, the ranks of the process groups that have this rank, but not all ranks."""
+        some = (each for each in self.groups if 1 < len(each.ranks) < (self.workers or 0))
+        return {each.description: each.ranks for each in some if self.rank in each.ranks}
 
     @property
     def recorded_at_s(self) -> tuple[float, float] | None:
@@ -187,13 +200,11 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         distributed = read_json_field(path, "distributedInfo")
     if not isinstance(distributed, dict):
         distributed = {}
-    rank, workers = whole_or_none(distributed.get("rank")), whole_or_none(distributed.get("world_size"))
     trace = KinetoTrace(
         path=str(path),
-        rank=rank,
-        workers=workers,
-        groups=_groups(distributed.get("pg_config")),
-        parts=_parts(distributed.get("pg_config"), rank, workers),
+        rank=whole_or_none(distributed.get("rank")),
+        workers=whole_or_none(distributed.get("world_size")),
+        groups=tuple(_groups(distributed.get("pg_config"))),
         backend=_text(distributed.get("backend")),
         base_s=(whole_or_none(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
     )
@@ -221,25 +232,15 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _groups(listed: Any) -> dict[str, int]:
-    groups = {}
+def _groups(listed: Any) -> Iterator[ListedGroup]:
     for group in listed if isinstance(listed, list) else []:
         size = whole_or_none(group.get("pg_size")) if isinstance(group, dict) else None
         if size is not None:
-            groups[f"{group.get('pg_name')} {group.get('pg_desc')}"] = size
-    return groups
-
-
-def _parts(listed: Any, rank: int | None, workers: int | None) -> dict[str, frozenset[int]]:
-    parts = {}
-    for group in listed if isinstance(listed, list) else []:
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        members = (
-            frozenset(each for each in ranks if isinstance(each, int)) if isinstance(ranks, list) else ()
-        )
-        if rank in members and 1 < len(members) < (workers or 0):
-            parts[f"{group.get('pg_desc')}"] = frozenset(members)
-    return parts
+            ranks = group.get("ranks")
+            told = ranks if isinstance(ranks, list) else []
+            yield ListedGroup(
+                str(group.get("pg_desc")), size, frozenset(each for each in told if isinstance(each, int))
+            )
 
 
 def _take(trace: KinetoTrace, event: dict[str, Any], position: str) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from pace.documents.base import UTF8_MARK
 from pace.errors import FormatError
 from pace.formats.reading import DELIMITERS, open_binary, refuse_utf16
 
@@ -103,7 +104,7 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
         raise FormatError(path, "this is an archive: unpack it, and pass the files in it")
     refuse_utf16(head, path)
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    start = head.removeprefix(UTF8_MARK).lstrip()
     if not start:
         raise FormatError(path, "the file is empty")
     if start[:14].lower().startswith((b"<!doctype html", b"<html")):

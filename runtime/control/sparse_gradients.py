@@ -50,8 +50,8 @@ def warn_of_whole_gradients(model: nn.Module, transport: Transport) -> None:
     reason: str | None = None
     if not transport.num_servers:
         reason = (
-            "all-reduces sum whole gradients: with communication=Mixed() of pace_servers.runtime,"
-            " pace.runtime.torch.DistributedOptimizer pushes rows of embeddings"
+            "all-reduces sum whole gradients: to send only the rows that were used, pass"
+            " communication=Mixed() of pace_servers.runtime to pace.runtime.torch.DistributedOptimizer"
         )
     elif not transport.takes_runs:
         reason = "compression sends whole gradients"

@@ -97,8 +97,8 @@ class WrappedOptimizer(StandIn):
         def checked() -> tuple[WrapperOptions, PlanSource]:
             if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
                 raise InvalidUse(
-                    f"{type(optimizer).__name__} does not call torch.optim.Optimizer.__init__: wrap the"
-                    " optimizer that it uses, and give it the result"
+                    f"{type(optimizer).__name__} does not call torch.optim.Optimizer.__init__: call it,"
+                    " or wrap the inner optimizer, if there is one, and build yours around the wrapper"
                 )
             refuse_wrapped(optimizer)
             return prepare()

@@ -96,8 +96,7 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
     found = first.run()
     own_bytes = first.as_it_is.peak_bytes
     if own_bytes < budget_bytes <= (1 + TIGHT) * own_bytes:
-        less = PlanSearch(program, own_bytes, calls).run()
-        found = less if less.end_s < found.end_s * (1 - SAME_TIME) else found
+        found = _better(found, PlanSearch(program, own_bytes, calls).run(), budget_bytes)
     found = _waiting_late(program, found, budget_bytes)
     found = _exact(program, found, budget_bytes) if small else found
     if found.num_states is not None or len(program) > MOST_NODES_AGAIN:
@@ -106,9 +105,17 @@ def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
     for less_bytes in (int(share * most_bytes) for share in LESS_SHARES):
         less = PlanSearch(program, less_bytes, calls).run()
         less = _exact(program, less, less_bytes) if small else less
-        if less.peak_bytes <= most_bytes and less.end_s < found.end_s * (1 - SAME_TIME):
-            found = replace(less, method=SOME_PLANS if small else less.method, num_states=None)
+        if small:  # not all plans within the budget itself
+            less = replace(less, method=SOME_PLANS, num_states=None)
+        found = _better(found, less, budget_bytes)
     return found
+
+
+def _better(found: PricedPlan, other: PricedPlan, budget_bytes: int) -> PricedPlan:
+    """Return the plan that exceeds the budget less, and of equal ones the faster."""
+    excess, others = (max(0, each.peak_bytes - budget_bytes) for each in (found, other))
+    faster = other.end_s < found.end_s * (1 - SAME_TIME)
+    return other if others < excess or (others == excess and faster) else found
 
 
 def _waiting_late(program: Program, found: PricedPlan, budget_bytes: int) -> PricedPlan:

@@ -124,7 +124,7 @@ _SAID = {
     "wrapper": "already wrapped: wrap the torch optimizer itself",
     "optimizer": "the optimizer is already wrapped: close() the wrapper",
     "model": "another optimizer that also updates features.0.weight, ",
-    "around another": "_Lookahead does not call torch.optim.Optimizer.__init__: wrap the optimizer",
+    "around another": "_Lookahead does not call torch.optim.Optimizer.__init__: call it, or wrap",
     "graph": "read after backward(create_graph=True), but its average over ranks cannot be differentiated",
     "closed": "the wrapper was closed: step() the torch optimizer itself, or wrap it again",
 }
