@@ -286,7 +286,7 @@ def test_an_address_without_a_service_is_told_soon(address: str, code: int, comp
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     """It would take the place of the API key."""
     refused = failed(2, "submit", VGG, "--service", "http://me:secret@127.0.0.1:9")
-    assert "leave out what is before it, and give an API key with --api-key or PACE_API_KEY" in refused
+    assert "Leave that out, and give an API key with --api-key or PACE_API_KEY" in refused
     assert "secret" not in refused
     refused = failed(2, "submit", VGG, "--service", "http://127.0.0.1:9", "--timeout-s", "inf")
     assert refused.startswith("pace: --timeout-s is inf: expected a positive number of seconds")
