@@ -210,5 +210,5 @@ def test_the_log_says_once_where_sparse_gradients_are_sent_whole() -> None:
     first, second = run_ranks(_say_so, SIZE)
     assert [len(reasons) for reasons in first] == [0, 1, 0, 1]
     assert "compression" in first[1][0]
-    assert "pace_servers.runtime.Mixed()" in first[3][0]
+    assert "communication=Mixed() of pace_servers.runtime" in first[3][0]
     assert second == [[], [], [], []]
