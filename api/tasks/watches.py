@@ -61,10 +61,11 @@ class Watches:
             changed = watch.changed
             if watch.status is not None and watch.status != told:
                 told = watch.status
-                yield told
-            if watch.runner.done():
+                yield told  # the task may end meanwhile: look again
+            elif watch.runner.done():
                 return
-            await changed.wait()
+            else:
+                await changed.wait()
 
     def refresh(self, tenant: str, task_id: str) -> None:
         """Read a task's status again because it has changed."""

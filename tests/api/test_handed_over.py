@@ -105,8 +105,9 @@ def test_who_is_told_does_not_look(queue: TaskQueue) -> None:
     assert statements == []
 
 
-def test_who_follows_a_task_that_others_wait_for_is_told_at_once(queue: TaskQueue) -> None:
-    """Its first event does not wait for the end, though the one who waited first needed no look."""
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_follows_a_task_that_others_wait_for_is_told_at_once(queue: TaskQueue, slow: bool) -> None:
+    """Its first event does not wait for the end; the end is told, even if it comes during that event."""
     claimed = queue.submit("a", _request(3), claim=True).claimed
     assert claimed is not None
 
@@ -120,6 +121,8 @@ def test_who_follows_a_task_that_others_wait_for_is_told_at_once(queue: TaskQueu
                 seen.append(status.state)
                 if status.state == "running":
                     watches.end("a", claimed.done(claimed.created_at, b"made"))
+                    if slow:
+                        await waiting
         await waiting
         return seen
 
