@@ -83,8 +83,9 @@ TRAINING_EVENTS = {
     ),
     "pace.mode_chosen": LogEvent(
         "info",
-        "mode measured_s speedup",
-        "The trial ended; `measured_s` has each mode's iteration time, `speedup` is over plain training",
+        "mode measured_s deviation_s speedup",
+        "The trial ended; `measured_s` has each mode's iteration time, `deviation_s` its standard deviation;"
+        " `speedup` is over plain training",
     ),
     "pace.faster_than_bound": LogEvent(
         "warning",

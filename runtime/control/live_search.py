@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -12,7 +11,7 @@ import torch
 
 from pace.runtime.capture.cost_sampler import CostSampler
 from pace.runtime.capture.self_profile import TransportNetwork
-from pace.runtime.control.trial import Candidate, Lap, Trial
+from pace.runtime.control.trial import Candidate, Lap, Trial, on_slowest_rank
 from pace.runtime.engine.plan import GradientSize, SendPlan, plan_locally
 from pace.runtime.event_log import log
 from pace.runtime.options import Knob, Tune
@@ -113,8 +112,6 @@ def tunable(tune: Tune, sequencing: Sequencing) -> tuple[Knob, ...]:
 
 # How many proposals are timed again at the end, in addition to plain operation.
 FINALISTS = 2
-# The median absolute deviation of a normal distribution, in standard deviations.
-DEVIATIONS_OF_MAD = 1.4826
 
 
 class NetworkCost:
@@ -179,7 +176,7 @@ class LiveSearch:
         The candidate that runs now.
     winner
         The best candidate; None before the end.
-    measured_s
+    measured
         The iteration times measured in the final comparison, by name; empty before.
     trials
         All proposals that were timed.
@@ -209,7 +206,7 @@ class LiveSearch:
         self._warm_up = plain.warm_up
         self.current = plain
         self.winner: Candidate | None = None
-        self.measured_s: dict[str, float] = {}
+        self.measured: dict[str, Measured] = {}
         self.trials: list[TriedProposal] = []
 
     def record(self, lap: Lap) -> bool:
@@ -217,7 +214,7 @@ class LiveSearch:
         if self._final is not None:
             changed = self._final.record(lap)
             self.current, self.winner = self._final.current, self._final.winner
-            self.measured_s = self._final.measured_s
+            self.measured = self._final.measured
             return changed
         if self._warm_up:
             self._warm_up -= 1
@@ -229,7 +226,7 @@ class LiveSearch:
         return True
 
     def _end_trial(self) -> None:
-        measured = self._agree([lap.seconds for lap in self._laps])
+        (measured,) = on_slowest_rank(self._transport, [[lap.seconds for lap in self._laps]])
         self._laps.clear()
         if self._space is None:
             suggested = self._network.suggested_bytes()
@@ -251,14 +248,6 @@ class LiveSearch:
         self._place = place
         self.current = Candidate(name="tuned", plan=self._space.plan(place), barrier=self._barrier)
         self._warm_up = self.current.warm_up
-
-    def _agree(self, durations_s: list[float]) -> Measured:
-        """Return the median of the slowest rank, and its standard deviation over repetitions."""
-        median = statistics.median(durations_s)
-        spread = statistics.median(abs(each - median) for each in durations_s)
-        mine = [median, DEVIATIONS_OF_MAD * spread / len(durations_s) ** 0.5]
-        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        return Measured(*max(replies))
 
     def _propose(self, measured: Measured | None) -> FloatArray | None:
         """Return rank 0's next place on every rank; None at the end."""

@@ -171,13 +171,17 @@ class Choice:
         if self._trial.record(lap):
             self._change(self._trial.current, switch)
             if self._trial.winner is not None:
-                self.measured_s = self._trial.measured_s
-                self._trial = None
+                measured, self._trial = self._trial.measured, None
+                self.measured_s = {name: each.cost for name, each in measured.items()}
                 if self.running.name == "plain":
                     self.replanner.rest()
                 gain = self.measured_s["plain"] / self.measured_s[self.running.name]
                 self._say(
-                    "pace.mode_chosen", mode=self.running.name, measured_s=self.measured_s, speedup=gain
+                    "pace.mode_chosen",
+                    mode=self.running.name,
+                    measured_s=self.measured_s,
+                    deviation_s={name: each.deviation for name, each in measured.items()},
+                    speedup=gain,
                 )
                 self._doubt_profile(min(self.measured_s.values()))
 

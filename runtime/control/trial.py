@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pace.runtime.engine.plan import SendPlan
 from pace.runtime.transports.device import Clock
 from pace.runtime.transports.transport import Transport
+from pace.solver.knob_search import Measured
 
 # The first iteration of each turn allocates buffers, and sends nothing before its end, because it learns the
 # order of use. Without a barrier, the second iteration waits for that.
@@ -17,6 +19,9 @@ WARM_UP_OVERLAP = 2
 
 # Iterations of each turn; every candidate has two turns.
 MEASURED = 2
+
+# The median absolute deviation of a normal distribution, in standard deviations.
+DEVIATIONS_OF_MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,21 @@ class Lap:
         return self.clock.seconds([self.began, self.ended])[1]
 
 
+def on_slowest_rank(transport: Transport, durations_s: Sequence[Sequence[float]]) -> list[Measured]:
+    """Return each list's median on the rank where it is largest, with its standard deviation.
+
+    Every rank must call it with as many lists, and all get the same. The deviation is that of a mean of
+    normal samples, from their median absolute deviation.
+    """
+    mine = []
+    for samples in durations_s:
+        median = statistics.median(samples)
+        spread = statistics.median(abs(each - median) for each in samples)
+        mine.append((median, DEVIATIONS_OF_MAD * spread / len(samples) ** 0.5))
+    replies = [json.loads(each) for each in transport.gather(json.dumps(mine).encode())]
+    return [Measured(*max(column)) for column in zip(*replies, strict=True)]
+
+
 class Trial:
     """Runs through the candidates forward and back, then holds the measurements of all ranks and the winner.
 
@@ -72,7 +92,7 @@ class Trial:
         self._left_out: set[int] = set()
         self._current = self._turns.pop(0)
         self._warm_up = self.current.warm_up
-        self.measured_s: dict[str, float] = {}
+        self.measured: dict[str, Measured] = {}
         self.winner: Candidate | None = None
 
     @property
@@ -114,7 +134,7 @@ class Trial:
         self._left_out.add(number)
         self._turns = [turn for turn in self._turns if turn != number]
         if self.winner is not None:
-            self.measured_s.pop(candidate.name)
+            self.measured.pop(candidate.name)
             self._choose()
             return
         self._laps.clear()
@@ -124,15 +144,13 @@ class Trial:
     def _decide(self) -> None:
         # The slowest rank limits all of them. All ranks compute the same from the same numbers.
         tried = [number for number in range(len(self._candidates)) if number not in self._left_out]
-        mine = [statistics.median(self._durations[number]) for number in tried]
-        replies = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
-        slowest = [max(column) for column in zip(*replies, strict=True)]
-        self.measured_s = {
-            self._candidates[number].name: duration for number, duration in zip(tried, slowest, strict=True)
+        slowest = on_slowest_rank(self._transport, [self._durations[number] for number in tried])
+        self.measured = {
+            self._candidates[number].name: each for number, each in zip(tried, slowest, strict=True)
         }
         self._choose()
 
     def _choose(self) -> None:
-        name = min(self.measured_s, key=lambda each: self.measured_s[each])
+        name = min(self.measured, key=lambda each: self.measured[each].cost)
         self._current = next(n for n, each in enumerate(self._candidates) if each.name == name)
         self.winner = self.current
