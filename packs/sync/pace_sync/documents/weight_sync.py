@@ -14,6 +14,11 @@ from pace_sync.errors import InvalidSync
 FanOut = Literal["relay", "direct"]
 
 
+# Buckets that a credit may need, and the times of buckets at receivers that a plan may then have.
+MOST_BUCKETS = 100_000
+MOST_TIMES = 10_000_000
+
+
 def _is_none(value: object) -> bool:
     return value is None
 
@@ -101,8 +106,8 @@ class SyncReceiver(SyncHost):
 class WeightSync(JsonDocument):
     """Weights that go from one sender to all receivers, while these wait.
 
-    A document that was built is valid: names are unique, each receiver has a rate for each kind of work, and
-    blocks fit the credit.
+    A document that was built is valid: names are unique, each receiver has a rate for each kind of work,
+    blocks fit the credit, and the credit does not need more than 100,000 buckets.
 
     Attributes
     ----------
@@ -131,7 +136,8 @@ class WeightSync(JsonDocument):
         for kind, names in (("tensor", self.tensors), ("receiver", self.receivers)):
             if (twice := repeated(each.name for each in names)) is not None:
                 raise ValueError(f'two {kind}s are named "{twice}"')
-        if sum(tensor.size_bytes for tensor in self.tensors) > MAX_TOTAL_BYTES:
+        total = sum(tensor.size_bytes for tensor in self.tensors)
+        if total > MAX_TOTAL_BYTES:
             raise ValueError("tensors have more than 2^53 bytes together")
         wanted = {kind: tensor.name for tensor in self.tensors for kind in tensor.work}
         for receiver in self.receivers:
@@ -149,7 +155,13 @@ class WeightSync(JsonDocument):
                         f'tensor "{each.name}" is cut after {each.cut_bytes} bytes, '
                         f"more than credit_bytes {self.credit_bytes}"
                     )
-        worst = sum(tensor.size_bytes for tensor in self.tensors) * (
+            most = max(min(MOST_BUCKETS, MOST_TIMES // len(self.receivers)), 1)
+            if (fewest := -(-total // self.credit_bytes)) > most:
+                raise ValueError(
+                    f"credit_bytes {self.credit_bytes} makes at least {fewest:,} buckets, more than {most:,}:"
+                    f" allow at least {-(-total // most)} bytes"
+                )
+        worst = total * (
             self.seconds_per_byte
             + max(sum(rate.seconds_per_byte for rate in each.work) for each in self.receivers)
         )
