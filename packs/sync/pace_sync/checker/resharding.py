@@ -193,6 +193,7 @@ def _played_back(sizes: list[int], links: list[tuple[float, list[int]]]) -> list
 def _check_finished(problem: Resharding, plan: ReshardPlan, slack: float) -> Iterator[str]:
     hops = {receiver.name: receiver.hop_s for receiver in problem.receivers}
     stated = plan.predicted.finished_s
+    slack = max(slack, TOLERANCE * max(stated, default=0.0))
     if len(stated) != len(hops):
         yield f"predicted.finished_s has {len(stated)} of {len(hops)} receivers"
         return
@@ -222,31 +223,77 @@ def _check_rivals(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
     for number, sender in enumerate(problem.senders):
         for shard in sender.shards:
             holders.setdefault(shard.tensor, []).append((number, _spans(shard)))
-    sent = [0] * len(problem.senders)
-    direct = 0.0
-    for receiver in problem.receivers:
+    sent: dict[tuple[int, int], int] = {}
+    gathered, counted = [0] * len(problem.senders), dict[str, list[Spans]]()
+    work = 0.0
+    for place, receiver in enumerate(problem.receivers):
         size = sum(problem.size_bytes(box) for box in receiver.wants)
-        direct = max(direct, size / receiver.bytes_per_s)
+        work = max(work, size * receiver.work_s_per_byte)
         for box in receiver.wants:
-            left, volume = [_spans(box)], box.num_elements
-            for number, held in holders.get(box.tensor, ()):
-                if not left:
-                    break
-                left = _minus(left, held)
-                rest = sum(map(_volume, left))
-                sent[number] += (volume - rest) * (problem.size_bytes(box) // box.num_elements)
-                volume = rest
+            element = problem.size_bytes(box) // box.num_elements
+            held = holders.get(box.tensor, [])
+            for number, volume in _by_first_holder([_spans(box)], held):
+                sent[number, place] = sent.get((number, place), 0) + volume * element
+            left = [_spans(box)]
+            for cut in counted.get(box.tensor, ()):
+                left = _minus(left, cut)
+            counted.setdefault(box.tensor, []).extend(left)
+            for number, volume in _by_first_holder(left, held):
+                gathered[number] += volume * element if number else 0
+    hops = math.fsum(receiver.hop_s for receiver in problem.receivers)
+    gather = max(
+        max(missing, 0) / first.bytes_per_s,
+        *(size / sender.bytes_per_s for size, sender in zip(gathered, problem.senders, strict=True)),
+    )
     derived = {
-        "gather, then broadcast": max(missing, 0) / first.bytes_per_s + whole / slowest,
-        "first holder to each receiver": max(
-            direct, *(size / sender.bytes_per_s for size, sender in zip(sent, problem.senders, strict=True))
-        ),
+        "gather, then broadcast": gather + max(whole / slowest + hops, work),
+        "first holder to each receiver": max(_direct_s(problem, sent), work),
     }
     if sorted(rival.rule for rival in plan.rivals) != sorted(derived):
         yield f"rivals are not {', '.join(derived)}, each once"
     for rival in plan.rivals:
         if abs(rival.pause_s - derived[rival.rule]) > TOLERANCE * derived[rival.rule]:
             yield f'rival "{rival.rule}": pause_s is {rival.pause_s!r}, derived {derived[rival.rule]!r}'
+
+
+def _by_first_holder(left: list[Spans], holders: list[tuple[int, Spans]]) -> Iterator[tuple[int, int]]:
+    """Yield senders, in order, and how many elements each holds that none before it does."""
+    volume = sum(map(_volume, left))
+    for number, held in holders:
+        if not left:
+            return
+        left = _minus(left, held)
+        rest = sum(map(_volume, left))
+        yield number, volume - rest
+        volume = rest
+
+
+def _direct_s(problem: Resharding, sent: dict[tuple[int, int], int]) -> float:
+    """Return when bytes from senders to receivers have arrived at best, without forwarding.
+
+    If all arrive at T, those of a receiver have left a hop before. Each link's rate is enough if its bytes,
+    divided by T less their hop, add up to no more. T is found by bisection, as what the longest hop leaves.
+    """
+    links: dict[tuple[str, int], tuple[float, list[tuple[int, float]]]] = {}
+    used = {pair: size for pair, size in sent.items() if size}
+    longest = max((problem.receivers[place].hop_s for _, place in used), default=0.0)
+    for (number, place), size in used.items():
+        head = longest - problem.receivers[place].hop_s
+        for key, host in (("up", problem.senders[number]), ("down", problem.receivers[place])):
+            at = number if key == "up" else place
+            links.setdefault((key, at), (host.bytes_per_s, []))[1].append((size, head))
+    low, high = 0.0, max((sum(size for size, _ in all_) / rate for rate, all_ in links.values()), default=0.0)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if any(
+            math.fsum(size / (middle + head) for size, head in all_) > rate for rate, all_ in links.values()
+        ):
+            low = middle
+        else:
+            high = middle
+    return longest + high
 
 
 def _check_bound(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
@@ -259,13 +306,15 @@ def _check_bound(problem: Resharding, plan: ReshardPlan) -> Iterator[str]:
             return
         alone = _only_they_hold(problem, set(bound.hosts))
         derived = alone / math.fsum(rates[name] for name in bound.hosts) if bound.hosts else 0.0
+        derived += min((each.hop_s for each in problem.receivers if each.wants), default=0.0)
     else:
         named = [each for each in problem.receivers if (each.name,) == bound.hosts]
         if not named:
             yield f"bound: there is no receiver {', '.join(bound.hosts)}"
             return
         size = sum(problem.size_bytes(box) for box in named[0].wants)
-        derived = size / named[0].bytes_per_s if bound.kind == "link" else size * named[0].work_s_per_byte
+        link_s = size / named[0].bytes_per_s + (named[0].hop_s if size else 0.0)
+        derived = link_s if bound.kind == "link" else size * named[0].work_s_per_byte
     if bound.bound_s > derived * (1 + TOLERANCE):
         yield f"bound.bound_s is {bound.bound_s!r}, derived {derived!r}"
 

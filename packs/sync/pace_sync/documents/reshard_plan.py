@@ -21,7 +21,7 @@ class ShardStream(Document):
         Names of receivers in the order of the chain. The sender sends to the first one, and each forwards
         bytes to the next.
     bytes_per_s
-        Limit on the sender's rate, so that all streams end together; null if fair shares are as good.
+        Limit on the sender's rate, so that all streams arrive together; null if fair shares are as good.
     end_s
         Time at which its last byte has left the sender, in seconds.
     """
@@ -42,8 +42,9 @@ class ReshardBound(Document):
     Attributes
     ----------
     kind
-        "senders": bytes that no other sender holds must leave these senders once. "link": the receiver's
-        bytes must cross its link. "work": the receiver must work on its bytes.
+        "senders": bytes that no other sender holds must leave these senders once, and arrive a hop later.
+        "link": the receiver's bytes must cross its link, and arrive a hop later. "work": the receiver must
+        work on its bytes.
     hosts
         Names of the senders, or of the receiver.
     """

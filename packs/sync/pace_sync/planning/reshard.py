@@ -3,7 +3,6 @@
 Its simulator has streams that run at the same time and share links max-min fairly.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +22,7 @@ from pace_sync.documents.reshard_plan import (
 from pace_sync.documents.resharding import Resharding, TensorBox
 from pace_sync.errors import InvalidSync
 from pace_sync.planning.box_classes import BoxClass, box_classes
-from pace_sync.solver.sender_shares import share_among_senders
+from pace_sync.solver.sender_shares import SenderShares, share_among_senders
 
 # Fair shares of links are let be where they are as good as paces, up to this factor.
 _AS_GOOD = 1.01
@@ -31,6 +30,9 @@ _AS_GOOD = 1.01
 _MOST_FAIR_STREAMS = 1000
 # Small enough that receivers begin early, large enough that messages are few.
 _BUCKET_BYTES = 16 << 20
+_BISECTIONS = 60
+# A share is as many rows as a linear program found, up to this.
+_SAME_ROW = 1e-3
 
 
 def plan_reshard(problem: Resharding) -> ReshardPlan:
@@ -38,9 +40,9 @@ def plan_reshard(problem: Resharding) -> ReshardPlan:
 
     The shards of all hosts cut tensors into boxes. Boxes that several senders hold are shared among these so
     that the busiest link is done earliest (``pace_sync.solver.sender_shares``). Bytes that several
-    receivers want leave the sender once and go from receiver to receiver, the fastest first. All streams run
-    at the same time. Where fair shares of the links would make one late, each has a pace at which all end
-    together.
+    receivers want leave the sender once and go from receiver to receiver, the fastest first; or the sender
+    sends them to each, if the delay of hops makes that faster. All streams run at the same time. Where fair
+    shares of the links would make one late, each has a pace at which all arrive together.
 
     In this model the plan is optimal up to the delay of hops, and up to shares that end inside a row.
 
@@ -51,6 +53,39 @@ def plan_reshard(problem: Resharding) -> ReshardPlan:
     """
     refuse_other(problem, Resharding, InvalidSync)
     classes = box_classes(problem)
+    found, boxes = _shared(problem, classes)
+    bound = _bound(problem, found.bound_s, np.flatnonzero(found.tight).tolist())
+    streams, pause = _streams(problem, boxes)
+    first = _streams(problem, _by_first_holder(classes), fair=False)
+    hops = any(receiver.hop_s for receiver in problem.receivers)
+    if hops and any(len(wanters) > 1 for _, wanters in classes):
+        direct = _streams(problem, _shared(problem, _for_each(classes))[1])
+        streams, pause = min((streams, pause), direct, first, key=lambda each: each[1])
+    return _document(problem, streams, bound, _rivals(problem, classes, first[1]))
+
+
+Sent = dict[tuple[int, tuple[int, ...]], list[TensorBox]]
+"""The boxes of each sender that it sends along a chain of receivers, both by their numbers."""
+
+
+def _for_each(classes: dict[BoxClass, list[TensorBox]]) -> dict[BoxClass, list[TensorBox]]:
+    """Return classes of boxes in which each receiver is alone."""
+    alone: dict[BoxClass, list[TensorBox]] = {}
+    for (holders, wanters), boxes in classes.items():
+        for wanter in wanters:
+            alone.setdefault((holders, (wanter,)), []).extend(boxes)
+    return alone
+
+
+def _by_first_holder(classes: dict[BoxClass, list[TensorBox]]) -> Sent:
+    sent: Sent = {}
+    for (holders, wanters), boxes in _for_each(classes).items():
+        sent.setdefault((holders[0], wanters), []).extend(boxes)
+    return sent
+
+
+def _shared(problem: Resharding, classes: dict[BoxClass, list[TensorBox]]) -> tuple[SenderShares, Sent]:
+    """Share boxes among the senders that hold them, so that the busiest is done earliest."""
     keys = list(classes)
     sizes = np.array([sum(problem.size_bytes(box) for box in classes[key]) for key in keys], dtype=np.float64)
     rates = np.array([sender.bytes_per_s for sender in problem.senders], dtype=np.float64)
@@ -58,27 +93,30 @@ def plan_reshard(problem: Resharding) -> ReshardPlan:
     for number, (holders, _) in enumerate(keys):
         holds[number, list(holders)] = True
     found = share_among_senders(sizes, holds, rates)
-    boxes: dict[tuple[int, tuple[int, ...]], list[TensorBox]] = {}
+    sent: Sent = {}
     for key, shares in zip(keys, found.shares, strict=True):
         for sender, mine in _split(problem, classes[key], key, shares.tolist()):
-            boxes.setdefault((sender, key[1]), []).extend(mine)
-    bound = _bound(problem, found.bound_s, np.flatnonzero(found.tight).tolist())
-    return _document(problem, boxes, bound, _rivals(problem, classes))
+            sent.setdefault((sender, key[1]), []).extend(mine)
+    return found, sent
 
 
 def _split(
     problem: Resharding, boxes: list[TensorBox], key: BoxClass, shares: list[float]
 ) -> list[tuple[int, list[TensorBox]]]:
-    """Give each holder boxes of about its share; a box is cut between rows of its first long dimension."""
+    """Give each holder boxes of its share; a box is cut between rows of its first long dimension.
+
+    What does not fill a row is left to a faster holder, for which it is least work.
+    """
     left = list(boxes)
     given: list[tuple[int, list[TensorBox]]] = []
     owed = 0.0
-    for holder in key[0]:
+    slowest_first = sorted(key[0], key=lambda holder: problem.senders[holder].bytes_per_s)
+    for holder in slowest_first:
         owed += shares[holder]
         mine: list[TensorBox] = []
-        while left and (holder == key[0][-1] or owed > 0):
+        while left and (holder == slowest_first[-1] or owed > 0):
             size = problem.size_bytes(left[0])
-            if size <= owed or holder == key[0][-1]:
+            if size <= owed or holder == slowest_first[-1]:
                 mine.append(left.pop(0))
                 owed -= size
                 continue
@@ -99,8 +137,8 @@ def _cut(box: TensorBox, share: float) -> tuple[TensorBox, TensorBox] | None:
     axis = next((place for place, length in enumerate(box.shape) if length > 1), None)
     if axis is None:
         return None
-    rows = round(box.shape[axis] * share)
-    if not 0 < rows < box.shape[axis]:
+    rows = min(int(box.shape[axis] * share + _SAME_ROW), box.shape[axis] - 1)
+    if rows == 0:
         return None
 
     def part(begin: int, length: int) -> TensorBox:
@@ -115,13 +153,16 @@ def _cut(box: TensorBox, share: float) -> tuple[TensorBox, TensorBox] | None:
 
 
 def _bound(problem: Resharding, senders_s: float, tight: list[int]) -> ReshardBound:
+    nearest_s = min((each.hop_s for each in problem.receivers if each.wants), default=0.0)
     best = ReshardBound(
-        kind="senders", hosts=tuple(problem.senders[number].name for number in tight), bound_s=senders_s
+        kind="senders",
+        hosts=tuple(problem.senders[number].name for number in tight),
+        bound_s=senders_s + nearest_s,
     )
     for receiver in problem.receivers:
         size = sum(problem.size_bytes(box) for box in receiver.wants)
         for kind, seconds in (
-            ("link", size / receiver.bytes_per_s),
+            ("link", size / receiver.bytes_per_s + (receiver.hop_s if size else 0.0)),
             ("work", size * receiver.work_s_per_byte),
         ):
             if seconds > best.bound_s:
@@ -143,17 +184,13 @@ def crossed(sender: str, receivers: tuple[str, ...]) -> list[tuple[str, str, str
     return ways + [("receiver", name, "up") for name, _ in pairwise(receivers)]
 
 
-def _document(
-    problem: Resharding,
-    boxes: dict[tuple[int, tuple[int, ...]], list[TensorBox]],
-    bound: ReshardBound,
-    rivals: tuple[ReshardRival, ...],
-) -> ReshardPlan:
+def _streams(problem: Resharding, sent: Sent, *, fair: bool = True) -> tuple[tuple[ShardStream, ...], float]:
+    """Return streams, with paces unless fair shares are as good, and when the last receiver has finished."""
     rates = links_of(problem)
     places = {way: place for place, way in enumerate(rates)}
     capacity = np.array(list(rates.values()))
     streams = []
-    for (sender, wanters), mine in sorted(boxes.items()):
+    for (sender, wanters), mine in sorted(sent.items()):
         chain = sorted(wanters, key=lambda number: -problem.receivers[number].bytes_per_s)
         names = tuple(problem.receivers[number].name for number in chain)
         size = sum(problem.size_bytes(box) for box in mine)
@@ -162,32 +199,72 @@ def _document(
         StreamOnLinks(size_bytes=size, links=tuple(places[way] for way in crossed(sender, names)))
         for sender, names, _, size in streams
     ]
-    fair_s = stream_times(on_links, capacity) if len(on_links) <= _MOST_FAIR_STREAMS else [math.inf]
-    loads = np.zeros(len(capacity))
-    for each in on_links:
-        loads[list(each.links)] += each.size_bytes
-    least_s = float(np.max(loads / capacity, initial=0.0))
-    paced = bool(on_links) and max(fair_s) > _AS_GOOD * least_s
-    ends = [least_s] * len(streams) if paced else fair_s
+    hops = {receiver.name: receiver.hop_s for receiver in problem.receivers}
+    lags = np.array([sum(hops[name] for name in names) for _, names, _, _ in streams])
+    paced_s = _ends_that_arrive_together(on_links, lags, capacity)
+    simulated = fair and len(on_links) <= _MOST_FAIR_STREAMS
+    fair_s = np.array(stream_times(on_links, capacity)) if simulated else np.full(len(on_links), np.inf)
+    paced = bool(on_links) and float(np.max(fair_s + lags)) > _AS_GOOD * float(np.max(paced_s + lags))
+    ends = (paced_s if paced else fair_s).tolist()
     made = tuple(
         ShardStream(
             sender=sender,
             receivers=names,
             boxes=tuple(mine),
             size_bytes=size,
-            bytes_per_s=size / least_s if paced else None,
+            bytes_per_s=size / end if paced else None,
             end_s=end,
         )
         for (sender, names, mine, size), end in zip(streams, ends, strict=True)
     )
-    finished = finished_times(problem, made)
+    return made, max(finished_times(problem, made), default=0.0)
+
+
+def _ends_that_arrive_together(
+    streams: "list[StreamOnLinks]", lags: FloatArray, capacity: FloatArray
+) -> FloatArray:
+    """Return when each stream leaves its sender, if all arrive together, as early as links allow.
+
+    A stream of s bytes that ends after t seconds needs s / t bytes per second of its links. All arrive at T
+    if each ends its lag before, and the needs decrease with T: bisection.
+    """
+    if not streams:
+        return np.zeros(0)
+    link = np.concatenate([each.links for each in streams])
+    stream = np.repeat(np.arange(len(streams)), [len(each.links) for each in streams])
+    sizes = np.array([each.size_bytes for each in streams], dtype=np.float64)
+
+    def needed(ends: FloatArray) -> float:
+        return float(np.max(np.bincount(link, (sizes / ends)[stream], len(capacity)) / capacity))
+
+    earlier = lags.max() - lags
+    high = needed(np.ones(len(streams)))  # seconds in which the busiest link carries all
+    if not earlier.any():
+        return np.full(len(streams), high)
+    low = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if needed(middle + earlier) > 1:
+            low = middle
+        else:
+            high = middle
+    return np.asarray(high + earlier, dtype=np.float64)
+
+
+def _document(
+    problem: Resharding,
+    streams: tuple[ShardStream, ...],
+    bound: ReshardBound,
+    rivals: tuple[ReshardRival, ...],
+) -> ReshardPlan:
+    finished = finished_times(problem, streams)
     pause = max(finished, default=0.0)
     return ReshardPlan(
         problem_sha256=problem.sha256,
         version=__version__,
         bucket_bytes=_BUCKET_BYTES,
         tensors=problem.tensors,
-        streams=made,
+        streams=streams,
         predicted=ReshardPrediction(
             pause_s=pause,
             finished_s=tuple(finished),
@@ -218,22 +295,33 @@ def finished_times(problem: Resharding, streams: tuple[ShardStream, ...]) -> lis
     return found
 
 
-def _rivals(problem: Resharding, classes: dict[BoxClass, list[TensorBox]]) -> tuple[ReshardRival, ...]:
+def _rivals(
+    problem: Resharding, classes: dict[BoxClass, list[TensorBox]], unplanned_s: float
+) -> tuple[ReshardRival, ...]:
     """Return what rules of today take: all shards to one sender and whole tensors to all; or unplanned."""
     whole = sum(tensor.size_bytes for tensor in problem.tensors)
     first = problem.senders[0]
     missing = whole - sum(problem.size_bytes(box) for box in first.shards)
+    gathered = [0] * len(problem.senders)
+    for (holders, _), boxes in classes.items():
+        if holders[0]:
+            gathered[holders[0]] += sum(problem.size_bytes(box) for box in boxes)
+    gather_s = max(
+        max(missing, 0) / first.bytes_per_s,
+        *(size / sender.bytes_per_s for size, sender in zip(gathered, problem.senders, strict=True)),
+    )
     slowest = min(first.bytes_per_s, *(receiver.bytes_per_s for receiver in problem.receivers))
-    gathered = max(missing, 0) / first.bytes_per_s + whole / slowest
-    sent = [0.0] * len(problem.senders)
-    for (holders, wanters), boxes in classes.items():
-        sent[holders[0]] += len(wanters) * sum(problem.size_bytes(box) for box in boxes)
-    direct = max(size / sender.bytes_per_s for size, sender in zip(sent, problem.senders, strict=True))
-    for receiver in problem.receivers:
-        direct = max(direct, sum(problem.size_bytes(box) for box in receiver.wants) / receiver.bytes_per_s)
+    work_s = max(
+        receiver.work_s_per_byte * sum(problem.size_bytes(box) for box in receiver.wants)
+        for receiver in problem.receivers
+    )
+    broadcast_s = whole / slowest + sum(receiver.hop_s for receiver in problem.receivers)
     return (
-        ReshardRival(rule="gather, then broadcast", pause_s=gathered),
-        ReshardRival(rule="first holder to each receiver", pause_s=direct),
+        ReshardRival(
+            rule="gather, then broadcast",
+            pause_s=gather_s + max(broadcast_s, work_s),
+        ),
+        ReshardRival(rule="first holder to each receiver", pause_s=unplanned_s),
     )
 
 

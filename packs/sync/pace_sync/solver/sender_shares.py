@@ -8,8 +8,8 @@ from pace.solver.arrays import BoolArray, FloatArray
 
 _SAME = 1e-7
 
-# Senders that are slower than the fastest by more than this factor take only what no faster one holds: the
-# linear program takes so small a coefficient for zero, and what they could carry is less than this share.
+# A sender takes nothing of what one that is faster by more than this factor holds: the linear program takes
+# so small a coefficient for zero, and what it could carry is less than this share.
 _LEAST_RATE = 1e-6
 
 
@@ -55,13 +55,15 @@ def share_among_senders(sizes: FloatArray, holds: BoolArray, rates: FloatArray) 
             shares=np.zeros(holds.shape), tight=np.zeros(len(rates), dtype=np.bool_), bound_s=0.0
         )
     shares = np.zeros(holds.shape)
-    if (holds.sum(axis=1) == 1).all():
-        shares[holds] = sizes
+    fast = holds & (rates >= _LEAST_RATE * np.where(holds, rates, 0.0).max(axis=1, keepdims=True))
+    if (fast.sum(axis=1) == 1).all():
+        shares[fast] = sizes
     else:
-        shares = _least_busy(sizes / total, holds, rates) * total
+        shares = _least_busy(sizes, fast, rates)
     seconds = shares.sum(axis=0) / rates
-    tight = _cannot_hand_on(seconds, shares, holds, sizes)
-    alone = ~(holds & ~tight).any(axis=1)
+    tight = _cannot_hand_on(seconds, shares, fast, sizes)
+    alone = ~(fast & ~tight).any(axis=1)
+    tight |= (holds & ~fast)[alone].any(axis=0)
     return SenderShares(
         shares=shares, tight=tight, bound_s=float(sizes[alone].sum() / max(rates[tight].sum(), 1e-300))
     )
@@ -72,23 +74,18 @@ def _least_busy(sizes: FloatArray, holds: BoolArray, rates: FloatArray) -> Float
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    rates = rates / rates.max()
-    fast = rates >= _LEAST_RATE
-    if not fast.all():
-        shares = np.zeros(holds.shape)
-        reached = (holds & fast).any(axis=1)
-        for some, by in ((reached, fast), (~reached, ~fast)):
-            if some.any():
-                part = np.ix_(some, by)
-                shares[part] = _least_busy(sizes[some], holds[part], rates[by])
-        return shares
+    # The variables are seconds in which a sender sends bytes of a class, and T, in seconds of the class that
+    # takes longest if all its holders send only that.
+    fastest = np.where(holds, rates, 0.0).max(axis=1)
+    unit_s = float(np.max(sizes / (holds @ rates)))
     classes, senders = np.nonzero(holds)
     count = len(classes)
     numbers = np.arange(count)
-    whole = coo_array((np.ones(count), (classes, numbers)), shape=(len(sizes), count + 1))
+    speeds = rates[senders] / fastest[classes]
+    whole = coo_array((speeds, (classes, numbers)), shape=(len(sizes), count + 1))
     rows = np.concatenate([senders, np.arange(len(rates))])
     columns = np.concatenate([numbers, np.full(len(rates), count)])
-    values = np.concatenate([np.ones(count), -rates])
+    values = np.concatenate([np.ones(count), -np.ones(len(rates))])
     busy = coo_array((values, (rows, columns)), shape=(len(rates), count + 1))
     cost = np.zeros(count + 1)
     cost[count] = 1.0
@@ -97,14 +94,15 @@ def _least_busy(sizes: FloatArray, holds: BoolArray, rates: FloatArray) -> Float
         A_ub=busy.tocsr(),
         b_ub=np.zeros(len(rates)),
         A_eq=whole.tocsr(),
-        b_eq=sizes,
+        b_eq=sizes / fastest / unit_s,
         method="highs",
     )
     assert found.status == 0, found.message
     shares = np.zeros(holds.shape)
-    shares[classes, senders] = np.maximum(found.x[:count], 0.0)
-    sums = shares.sum(axis=1, keepdims=True)
-    return np.asarray(shares * (sizes[:, None] / np.where(sums > 0, sums, 1.0)), dtype=np.float64)
+    shares[classes, senders] = np.maximum(found.x[:count], 0.0) * rates[senders]
+    small = np.flatnonzero(shares.sum(axis=1) == 0.0)  # in seconds, zero to the program's tolerance
+    shares[small, np.where(holds, rates, 0.0).argmax(axis=1)[small]] = sizes[small]
+    return np.asarray(shares * (sizes / shares.sum(axis=1))[:, None], dtype=np.float64)
 
 
 def _cannot_hand_on(

@@ -131,7 +131,8 @@ def test_streams_that_fair_shares_would_delay_have_a_pace() -> None:
 def problems(draw: st.DrawFn) -> Resharding:
     """Draw tensors that ranks hold and want by splitting one dimension each, some of them twice."""
     shape = draw(st.lists(st.integers(1, 7), min_size=0, max_size=3))
-    rates = st.sampled_from([1e6, 2e6, 5e6])
+    rates = st.sampled_from([1e6, 2e6, 5e6, 1e3, 1e10])
+    hops = st.sampled_from([0.0, 0.0, 1e-6, 1e-3])
 
     def hosts(prefix: str, key: str) -> list[dict[str, Any]]:
         copies, axis = draw(st.integers(1, 2)), draw(st.integers(0, max(len(shape) - 1, 0)))
@@ -145,6 +146,8 @@ def problems(draw: st.DrawFn) -> Resharding:
                     begin[axis], length[axis] = low, high - low
                 boxes = [box("t", tuple(begin), tuple(length))]
                 found.append({"name": f"{prefix}{copy}.{part}", "bytes_per_s": draw(rates), key: boxes})
+                if key == "wants":
+                    found[-1] |= {"hop_s": draw(hops), "work_s_per_byte": draw(hops)}
         return found
 
     document = {
@@ -156,13 +159,66 @@ def problems(draw: st.DrawFn) -> Resharding:
     return parse_resharding(json.dumps(document))
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(problems())
 def test_any_shards_are_covered(problem: Resharding) -> None:
-    """The checker finds nothing, and no plan is faster than its bound."""
+    """The checker finds nothing, no rule is faster than the bound, and none faster than the plan."""
     plan = plan_reshard(problem)
     assert check_reshard(problem, plan) == []
-    assert plan.predicted.pause_s >= plan.bound.bound_s * (1 - 1e-6)
+    for pause_s in (plan.predicted.pause_s, *(rival.pause_s for rival in plan.rivals)):
+        assert pause_s >= plan.bound.bound_s * (1 - 1e-6)
+        assert pause_s >= plan.predicted.pause_s / 1.02
+
+
+def test_what_is_no_whole_row_leaves_the_faster_sender() -> None:
+    """By hand: of 1,000 rows the slow link can take a hundredth of one while the fast one sends the rest."""
+    row = [box("up", (0, 0), (1000, 64))]
+    senders = [
+        {"name": "fast", "bytes_per_s": 1e9, "shards": row},
+        {"name": "slow", "bytes_per_s": 1e4, "shards": row},
+    ]
+    receivers = [{"name": "r0", "bytes_per_s": 1e10, "wants": row}]
+    problem = problem_of(tensors=[{"name": "up", "shape": [1000, 64]}], senders=senders, receivers=receivers)
+    plan = plan_reshard(problem)
+    assert [(stream.sender, stream.size_bytes) for stream in plan.streams] == [("fast", 128_000)]
+    assert plan.predicted.pause_s == pytest.approx(plan.bound.bound_s, rel=1e-4)
+
+
+def test_hops_are_counted_for_all_rules() -> None:
+    """Two receivers 10 ms from the sender and from one another: a chain's second receiver is 20 ms away.
+
+    By hand: each gets 3,072 bytes of one link of 1 MB/s, so both arrive at 16.144 ms.
+    """
+    wants = [box("up", (0, 0), (32, 48))]
+    senders = [{"name": "t0", "bytes_per_s": 1e6, "shards": wants}]
+    receivers = [
+        {"name": f"r{n}", "bytes_per_s": 1e6, "wants": wants, "hop_s": 0.01, "work_s_per_byte": 1e-9}
+        for n in range(2)
+    ]
+    problem = problem_of(tensors=[{"name": "up", "shape": [32, 48]}], senders=senders, receivers=receivers)
+    plan = plan_reshard(problem)
+    assert {stream.receivers for stream in plan.streams} == {("r0",), ("r1",)}
+    assert plan.predicted.pause_s == pytest.approx(0.01 + 6.144e-3)
+    assert plan.bound.bound_s == pytest.approx(0.01 + 3.072e-3)
+    gather, first = plan.rivals
+    assert gather.pause_s == pytest.approx(0.02 + 3.072e-3)
+    assert first.pause_s == pytest.approx(plan.predicted.pause_s)
+    assert check_reshard(problem, plan) == []
+
+
+def test_receivers_that_are_far_are_sent_to_faster() -> None:
+    """By hand: all arrive at 15 ms, if the far one's bytes leave in 5 ms and the near one's in 15."""
+    senders = [{"name": "t0", "bytes_per_s": 9.6e5, "shards": [box("up", (0, 0), (90, 32))]}]
+    receivers = [
+        {"name": "near", "bytes_per_s": 1e9, "wants": [box("up", (0, 0), (45, 32))]},
+        {"name": "far", "bytes_per_s": 1e9, "wants": [box("up", (45, 0), (45, 32))], "hop_s": 0.0025},
+    ]
+    problem = problem_of(tensors=[{"name": "up", "shape": [90, 32]}], senders=senders, receivers=receivers)
+    plan = plan_reshard(problem)
+    assert plan.predicted.finished_s == pytest.approx([plan.predicted.pause_s] * 2, rel=1e-6)
+    paces = sum(stream.bytes_per_s or 0.0 for stream in plan.streams)
+    assert paces == pytest.approx(9.6e5)
+    assert check_reshard(problem, plan) == []
 
 
 def corrupted(**changed: Any) -> list[str]:
