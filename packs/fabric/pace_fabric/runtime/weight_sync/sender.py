@@ -96,6 +96,7 @@ class WeightSender(Closing):
         self._next_transfer = 1
         self._called: set[str] = set()
         self._controls: dict[str, FabricLink] = {}
+        self._kept: set[str] = set()  # whose connections are of an earlier delivery
         self._notices: queue.SimpleQueue[tuple[str, FabricLink, ReceiverNotice]] = queue.SimpleQueue()
 
     def close(self) -> None:
@@ -174,8 +175,10 @@ class WeightSender(Closing):
         link = self._controls.get(name)
         if link is not None:
             if not link.over:
+                self._kept.add(name)
                 return True
             link.close()
+        self._kept.discard(name)
         if name in self._called:
             within_s = min(within_s, _CALLED_AGAIN_S)
         self._called.add(name)
@@ -256,7 +259,13 @@ class WeightSender(Closing):
                 chain.gone[name] = "its layout of the buckets has another hash than this sender's"
         if chain.gone:  # nothing was sent yet: the others begin again, without it
             self._tell_untold(chain)
-            return {}, chain.gone, chain.wanting
+            # A connection that was kept may have ended long ago, unnoticed: a new host may listen there.
+            again = {
+                name
+                for name in self._kept.difference(chain.wanting)
+                if name in chain.gone and self._controls[name].over
+            }
+            return {}, {name: said for name, said in chain.gone.items() if name not in again}, chain.wanting
         under_way: list[int] = []
         for bucket, size in enumerate(source.sizes):
             while chain.served and source.credit_bytes is not None:

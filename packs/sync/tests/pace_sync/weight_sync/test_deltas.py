@@ -1,11 +1,13 @@
 """Deltas: only blocks that changed, the result equal to the bit, whole weights for whoever missed one."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from pace_fabric.runtime.connection import FabricLink
 from pace_sync.documents.delta_sync import DeltaPlan
 from pace_sync.weight_sync import StateReceiver, StateSender
 from tests.pace_sync.weight_sync.state_process import WITHIN_S, delta_plan, state_of
@@ -62,14 +64,27 @@ def test_a_version_without_changes_is_a_version() -> None:
         assert report.sent_bytes["sender"] == 0
 
 
-def test_whoever_missed_a_version_asks() -> None:
-    """A receiver that is new gets whole weights in the same call; the others get the delta."""
+@pytest.mark.parametrize("noticed", [True, False])
+def test_whoever_missed_a_version_asks(monkeypatch: pytest.MonkeyPatch, noticed: bool) -> None:
+    """A receiver that is new gets whole weights in the same call; the others get the delta.
+
+    That the old connection has ended may be noticed before the call or during it.
+    """
     with StateReceiver(token="secret") as old, StateReceiver(token="secret") as lost:
         place = lost.address.rpartition(":")
         with StateSender([lost.address, old.address], token="secret", deltas=delta_plan("ask")) as sender:
             state = state_of(1, 1)
             assert sender.send(state, 1, timeout_s=WITHIN_S).failed == {}
             lost.close()
+            gone = sender._sender._controls[lost.address]
+            while not gone.over:
+                time.sleep(0.01)
+            asked = iter([noticed])
+            monkeypatch.setattr(
+                FabricLink,
+                "over",
+                property(lambda link: link._over.is_set() and (link is not gone or next(asked, True))),
+            )
             state = next_state(state, 2)
             with StateReceiver((place[0], int(place[2])), token="secret") as new:
                 report = sender.send(state, 2, timeout_s=WITHIN_S)
