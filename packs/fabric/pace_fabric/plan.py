@@ -312,9 +312,7 @@ def _prediction(problem: FabricProblem, ordering: Ordering, server: Aggregation)
     updates = problem.updates.take(kept)
     relayed = server.num_direct < len(kept)
     if relayed:
-        free = problem.capacities.copy()
-        _open(free, problem.server)
-        bound = sum(updates.finish(g, free) for g in range(len(updates)))
+        bound = _bound_of_sums(problem, updates)
     elif len(kept) <= _MOST_IN_PROGRAM:
         bound = time_indexed_bound(updates, problem.capacities, server.last_s)
         bound = max(bound, machine_bound(updates, problem.capacities))
@@ -331,8 +329,17 @@ def _prediction(problem: FabricProblem, ordering: Ordering, server: Aggregation)
     )
 
 
-def _open(capacities: Capacities, host: int) -> None:
-    """Let a host's way down carry anything."""
-    link = 2 * host + 1
-    capacities.counts[link] = 1
-    capacities.rates[link, 0] = max(float(capacities.most().sum()), 1.0)
+def _bound_of_sums(problem: FabricProblem, updates: Updates) -> float:
+    """Return a bound on the sum of commit times if hosts add updates on the way.
+
+    An update crosses its host's way up. A sum is as large as the largest of its updates, unless all sums are
+    limited, and crosses the server's way down after that update was ready.
+    """
+    up_alone, down_alone = problem.capacities.copy(), problem.capacities.copy()
+    anything = max(float(problem.capacities.most().sum()), 1.0)
+    for host in range(problem.capacities.num_hosts):
+        for free, link in ((up_alone, 2 * host + 1), (down_alone, 2 * host)):
+            free.counts[link] = 1
+            free.rates[link, 0] = anything
+    smaller = replace(updates, size=np.minimum(updates.size, problem.size.at_most_bytes or np.inf))
+    return sum(max(updates.finish(g, up_alone), smaller.finish(g, down_alone)) for g in range(len(updates)))

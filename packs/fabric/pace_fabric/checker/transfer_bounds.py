@@ -65,14 +65,22 @@ def _areas(rates: Rates, edges: Sequence[float]) -> list[float]:
 
 
 def greatest_bound_s(
-    network: FabricNetwork, updates: Sequence[PendingUpdate], plan: TransferPlan, *, relayed: bool
+    network: FabricNetwork,
+    updates: Sequence[PendingUpdate],
+    plan: TransferPlan,
+    *,
+    relayed: bool,
+    most_bytes: float = np.inf,
 ) -> float:
     """Return the greatest lower bound on the mean commit of these updates that a plan may state.
 
     Parameters
     ----------
     relayed
-        Whether hosts add updates on the way: then only the ways up count.
+        Whether hosts add updates on the way: then each update's way up counts, and what a sum that has it
+        needs of the server's way down.
+    most_bytes
+        Limit on the size of a sum.
     """
     hosts = {host.name: host for host in network.hosts}
     down = link_rates(hosts[network.server], "down")
@@ -82,6 +90,9 @@ def greatest_bound_s(
     if not relayed:
         ways = [_narrower(way, down) for way in ways]
     alone = [_end_s(way, u.size_bytes, u.ready_s) for way, u in zip(ways, away, strict=True)]
+    if relayed:
+        sums = [_end_s(down, min(u.size_bytes, most_bytes), u.ready_s) for u in away]
+        alone = [max(pair) for pair in zip(alone, sums, strict=True)]
     bound = sum(alone)
     if not np.isfinite(bound):
         return np.inf

@@ -58,7 +58,7 @@ def check_transfers(network: FabricNetwork, batch: UpdateBatch, plan: TransferPl
         _check_delays(batch, plan),
         _check_replica(network, batch, plan, known),
         _check_prediction(plan),
-        _check_bound(network, plan, known),
+        _check_bound(network, batch, plan, known),
     )
     return [violation for part in parts for violation in part]
 
@@ -357,7 +357,7 @@ def _check_prediction(plan: TransferPlan) -> Iterator[str]:
 
 
 def _check_bound(
-    network: FabricNetwork, plan: TransferPlan, known: dict[str, PendingUpdate]
+    network: FabricNetwork, batch: UpdateBatch, plan: TransferPlan, known: dict[str, PendingUpdate]
 ) -> Iterator[str]:
     """Yield a lower bound that does not follow from the network and the updates that are kept."""
     kept = [known[name] for name in plan.order]
@@ -372,6 +372,12 @@ def _check_bound(
     if added and stated.bound != "uplinks":
         yield f'predicted: bound is "{stated.bound}", and hosts add updates on the way: "uplinks" is needed'
         return
-    most = greatest_bound_s(network, kept, plan, relayed=stated.bound == "uplinks")
+    most = greatest_bound_s(
+        network,
+        kept,
+        plan,
+        relayed=stated.bound == "uplinks",
+        most_bytes=batch.sum_size.at_most_bytes or np.inf,
+    )
     if stated.lower_bound_s > most * (1 + _BOUND_SLACK) + _slack_s(plan):
         yield f"predicted: lower_bound_s is {stated.lower_bound_s!r}, at most {most!r} can be shown"

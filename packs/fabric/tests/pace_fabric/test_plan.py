@@ -21,7 +21,7 @@ from pace_fabric.documents.transfer_plan import LatePolicy, TransferOptions, Tra
 from pace_fabric.errors import InvalidFabric
 from pace_fabric.plan import plan_transfers
 from tests.pace.checker.test_check import imported_from_pace
-from tests.pace_fabric.batches import batch_of, network_of, whole
+from tests.pace_fabric.batches import MEGABIT, batch_of, network_of, whole
 
 OPTIONS = [
     TransferOptions(),
@@ -545,3 +545,27 @@ def test_a_check_without_a_replica_is_refused() -> None:
     batch = batch_of({"u0": (100, "h0", 100)})
     with pytest.raises(InvalidOptions, match='check "batch-end" is for a replica'):
         plan_transfers(network_of({"h0": 1.0}), batch, TransferOptions(check="batch-end"))
+
+
+def test_a_sum_needs_the_servers_way_down() -> None:
+    """By hand: 100 Mb arrive over 10 Mb/s, however fast the ways up are; a limit on sums needs less."""
+    network = network_of({"h0": 100, "h1": 100}, down=100, aggregators=["h1"])
+    slow = network.hosts[-1].model_copy(update={"down_bytes_per_s": 10 * MEGABIT})
+    network = network.model_copy(update={"hosts": (*network.hosts[:-1], slow)})
+    updates = {"u0": (100.0, "h0", 100), "u1": (100.0, "h1", 100)}
+    for limit, bound_s in ((None, 10.0), (50 * MEGABIT, 5.0)):
+        sums = {} if limit is None else {"sum_size": {"kind": "sparse", "at_most_bytes": limit}}
+        batch = batch_of(updates, **sums)
+        plan = plan_transfers(network, batch)
+        assert plan.predicted.bound == "uplinks"
+        assert plan.predicted.lower_bound_s == pytest.approx(bound_s)
+        assert check_transfers(network, batch, plan) == []
+        praised = plan.predicted.model_copy(
+            update={
+                "lower_bound_s": bound_s * 1.02,
+                "gap": plan.predicted.mean_commit_s / bound_s / 1.02 - 1,
+            }
+        )
+        assert any("can be shown" in each or "below its bound" in each for each in check_transfers(
+            network, batch, plan.model_copy(update={"predicted": praised})
+        ))  # fmt: skip
