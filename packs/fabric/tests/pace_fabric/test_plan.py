@@ -554,7 +554,9 @@ def test_a_sum_needs_the_servers_way_down() -> None:
     network = network.model_copy(update={"hosts": (*network.hosts[:-1], slow)})
     updates = {"u0": (100.0, "h0", 100), "u1": (100.0, "h1", 100)}
     for limit, bound_s in ((None, 10.0), (50 * MEGABIT, 5.0)):
-        sums = {} if limit is None else {"sum_size": {"kind": "sparse", "at_most_bytes": limit}}
+        sums: dict[str, Any] = (
+            {} if limit is None else {"sum_size": {"kind": "sparse", "at_most_bytes": limit}}
+        )
         batch = batch_of(updates, **sums)
         plan = plan_transfers(network, batch)
         assert plan.predicted.bound == "uplinks"
