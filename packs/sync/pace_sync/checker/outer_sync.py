@@ -144,9 +144,13 @@ def _check_bound(problem: OuterSync, plan: OuterPlan) -> Iterator[str]:
         return
     whole = 0.0
     if problem.cutting != "anywhere":
-        largest = max(layer.size_bytes for layer in problem.layers)
-        least = min(problem.call_s(link) + largest * problem.seconds_per_byte(link) for link in problem.links)
-        whole = problem.busy_s + max(least - problem.max_delay_steps * problem.busy_step_s, 0.0)
+        costs = [(problem.call_s(link), problem.seconds_per_byte(link)) for link in problem.links]
+        least = [min(call + each.size_bytes * byte for call, byte in costs) for each in problem.layers]
+        waits = [max(each - problem.max_delay_steps * problem.busy_step_s, 0.0) for each in least]
+        whole = problem.busy_s + max(waits)
+        if problem.cutting == "none":  # each layer is a fragment, of one of the links
+            shares = sum(least), problem.busy_s * len(problem.links) + sum(waits)
+            whole = max(whole, max(shares) / len(problem.links))
     most = len(problem.layers) if problem.cutting != "anywhere" else problem.size_bytes
     if problem.max_fragments is not None:
         most = min(most, problem.max_fragments)

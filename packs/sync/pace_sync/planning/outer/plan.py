@@ -209,7 +209,7 @@ def _document(
     problem: OuterSync, fragments: list[FragmentSend], state: SteadyState, method: str
 ) -> OuterPlan:
     compute = problem.compute_s
-    bound = max(least_period(streaming_links(problem), problem.size_bytes), _largest_bound(problem))
+    bound = max(least_period(streaming_links(problem), problem.size_bytes), _bound_of_whole_layers(problem))
     return OuterPlan(
         problem_sha256=problem.sha256,
         version=__version__,
@@ -245,13 +245,22 @@ def _document(
     )
 
 
-def _largest_bound(problem: OuterSync) -> float:
-    """Return Theorem 1's bound from the largest layer alone, where layers are whole."""
+def _bound_of_whole_layers(problem: OuterSync) -> float:
+    """Return Theorem 1's bound from the largest layer alone, and from all, if each is a fragment.
+
+    The sums of Theorem 1 over all links are sums over fragments, each over the link that is fastest for it.
+    """
     if problem.cutting == "anywhere":
         return 0.0
-    largest = max(layer.size_bytes for layer in problem.layers)
-    least = min(transfer_s(problem, link, largest) for link in range(len(problem.links)))
-    return problem.busy_s + max(least - problem.max_delay_steps * problem.busy_step_s, 0.0)
+    links = range(len(problem.links))
+    sizes = [layer.size_bytes for layer in problem.layers]
+    least = np.array([min(transfer_s(problem, link, size) for link in links) for size in sizes])
+    waits = np.maximum(least - problem.max_delay_steps * problem.busy_step_s, 0.0)
+    bound = problem.busy_s + float(np.max(waits))
+    if problem.cutting == "none":
+        bound = max(bound, float(np.sum(least)) / len(links))
+        bound = max(bound, problem.busy_s + float(np.sum(waits)) / len(links))
+    return bound
 
 
 def _most_under_way(fragments: list[FragmentSend], steps: int) -> int:

@@ -118,6 +118,30 @@ def test_whole_layers_are_optimal_on_one_link() -> None:
         assert plan.predicted.period_s <= judged * (1.05 if links > 1 else 1 + 1e-9)
 
 
+@pytest.mark.parametrize(("delay", "bound_s"), [(1, 50.0), (0, 60.0)])
+def test_each_layer_that_is_a_fragment_has_its_latency(delay: int, bound_s: float) -> None:
+    """By hand: ten transfers of 5 s. Without delay, none of the ten seconds of compute runs during them."""
+    layers = [{"name": str(n), "size_bytes": 4} for n in range(10)]
+    link = {"name": "far", "bytes_per_s": 1e9, "latency_s": 2.5}
+    problem = small_outer(
+        layers=layers,
+        links=[link],
+        cutting="none",
+        workers=2,
+        step_s=1.0,
+        period_steps=10,
+        max_delay_steps=delay,
+    )
+    plan = plan_outer(problem)
+    assert plan.bound.period_s == pytest.approx(bound_s)
+    assert plan.predicted.gap < 0.1
+    assert check_outer(problem, plan) == []
+    praised = plan.bound.model_copy(update={"period_s": plan.bound.period_s * 1.01})
+    assert any("bound.period_s is" in each for each in check_outer(
+        problem, plan.model_copy(update={"bound": praised})
+    ))  # fmt: skip
+
+
 @pytest.mark.parametrize(("rates", "delay", "most"), [([20e6], 5, 10), ([10e6, 5e6], 100, 40)])
 def test_many_whole_layers_take_little_work(
     rates: list[float], delay: int, most: int, monkeypatch: pytest.MonkeyPatch
