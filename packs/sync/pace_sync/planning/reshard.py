@@ -31,7 +31,8 @@ _MOST_FAIR_STREAMS = 1000
 # Small enough that receivers begin early, large enough that messages are few.
 _BUCKET_BYTES = 16 << 20
 _BISECTIONS = 60
-# A share is as many rows as a linear program found, up to this.
+# A share is as many bytes, and as many rows, as a linear program found, up to these.
+_ROUNDED_UP = 1 + 1e-9
 _SAME_ROW = 1e-3
 
 
@@ -116,7 +117,7 @@ def _split(
         mine: list[TensorBox] = []
         while left and (holder == slowest_first[-1] or owed > 0):
             size = problem.size_bytes(left[0])
-            if size <= owed or holder == slowest_first[-1]:
+            if size <= owed * _ROUNDED_UP or holder == slowest_first[-1]:
                 mine.append(left.pop(0))
                 owed -= size
                 continue
