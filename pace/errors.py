@@ -12,7 +12,7 @@
     │   └── InvalidJobProgram a job program
     ├── FormatError           a file of another tool that cannot be read
     ├── InvalidOptions        options that do not exist, are out of range, or contradict one another
-    │   └── RequestRefused    the scheduling service refused another part of a request
+    │   └── RequestRefused    the scheduling service refused a request
     ├── ScheduleMismatch      a schedule made for another model or number of workers
     ├── SolverFailed          the solver of a linear program found no solution
     ├── ServiceUnavailable    the scheduling service failed or cannot be reached
@@ -103,7 +103,7 @@ class InvalidOptions(PaceError, ValueError):
 
 
 class RequestRefused(InvalidOptions):
-    """The scheduling service refused a request that is not valid or too large; the message says why."""
+    """The scheduling service refused a request as invalid, or as too large; the message says why."""
 
 
 class ScheduleMismatch(PaceError):

@@ -84,8 +84,8 @@ TRAINING_EVENTS = {
     "pace.mode_chosen": LogEvent(
         "info",
         "mode measured_s deviation_s speedup",
-        "The trial ended; `measured_s` has each mode's iteration time, `deviation_s` its standard deviation;"
-        " `speedup` is over plain training",
+        "The trial ended; `measured_s` has each mode's median iteration time on its slowest rank,"
+        " `deviation_s` the standard error of that time; `speedup` is over plain training",
     ),
     "pace.faster_than_bound": LogEvent(
         "warning",

@@ -21,7 +21,7 @@ _NUMBER = "number_of_row"
 _TAG_BYTES = 16
 # The length of a cursor does not tell the number of digits.
 _BLOCK_BYTES = 64
-# What cursors raise that no page of this list gave.
+# What is raised for a cursor that is of no page of the list.
 CURSOR_ERRORS = (ValueError, TypeError)
 
 

@@ -81,10 +81,8 @@ def _job_name(profile: Path, name: str, job: str | None) -> str:
     try:
         named: str = TypeAdapter(NewJobName).validate_python(unicodedata.normalize("NFC", job or name))
     except ValidationError:
-        what = (
-            "--job is no name for a job" if job else f"{profile}: its name is no name for a job: give --job"
-        )
-        raise InvalidOptions(f"{what}, with 1 to 200 characters and no control characters") from None
+        what = "--job: expected" if job else f"{profile}: its name cannot be that of a job: give --job with"
+        raise InvalidOptions(f"{what} 1 to 200 characters, none of them a control character") from None
     return named
 
 

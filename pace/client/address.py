@@ -6,7 +6,7 @@ from pace.errors import InvalidOptions
 
 
 def refuse_other_address(named: str, given: object, *, key: str) -> None:
-    """Refuse what is no URL of a service; nothing of a password is shown.
+    """Raise InvalidOptions for what is no URL of a service; the message never shows a password.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ def refuse_other_address(named: str, given: object, *, key: str) -> None:
     """
     if not isinstance(given, str):
         raise InvalidOptions(
-            f"{named} is {given!r}, which is not a URL: use text, as 'http://127.0.0.1:8080'"
+            f"{named} is {given!r}, which is not a URL: use text such as 'http://127.0.0.1:8080'"
         )
     if "@" in given:
         raise InvalidOptions(
-            f'{named} has an "@": a URL with a user name or a password is not accepted. Leave that out, and'
-            f" give an API key with {key}"
+            f'{named} has an "@": leave the user name and the password out of the URL, and give an API key'
+            f" with {key}"
         )
     try:
         parts = urlsplit(given)
@@ -35,7 +35,7 @@ def refuse_other_address(named: str, given: object, *, key: str) -> None:
     except ValueError as error:
         raise InvalidOptions(f"{named} is {given!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
-        address = given.partition("://")[2] or given or "127.0.0.1:8080"
+        address = given.rpartition("://")[2].lstrip("/") or "127.0.0.1:8080"
         raise InvalidOptions(f"{named} is {given!r}, which is not a URL: use 'http://{address}'")
     if port == 0:
         raise InvalidOptions(f"{named} is {given!r}: no service has the port 0")

@@ -106,7 +106,7 @@ class Client(ServiceRequests):
         If the certificates cannot be read, or the key cannot be one. From every method: if the service is
         not reached within the time-out, fails, or sends an invalid answer.
     RequestRefused
-        From every method: if the service refuses the request as not valid, or as too large.
+        From every method: if the service refuses the request as invalid, or as too large.
     """
 
     def healthy(self) -> bool:

@@ -10,7 +10,7 @@ from pace.documents.profile import Profile
 from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_step
 
 DOUBTFUL, MISLEADING = 0.1, 0.3
-# Of more waiting that no schedule changes, as a share of the step, answers say that they do not count it.
+# If waiting that no schedule changes exceeds this share of the step, answers say that they leave it out.
 LATE = 0.02
 SEVERAL_MODELS = "DDP of several models"
 TWICE = 2.0
@@ -111,8 +111,8 @@ def misleading(profile: Profile) -> Iterator[str]:
         )
     elif replay.late_s > LATE * replay.predicted_s:
         yield (
-            f"{profile.name}: this answer leaves out {replay.late_s * 1e3:,.1f} ms in each step, of waiting "
-            "for late ranks or the host. `pace headroom` includes it"
+            f"{profile.name}: this answer leaves out {replay.late_s * 1e3:,.1f} ms of waiting for late ranks "
+            "or the host in each step. `pace headroom` includes it"
         )
 
 

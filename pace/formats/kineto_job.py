@@ -154,7 +154,8 @@ def _divided(ranks: Sequence[RankTrace]) -> _Division:
     """Return the process groups in which the ranks' all-reduces met.
 
     A trace lists its groups, but Gloo's calls do not say theirs. Of calls that are taken to be one, none may
-    end before another begins. So all ranks meet, unless that does not hold, and it does in listed groups.
+    end before another begins. All ranks are taken to be one group, unless calls contradict that and
+    contradict the listed groups less.
     Shards of gradients are summed in groups of replicas, which are never all ranks.
     """
     whole = _Division(meetings=[_Meeting(ranks, range(len(ranks)), only=None)])

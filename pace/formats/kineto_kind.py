@@ -360,10 +360,10 @@ def sent_share(
 
 
 def set_apart(steps: Sequence[KinetoStep], calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls; all-reduces of something else than gradients, such as a loss, are renamed.
+    """Return the calls; all-reduces without gradients, such as that of a loss, are renamed.
 
-    Those are of a size for which no gradient had become ready, in steps whose other all-reduces carried
-    exactly what had.
+    They have a size for which no gradient became ready since the all-reduce before, in steps whose other
+    all-reduces carried exactly what became ready.
     """
     others: set[int | None] = set()
     carrying: set[int | None] = set()

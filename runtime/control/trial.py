@@ -60,10 +60,10 @@ class Lap:
 
 
 def on_slowest_rank(transport: Transport, durations_s: Sequence[Sequence[float]]) -> list[Measured]:
-    """Return each list's median on the rank where it is largest, with its standard deviation.
+    """Return each list's median on the rank where it is largest, with its standard error.
 
-    Every rank must call it with as many lists, and all get the same. The deviation is that of a mean of
-    normal samples, from their median absolute deviation.
+    Every rank must call it with as many lists, and all get the same. The standard error is that of the mean
+    of normal samples, estimated from their median absolute deviation.
     """
     mine = []
     for samples in durations_s:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# What applies updates, or leads to it. At the end of a job, handlers are called at once.
+# What applies updates, or leads to it. While PACE shuts down at the end of a job, handlers are not delayed.
 _INSIDE = tuple(f"pace.runtime.{package}" for package in ("engine", "gates", "optimizer", "transports"))
 _AT_THE_END = "pace.runtime.optimizer.live_wrappers"
 _AGAIN_S = 0.01
-# Those that batch systems and users send; looking at all of them takes 30 us.
+# The signals that batch systems and users send are looked at after each step; all signals would take 30 us.
 _USUAL = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGALRM),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGXCPU),
@@ -71,7 +71,7 @@ def _is_inside(frame: FrameType | None) -> bool:
 
 
 def postpone_handlers(*, of_all: bool = False) -> None:
-    """Have the handlers that the main thread has set by now wait for the runtime; not Ctrl-C's own.
+    """Delay the handlers that are set, except Python's own of Ctrl-C, while the runtime is at work.
 
     Parameters
     ----------

@@ -98,8 +98,8 @@ class GradientAccess:
         if slot in self._reduction.held:
             raise InvalidUse(
                 f"the gradient of {slot.name} was read after step(), but updates are sharded and no rank has"
-                " the whole gradient then: read it before step(), call zero_grad() before what converts the"
-                " model, as model.to() does, or use AllReduce(sharding='off')"
+                " the whole gradient then: read it before step(), or use AllReduce(sharding='off')."
+                " model.to() and other conversions read gradients, too: call zero_grad() before them"
             )
 
     def _current(self, slot: Slot) -> torch.Tensor | None:

@@ -55,8 +55,9 @@ MOST_NODES = 32
 """Up to so many nodes, all plans are compared, if that takes no more states than the next number."""
 MOST_STATES = 2_000
 MOST_NODES_AGAIN = 128
+"""Up to so many nodes, plans are searched within less memory, too, unless all were compared."""
 LESS_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-"""Where not all plans can be compared, plans of up to so many nodes are searched within less memory, too."""
+"""The shares of the memory for these searches."""
 SOME_PLANS = "heuristic: some of all orders and buckets"
 SAME_TIME = 1e-10
 """By what share of its time a plan may be slower and count as equally fast."""
@@ -83,9 +84,9 @@ class PlanChoice:
 def search(program: Program, budget_bytes: int, calls: int) -> PricedPlan:
     """Return the best plan found in at most `calls` trials, and for a small program the best of all plans.
 
-    One more trial fills waits. The plan exceeds the budget only if all plans do that were tried. Of a tight
-    budget, the peak of the unchanged program is searched as well, and of a program of a few nodes, smaller
-    budgets: with less memory, a search may find a faster plan.
+    One more trial fills waits. The plan exceeds the budget only if all plans do that were tried. If the
+    budget is tight, the unchanged program's peak is tried as the budget, too, and for programs of up to
+    ``MOST_NODES_AGAIN`` nodes smaller budgets: with less memory, a search may find a faster plan.
     """
     small = len(program) <= MOST_NODES
     if small:

@@ -62,7 +62,7 @@ def test_a_key_with_a_line_break_at_its_end_is_a_key() -> None:
 
 def test_a_url_with_a_password_is_refused() -> None:
     """In one line without it; so is what is no URL."""
-    with pytest.raises(InvalidOptions, match=r"Leave that out, .* with api_key") as refused:
+    with pytest.raises(InvalidOptions, match=r"leave the user name .* with api_key") as refused:
         Client("http://me:secret@127.0.0.1:1")
     assert "secret" not in str(refused.value)
     for other in (None, b"http://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1\n"):

@@ -120,8 +120,8 @@ def test_submit_takes_graphs(service: Caller, tmp_path: Path) -> None:
         (2, "--memory-gb inf: give a positive", (*asked, "--memory-gb", "inf")),
         (2, "a memory budget of 1 bytes is too small", (*asked, "--memory-gb", "1e-9")),
         (2, "--memory-gb is for graphs", ("submit", PROFILE, *asked[2:], "--memory-gb", "1")),
-        (2, "pace: --job is no name for a job", ("submit", PROFILE, *asked[2:], "--job", "x" * 201)),
-        (2, "its name is no name for a job: give --job", ("submit", long_name, *asked[2:])),
+        (2, "pace: --job: expected 1 to 200 characters", ("submit", PROFILE, *asked[2:], "--job", "x" * 201)),
+        (2, "its name cannot be that of a job: give --job", ("submit", long_name, *asked[2:])),
         (3, "(give --api-key, or set PACE_API_KEY)", asked[:4]),
     ):
         refused = pace(*arguments)

@@ -85,7 +85,7 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
 async def follow_task(
     request: Request, service: RunningService, principal: Reader, task_id: TaskId
 ) -> Response:
-    """Send an event whenever the task's state or progress changes, until it ends or the key is not valid."""
+    """Send an event whenever the task's state or progress changes, until the task ends or the key expires."""
     status = await service.in_database(service.tasks.status, principal.tenant, task_id)
     _known(status, task_id)
     token = bearer_of(request.headers.get("authorization"))

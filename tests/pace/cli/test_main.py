@@ -274,6 +274,8 @@ def test_a_file_that_cannot_be_written_ends_with_exit_code_3(tmp_path: Path) -> 
             2,
             "--service is '127.0.0.1:8080', which is not a URL: use 'http://127.0.0.1:8080'",
         ),
+        ("http:///x", 2, "--service is 'http:///x', which is not a URL: use 'http://x'"),
+        ("https://", 2, "--service is 'https://', which is not a URL: use 'http://127.0.0.1:8080'"),
         ("http://127.0.0.1:99999", 2, "which is not a URL: Port out of range"),
         ("http://127.0.0.1:9", 3, "no PACE service answers at this address"),
     ],
@@ -286,7 +288,7 @@ def test_an_address_without_a_service_is_told_soon(address: str, code: int, comp
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
     """It would take the place of the API key."""
     refused = failed(2, "submit", VGG, "--service", "http://me:secret@127.0.0.1:9")
-    assert "Leave that out, and give an API key with --api-key or PACE_API_KEY" in refused
+    assert "out of the URL, and give an API key with --api-key or PACE_API_KEY" in refused
     assert "secret" not in refused
     refused = failed(2, "submit", VGG, "--service", "http://127.0.0.1:9", "--timeout-s", "inf")
     assert refused.startswith("pace: --timeout-s is inf: expected a positive number of seconds")

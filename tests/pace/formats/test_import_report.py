@@ -57,7 +57,7 @@ def test_answers_say_that_they_do_not_count_waiting_for_late_ranks(tmp_path: Pat
         late = profile.replace(metadata=profile.metadata | {"replay": replay | {"late_s": late_s}})
         said.append(list(misleading(late)))
     assert said[0] == []
-    assert "in each step, of waiting for late ranks or the host" in said[1][0]
+    assert "of waiting for late ranks or the host in each step" in said[1][0]
 
 
 def test_a_device_that_waits_for_its_host_is_pointed_out(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_an_address_that_is_not_a_url_is_refused() -> None:
     for address, message, use in zip(addresses[:3], first[:3], meant, strict=True):
         assert message == f"service is {address!r}, which is not a URL: use '{use}'"
     assert first[3].startswith("service is 'http://scheduler:port', which is not a URL: Port")
-    assert "Leave that out" in first[4]
+    assert "leave the user name" in first[4]
     assert "secret" not in first[4]
 
 

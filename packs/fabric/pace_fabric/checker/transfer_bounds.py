@@ -70,15 +70,15 @@ def greatest_bound_s(
     plan: TransferPlan,
     *,
     relayed: bool,
-    most_bytes: float = np.inf,
+    most_bytes: float,
 ) -> float:
     """Return the greatest lower bound on the mean commit of these updates that a plan may state.
 
     Parameters
     ----------
     relayed
-        Whether hosts add updates on the way: then each update's way up counts, and what a sum that has it
-        needs of the server's way down.
+        Whether hosts add updates on the way: then each update's time on its host's way up counts, and the
+        time of a sum that contains it on the server's way down.
     most_bytes
         Limit on the size of a sum.
     """

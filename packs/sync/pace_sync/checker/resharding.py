@@ -271,8 +271,9 @@ def _by_first_holder(left: list[Spans], holders: list[tuple[int, Spans]]) -> Ite
 def _direct_s(problem: Resharding, sent: dict[tuple[int, int], int]) -> float:
     """Return when bytes from senders to receivers have arrived at best, without forwarding.
 
-    If all arrive at T, those of a receiver have left a hop before. Each link's rate is enough if its bytes,
-    divided by T less their hop, add up to no more. T is found by bisection, as what the longest hop leaves.
+    Bytes that arrive at T left their sender at T less their receiver's hop. A link suffices if its transfers,
+    each its bytes divided by that time, add up to at most the link's rate. The sum falls as T grows, so T is
+    found by bisection, less the longest hop.
     """
     links: dict[tuple[str, int], tuple[float, list[tuple[int, float]]]] = {}
     used = {pair: size for pair, size in sent.items() if size}

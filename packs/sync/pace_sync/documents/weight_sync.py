@@ -14,9 +14,9 @@ from pace_sync.errors import InvalidSync
 FanOut = Literal["relay", "direct"]
 
 
-# Buckets that a credit may need, and the times of buckets at receivers that a plan may then have.
+# Most buckets that a credit may make necessary, and most pairs of such a bucket and a receiver.
 MOST_BUCKETS = 100_000
-MOST_TIMES = 10_000_000
+MOST_PAIRS = 10_000_000
 
 
 def _is_none(value: object) -> bool:
@@ -107,7 +107,8 @@ class WeightSync(JsonDocument):
     """Weights that go from one sender to all receivers, while these wait.
 
     A document that was built is valid: names are unique, each receiver has a rate for each kind of work,
-    blocks fit the credit, and the credit does not need more than 100,000 buckets.
+    blocks fit the credit, and the tensors fit into 100,000 buckets of the credit's size (fewer for more than
+    100 receivers).
 
     Attributes
     ----------
@@ -155,7 +156,7 @@ class WeightSync(JsonDocument):
                         f'tensor "{each.name}" is cut after {each.cut_bytes} bytes, '
                         f"more than credit_bytes {self.credit_bytes}"
                     )
-            most = max(min(MOST_BUCKETS, MOST_TIMES // len(self.receivers)), 1)
+            most = max(min(MOST_BUCKETS, MOST_PAIRS // len(self.receivers)), 1)
             if (fewest := -(-total // self.credit_bytes)) > most:
                 raise ValueError(
                     f"credit_bytes {self.credit_bytes} makes at least {fewest:,} buckets, more than {most:,}:"

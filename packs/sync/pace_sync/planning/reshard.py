@@ -31,7 +31,7 @@ _MOST_FAIR_STREAMS = 1000
 # Small enough that receivers begin early, large enough that messages are few.
 _BUCKET_BYTES = 16 << 20
 _BISECTIONS = 60
-# A share is as many bytes, and as many rows, as a linear program found, up to these.
+# Tolerances for what a linear program rounds: relative for bytes, in rows for rows.
 _ROUNDED_UP = 1 + 1e-9
 _SAME_ROW = 1e-3
 
@@ -42,8 +42,8 @@ def plan_reshard(problem: Resharding) -> ReshardPlan:
     The shards of all hosts cut tensors into boxes. Boxes that several senders hold are shared among these so
     that the busiest link is done earliest (``pace_sync.solver.sender_shares``). Bytes that several
     receivers want leave the sender once and go from receiver to receiver, the fastest first; or the sender
-    sends them to each, if the delay of hops makes that faster. All streams run at the same time. Where fair
-    shares of the links would make one late, each has a pace at which all arrive together.
+    sends them to each, if the delay of hops makes that faster. All streams run at the same time. If fair
+    shares of the links would make a stream late, each stream's rate is limited so that all arrive together.
 
     In this model the plan is optimal up to the delay of hops, and up to shares that end inside a row.
 
@@ -226,8 +226,8 @@ def _ends_that_arrive_together(
 ) -> FloatArray:
     """Return when each stream leaves its sender, if all arrive together, as early as links allow.
 
-    A stream of s bytes that ends after t seconds needs s / t bytes per second of its links. All arrive at T
-    if each ends its lag before, and the needs decrease with T: bisection.
+    A stream of s bytes that ends after t seconds needs s / t bytes per second of each of its links. To arrive
+    at T, it ends at T less its lag, the delay of its hops. What all need falls as T grows: bisection.
     """
     if not streams:
         return np.zeros(0)

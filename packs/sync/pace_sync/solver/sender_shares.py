@@ -8,8 +8,8 @@ from pace.solver.arrays import BoolArray, FloatArray
 
 _SAME = 1e-7
 
-# A sender takes nothing of what one that is faster by more than this factor holds: the linear program takes
-# so small a coefficient for zero, and what it could carry is less than this share.
+# A sender takes nothing of a class if its rate is below this share of the fastest holder's: the linear
+# program takes so small a coefficient for zero, and the sender could carry no larger share.
 _LEAST_RATE = 1e-6
 
 

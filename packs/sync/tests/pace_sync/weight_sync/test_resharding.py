@@ -1,6 +1,7 @@
 """Shards of four ranks to receivers with other shards: equal to the bit, and whole or not at all."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -122,6 +123,42 @@ def test_another_version_ends_the_one_before(engine: StateReceiver) -> None:
         assert first.send({"w": weights()}, 2, timeout_s=WITHIN_S).failed == {}
         assert new.result().failed == {}
     assert engine.receive(WITHIN_S).version == 2
+
+
+@pytest.mark.slow
+def test_far_receivers_are_sent_to_each_and_may_return() -> None:
+    """100 MB straight to three receivers, from two of three senders; one receiver is new for version 2."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    rows, width = 50_000, 1000
+    whole = (TensorBox(tensor="w", begin=(0, 0), shape=(rows, width)),)
+    rates = {"a": 4e9, "b": 1e9, "slow": 1.0}
+    plan = two_to_one(
+        tensors=(WholeTensor(name="w", shape=(rows, width)),),
+        senders=tuple(ShardHolder(name=n, bytes_per_s=rate, shards=whole) for n, rate in rates.items()),
+        receivers=tuple(
+            ShardReceiver(name=f"e{n}", bytes_per_s=1e9, hop_s=0.05, wants=whole) for n in range(3)
+        ),
+    )
+    assert {stream.receivers for stream in plan.streams} == {("e0",), ("e1",), ("e2",)}
+    assert {stream.sender for stream in plan.streams} == {"a", "b"}
+    bits = torch.arange(rows * width, dtype=torch.int32).to(torch.int16).reshape(rows, width)
+    state = {"w": bits.view(torch.bfloat16)}
+    like = {"w": torch.zeros(rows, width, dtype=torch.bfloat16)}
+    with ExitStack() as opened:
+        receivers = {f"e{n}": opened.enter_context(StateReceiver(token="t", like=like)) for n in range(3)}
+        places = {name: receiver.address for name, receiver in receivers.items()}
+        senders = [opened.enter_context(ShardSender(name, plan, places, token="t")) for name in rates]
+        for version in (1, 2):
+            with ThreadPoolExecutor(len(senders)) as pool:
+                sending = [pool.submit(each.send, state, version, timeout_s=WITHIN_S) for each in senders]
+            assert [each.result().failed for each in sending] == [{}] * 3
+            for receiver in receivers.values():
+                assert same_bits(receiver.receive(WITHIN_S).data["w"], state["w"])
+            host, _, port = places["e1"].rpartition(":")
+            receivers["e1"].close()
+            again = StateReceiver((host, int(port)), token="t", like=like)
+            receivers["e1"] = opened.enter_context(again)
 
 
 def test_other_plans_and_unknown_parts_are_refused(engine: StateReceiver) -> None:
