@@ -32,8 +32,7 @@ from pace.api.storage.resources import ResourceStore
 from pace.api.storage.retention import prune, vacuum
 from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.dispatcher import Dispatcher
-from pace.api.tasks.queue import TaskQueue
-from pace.api.tasks.queue_counts import QueueCounts
+from pace.api.tasks.queue import QueueCounts, TaskQueue
 from pace.api.tasks.state import Submitted, TaskStatus
 from pace.api.tasks.watches import Watches
 from pace.api.tasks.worker_pools import NUM_COMPUTERS, WorkerPools

@@ -5,8 +5,8 @@ import inspect
 import itertools
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -20,8 +20,7 @@ from pace.runtime.control.options import WrapperOptions
 from pace.runtime.control.plan_source import PlanSource
 from pace.runtime.entry_point import TrainingOptions, connecting_timeout_s, prepare, refuse_unknown_arguments
 from pace.runtime.event_log import log
-from pace.runtime.gates.horovod_names import name_collectives, number_anew
-from pace.runtime.gates.patches import patch
+from pace.runtime.gates.patches import HOROVOD_STARTS, patch
 from pace.runtime.optimizer.group_update import TwinOptimizer
 from pace.runtime.optimizer.live_wrappers import live
 from pace.runtime.optimizer.start import released_on_failure
@@ -39,6 +38,9 @@ _numbers = itertools.count()
 
 # Horovod would fuse segments that wait together into one operation, and undo the schedule.
 _SETTINGS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
+
+# By function and ranks: a rank may be in process sets that others are not in.
+_calls_so_far: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 def init(*arguments: Any, **options: Any) -> None:
@@ -349,3 +351,28 @@ def _compression(compression: Any) -> Compression:
         raise refusal("compression", shown, "hvd.Compression.none, hvd.Compression.fp16, 'none' or 'fp16'")
     chosen: Compression = compression
     return chosen
+
+
+def name_collectives() -> None:
+    """Name collectives by their number among those of the same kind and ranks. Idempotent."""
+    for place in HOROVOD_STARTS:
+        patch(place, functools.partial(_naming, place.partition(":")[2]))
+
+
+def number_anew() -> None:
+    """Begin with the first number again: Horovod was initialized just now, maybe with other ranks."""
+    _calls_so_far.clear()
+
+
+def _naming(kind: str, own: Any) -> Any:
+    arguments = list(inspect.signature(own).parameters)
+    of_name, of_set = arguments.index("name"), arguments.index("process_set")
+
+    @functools.wraps(own)
+    def start(*given: Any) -> Any:
+        if given[of_name] is not None:
+            return own(*given)
+        number = next(_calls_so_far[kind, *given[of_set].ranks])
+        return own(*given[:of_name], f"pace.unnamed.{kind}.{number}", *given[of_name + 1 :])
+
+    return start

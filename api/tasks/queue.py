@@ -5,6 +5,7 @@ A lease that is not renewed ends, and the task is queued again: it outlives any 
 process finishes it, the first answer stays.
 """
 
+import asyncio
 import math
 import time
 import uuid
@@ -19,6 +20,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, upda
 from pace.api.errors import ResultDeleted, TaskCancelled, WorkerDied
 from pace.api.fairness.task_shares import TaskShares
 from pace.api.fairness.tenants import Tenants
+from pace.api.metrics import Metrics
 from pace.api.problems import problem_of
 from pace.api.questions.all_kinds import KINDS
 from pace.api.questions.kind import Question
@@ -28,6 +30,7 @@ from pace.api.storage.pages import read_page
 from pace.api.storage.questions import ABOUT_PROFILE, NAME, find_input
 from pace.api.storage.quota import StorageQuota
 from pace.api.storage.records import ProfileRecord, QuestionRecord, SolutionRecord, TaskRecord, from_now
+from pace.api.storage.threads import DatabaseThreads
 from pace.api.tasks.acceptance import Acceptance
 from pace.api.tasks.queue_limits import QueueLimits
 from pace.api.tasks.solve_size import is_small_solve
@@ -37,6 +40,8 @@ from pace.errors import PaceError
 
 # The longest pause between two answers that says nothing about the database: looks for tasks come more often.
 _PAUSE_S = 2.0
+
+_TIMEOUT_S = 1.0
 
 
 class TaskQueue:
@@ -450,3 +455,39 @@ def _stored(error: PaceError) -> str:
 def _status(row: Mapping[str, Any]) -> TaskStatus:
     problem = None if row["problem"] is None else Problem.model_validate_json(row["problem"])
     return TaskStatus(**{**row, "problem": problem})
+
+
+class QueueCounts:
+    """The tasks that wait in the database, of all service processes; NaN while it does not answer."""
+
+    def __init__(self, tasks: TaskQueue, threads: DatabaseThreads, metrics: Metrics) -> None:
+        self._tasks = tasks
+        self._threads = threads
+        self._metrics = metrics
+        self._by_kind: dict[str, float] = {}
+        self._num_queued = math.nan
+        metrics.gauge(
+            "pace_tasks_queued",
+            "Queued tasks of all tenants; NaN while the database does not answer",
+            lambda: self._num_queued,
+        )
+        metrics.family(
+            "pace_kind_queued", "Queued tasks of all tenants, by kind", "kind", lambda: self._by_kind
+        )
+
+    async def refresh(self) -> None:
+        """Count again; the metrics can be read also if that takes too long."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                live = await self._threads.run(self._tasks.count_live)
+            by_kind: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+            by_tenant = Counter[tuple[str, str]]()
+            for (tenant, kind, state), count in live.items():
+                by_tenant[tenant, state] += count
+                if state == "queued":
+                    by_kind[kind] = by_kind.get(kind, 0.0) + count
+            self._num_queued, self._by_kind = sum(by_kind.values()), by_kind
+            self._metrics.tenants.set_tasks(by_tenant)
+        except Exception:
+            # Metrics matter most when something else fails.
+            self._num_queued, self._by_kind = math.nan, dict.fromkeys(KINDS, math.nan)

@@ -1,4 +1,7 @@
-"""What is sent: whether groups and segments are the profile's, complete, and possible on one network."""
+"""The judge of schedules of all-reduces: groups and segments are the profile's, complete, and possible.
+
+Times, proofs and slots are checked by the modules beside it.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +9,10 @@ from itertools import pairwise
 from math import inf
 
 from pace.checker.collective_times import allreduce_s
-from pace.checker.derived_times import ComputeProgress, DerivedTimes, same
+from pace.checker.derived_times import ComputeProgress, DerivedTimes, derive, same
+from pace.checker.proofs import check_bound, check_chain_bound, check_predictions, check_proof
+from pace.checker.slots import check_slots
+from pace.checker.under_load import check_under_load
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 
@@ -144,3 +150,21 @@ def check_segments(profile: Profile, schedule: Schedule, times: DerivedTimes) ->
         step = 0 if schedule.transfers[first].num_slots == 0 else 1
         if schedule.transfers[second].priority < schedule.transfers[first].priority + step:
             yield f"transfers[{first}] and transfers[{second}]: priorities do not follow the order of sending"
+
+
+def check_allreduce(profile: Profile, schedule: Schedule) -> list[str]:
+    """Return every way in which a schedule of all-reduces is wrong for its profile."""
+    times = derive(profile, schedule)
+    parts = (
+        check_identity(profile, schedule),
+        check_groups(profile, schedule, times),
+        check_segments(profile, schedule, times),
+        check_slots(schedule, times),
+        check_predictions(schedule, times),
+        check_proof(schedule, times),
+        check_bound(profile, schedule, times),
+        check_chain_bound(profile, schedule, times),
+    )
+    violations = [violation for part in parts for violation in part]
+    # Calls of gradients that are not the profile's have no times.
+    return violations or list(check_under_load(profile, schedule, times))

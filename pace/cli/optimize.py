@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from pace.cli.description import describe
-from pace.cli.graphs.fsdp2 import report_fsdp2
-from pace.cli.graphs.memory import MemoryOption, budget_bytes
+from pace.cli.graphs import MemoryOption, budget_bytes, report_fsdp2
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import OF_PROFILES, For, Options
 from pace.documents.profile import Profile
@@ -136,7 +135,7 @@ def optimize(
 
 def _describe_framework(profile: Profile, schedule: Schedule, preemptive: Schedule, console: Console) -> None:
     """Print what to pass to the framework, and what its barrier costs compared with PACE's runtime."""
-    from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list, horovod_groups
+    from pace.planning.frameworks.grouping_rules import bucket_cap_mb_list, horovod_groups
     from pace.planning.frameworks.thresholds import fusion_settings
 
     print_line = partial(console.print, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pace.api.serve import DatabaseUrl, Host, Port
 from pace.api.serve import serve as run_service
 from pace.cli.description import describe
-from pace.cli.graphs.memory import MemoryOption, budget_bytes
+from pace.cli.graphs import MemoryOption, budget_bytes
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions

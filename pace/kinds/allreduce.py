@@ -24,7 +24,7 @@ class AllReduces(OverProfiles):
         return optimize_allreduce(profile, options)
 
     def _violations(self, profile: Profile, schedule: Schedule) -> list[str]:
-        from pace.checker.allreduce import check_allreduce
+        from pace.checker.plan import check_allreduce
 
         return check_allreduce(profile, schedule)
 

@@ -23,7 +23,7 @@ from pace.documents.recorded_step import RecordedStep, recorded_job, recorded_st
 from pace.documents.schedule import Schedule
 from pace.formats.replay import after_the_barrier_s
 from pace.planning.allreduce.optimize import optimize_allreduce
-from pace.planning.frameworks.bucket_lists import MIB, bucket_cap_mb_list
+from pace.planning.frameworks.grouping_rules import MIB, bucket_cap_mb_list
 from pace.planning.lower_bound import lower_bound_s
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy

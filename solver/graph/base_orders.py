@@ -53,7 +53,7 @@ def drained_early(scheduler: ListScheduler) -> IntArray:
 
 def leaner(program: Program, order: IntArray) -> IntArray:
     """Return an order in which ops add memory as late as they can, then those that free some run early."""
-    from pace.solver.graph.kernels.base_orders import lean_places
+    from pace.solver.graph.kernels import lean_places
 
     fused = fuse(program, ())
     movable = (program.kind == OP) & ~program.kept[program.storage]

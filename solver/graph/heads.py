@@ -33,7 +33,7 @@ def heads_and_tails(
     compute
         Of it, those on the compute stream.
     """
-    from pace.solver.graph.kernels.heads import raised_heads
+    from pace.solver.graph.kernels import raised_heads
 
     head = raised_heads(deps.starts, deps.flat, weight, compute, collectives)
     turned = _turned(users)

@@ -235,7 +235,7 @@ class ListScheduler:
 
     def plan(self, buckets: Sequence[Bucket], rules: ListRules) -> PricedPlan:
         """Return a plan with these buckets; its peak memory may exceed the budget."""
-        from pace.solver.graph.kernels.list_schedule import list_schedule
+        from pace.solver.graph.kernels import list_schedule
 
         program = self.program
         fused = fuse(program, buckets)

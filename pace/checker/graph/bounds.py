@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pace.checker.graph.enumeration import TooManyPlans, ends_before
-from pace.checker.graph.memory_behind import MemoryBehind
-from pace.checker.graph.replay import Prices
+from pace.checker.graph.replay import MemoryBehind, Prices
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.plan import EnumeratedPlans, KeyLine, LateCollective, SetOfNodes
 from pace.documents.profile import DType

@@ -1,15 +1,19 @@
 """The fusion rules that PACE is compared with: which gradients they put into one buffer, and their window.
 
-Only groupings are here. Systems that also reorder or partition are in ``pace.simulation``.
+Only groupings are here, and a schedule's groups as settings of DDP and Horovod, for jobs that keep their own
+communication. Systems that also reorder or partition are in ``pace.simulation``.
 """
 
 import numpy as np
 
+from pace.documents.schedule import Schedule
 from pace.planning.fusion.problem import FusionProblem, Partition
 from pace.solver.cost_curve import CostCurve
 
 DDP_FIRST_BUCKET_BYTES = 1 << 20
 DDP_BUCKET_BYTES = 25 << 20
+
+MIB = 1 << 20
 
 
 def ddp_buckets(
@@ -79,3 +83,21 @@ def window_behind_barrier(problem: FusionProblem, partition: Partition, cost: Co
     for ready, duration in sorted(zip(buffers.ready.tolist(), cost(buffers.sizes).tolist(), strict=True)):
         now = max(now, ready) + duration
     return max(problem.compute_s, now + float(problem.tail.max(initial=0.0)))
+
+
+def bucket_cap_mb_list(schedule: Schedule) -> list[float]:
+    """Return ``bucket_cap_mb_list`` for PyTorch's DistributedDataParallel: the groups' sizes in MiB.
+
+    DDP fills buckets in the order in which gradients become ready, and closes each when it reaches its cap.
+    So with these caps its buckets are the schedule's groups. Groups without bytes are left out.
+    """
+    return [group.size_bytes / MIB for group in schedule.groups if group.size_bytes]
+
+
+def horovod_groups(schedule: Schedule) -> list[list[str]]:
+    """Return the gradients' names for ``groups=`` of Horovod's DistributedOptimizer.
+
+    Replace each name by its parameter. Horovod keeps groups apart only with HOROVOD_DISABLE_GROUP_FUSION=1
+    and a fusion threshold that is at least the size of the largest group.
+    """
+    return [list(group.tensors) for group in schedule.groups]

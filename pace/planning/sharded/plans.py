@@ -25,8 +25,7 @@ from pace.solver.two_halves.behind_norm import (
     chain_of_half,
     fewest_calls_under,
 )
-from pace.solver.two_halves.calls import Half
-from pace.solver.two_halves.layout import columns_of, common_shards
+from pace.solver.two_halves.calls import Half, columns_of, common_shards
 from pace.solver.two_halves.sending import HalvesSending, send_behind_norm, send_chained
 
 # A call is cut only if a longer tail would wait longer than so many latencies. Each number is tried.
@@ -51,7 +50,7 @@ class ShardedPlan:
     Attributes
     ----------
     shards
-        The gradients of each shard (``pace.solver.two_halves.layout``).
+        The gradients of each shard (``pace.solver.two_halves.calls``).
     columns, column_bytes : integer arrays of shape (num_shards,)
         The number of columns of each shard's matrix, and the bytes of a column.
     scattered, gathered

@@ -19,9 +19,9 @@ from pace.planning.graph.optimize import lower_bound_s
 from pace.simulation.graph.policies import Fsdp2
 from pace.simulation.graph.units import reduce_scatters, sharded_units
 from pace.solver.arrays import IntArray
-from pace.solver.graph.bucketed_program import BucketedProgram
 from pace.solver.graph.kept_gathers import wire_bound_s, with_kept
 from pace.solver.graph.program import Program
+from pace.solver.graph.reorder import BucketedProgram
 
 AHEAD = (1, 2, 3)
 INPUT_BUFFERS = (1, 2, 3)

@@ -17,7 +17,7 @@ from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule
 from pace.kinds import check
 from pace.planning.allreduce.optimize import optimize_allreduce
-from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list
+from pace.planning.frameworks.grouping_rules import bucket_cap_mb_list
 from pace.simulation import make_policy, run_policy
 from tests.api.postgresql import ON_SQLITE
 from tests.api.process import Caller

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pace.runtime.capture.mark_cost import MOST_S, Array, MarkTimes, without_marks
+from pace.runtime.capture.recorder import MOST_S, Array, MarkTimes, without_marks
 
 LAUNCH_S = 8e-6
 HOOK_S = 15e-6

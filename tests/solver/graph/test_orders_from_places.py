@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.planning.graph.arrays import program_of
-from pace.solver.graph.bucketed_program import BucketedProgram
 from pace.solver.graph.fused_program import fuse
 from pace.solver.graph.memory import memory_in_use
 from pace.solver.graph.program import COLLECTIVE, WAIT, Bucket, Program, ProgramPlan
-from pace.solver.graph.reorder import fused_order, with_late_waits
+from pace.solver.graph.reorder import BucketedProgram, fused_order, with_late_waits
 from pace.solver.graph.timeline import run
 from tests.sharded_graphs import graphs
 

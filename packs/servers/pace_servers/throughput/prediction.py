@@ -23,9 +23,16 @@ from pace_servers.documents.prediction import (
     ThroughputPrediction,
     Trusted,
 )
-from pace_servers.throughput.coarse import bound_rate, closed_network_rate, compute_s, cynthia_rate, link_s
+from pace_servers.throughput.coarse import (
+    bound_rate,
+    closed_network_rate,
+    compute_s,
+    cynthia_rate,
+    dips_of,
+    knee_of,
+    link_s,
+)
 from pace_servers.throughput.graph import with_servers
-from pace_servers.throughput.knee import dips_of, knee_of
 from pace_servers.throughput.recorded_steps import (
     compute_variation,
     implied_bytes_per_s,

@@ -1,8 +1,12 @@
-"""The planner of weight synchronization: what each bucket carries, their order, and how good that is."""
+"""The planner of weight synchronization: what each bucket carries, their order, and how good that is.
+
+It takes a document to the solver's arrays first: lines of bytes, buckets, what is to be sent.
+"""
 
 import numpy as np
 
 from pace.documents.base import refuse_other
+from pace.solver.arrays import FloatArray
 from pace.version import __version__
 from pace_sync.documents.sync_plan import (
     BucketPart,
@@ -13,14 +17,23 @@ from pace_sync.documents.sync_plan import (
     SyncPlan,
     SyncPrediction,
 )
-from pace_sync.documents.weight_sync import WeightSync
+from pace_sync.documents.weight_sync import SyncTensor, WeightSync
 from pace_sync.errors import InvalidSync
-from pace_sync.planning.lowering import Part, line_of, parts_between, shop_of, to_send, work_rates
-from pace_sync.solver.broadcast import best_order, order_bound, pause_in_order, times_in_order
-from pace_sync.solver.bucket_bounds import every_buckets_bound
-from pace_sync.solver.bucket_sizes import best_cuts
+from pace_sync.solver.broadcast import (
+    NO_CREDIT,
+    BroadcastShop,
+    best_order,
+    order_bound,
+    pause_in_order,
+    times_in_order,
+)
+from pace_sync.solver.bucket_bounds import BytesOnLink, every_buckets_bound
+from pace_sync.solver.bucket_sizes import ByteLine, best_cuts
 
 _CLOSER = 1 - 1e-9
+
+# A stretch of a tensor: its number, where it begins, and its bytes.
+Part = tuple[int, int, int]
 
 
 def plan_sync(problem: WeightSync) -> SyncPlan:
@@ -162,3 +175,90 @@ def fixed_buckets(problem: WeightSync, largest_bytes: int) -> list[list[Part]] |
         if problem.credit_bytes is not None and filled > problem.credit_bytes:
             return None
     return buckets
+
+
+def work_rates(problem: WeightSync, tensors: tuple[SyncTensor, ...]) -> FloatArray:
+    """Return the seconds of work for each byte, by receiver and tensor."""
+    return np.array(
+        [
+            [
+                sum(rate.seconds_per_byte for rate in receiver.work if rate.kind in tensor.work)
+                for tensor in tensors
+            ]
+            for receiver in problem.receivers
+        ],
+        dtype=np.float64,
+    )
+
+
+def to_send(problem: WeightSync) -> BytesOnLink:
+    """Return what is to be sent, in any buckets."""
+    return BytesOnLink(
+        size_bytes=np.array([tensor.size_bytes for tensor in problem.tensors], dtype=np.float64),
+        work_s_per_byte=work_rates(problem, problem.tensors),
+        message_s=problem.message_s,
+        seconds_per_byte=problem.seconds_per_byte,
+        overhead_s=np.array([receiver.bucket_s for receiver in problem.receivers]),
+        lag_s=np.array(problem.lags_s),
+        credit_bytes=_credit(problem),
+    )
+
+
+def line_of(problem: WeightSync, order: list[int]) -> ByteLine:
+    """Return tensors one after another, in the order of their numbers; none of them is empty."""
+    tensors = tuple(problem.tensors[number] for number in order)
+    sizes = np.array([tensor.size_bytes for tensor in tensors], dtype=np.int64)
+    return ByteLine(
+        ends=np.cumsum(sizes),
+        block_bytes=np.array([tensor.cut_bytes for tensor in tensors], dtype=np.int64),
+        worked_s=np.cumsum(work_rates(problem, tensors) * sizes, axis=1),
+        message_s=problem.message_s,
+        seconds_per_byte=problem.seconds_per_byte,
+        overhead_s=np.array([receiver.bucket_s for receiver in problem.receivers]),
+        lag_s=np.array(problem.lags_s),
+        credit_bytes=_credit(problem),
+    )
+
+
+def shop_of(problem: WeightSync, buckets: list[list[Part]]) -> BroadcastShop:
+    """Return what buckets cost."""
+    rates = work_rates(problem, problem.tensors)
+    sizes = np.array([sum(size for _, _, size in bucket) for bucket in buckets], dtype=np.int64)
+    work = np.array(
+        [
+            [
+                receiver.bucket_s + sum(float(rates[place, tensor]) * size for tensor, _, size in bucket)
+                for bucket in buckets
+            ]
+            for place, receiver in enumerate(problem.receivers)
+        ]
+    )
+    return BroadcastShop(
+        link_s=np.asarray(problem.message_s + sizes * problem.seconds_per_byte, dtype=np.float64),
+        work_s=work.reshape(len(problem.receivers), len(buckets)),
+        size_bytes=sizes,
+        lag_s=np.array(problem.lags_s),
+        credit_bytes=_credit(problem),
+    )
+
+
+def parts_between(problem: WeightSync, order: list[int], cuts: list[int]) -> list[list[Part]]:
+    """Return the parts of each bucket of a line that is cut here."""
+    buckets: list[list[Part]] = []
+    begin, place, first = 0, 0, 0  # of the bucket; the tensor's place in the order, and where it begins
+    for end in cuts:
+        bucket: list[Part] = []
+        while begin < end:
+            size = problem.tensors[order[place]].size_bytes
+            until = min(end, first + size)
+            bucket.append((order[place], begin - first, until - begin))
+            begin = until
+            if until == first + size:
+                first += size
+                place += 1
+        buckets.append(bucket)
+    return buckets
+
+
+def _credit(problem: WeightSync) -> int:
+    return NO_CREDIT if problem.credit_bytes is None else problem.credit_bytes

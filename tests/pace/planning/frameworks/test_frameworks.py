@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from pace import Options, Profile, optimize
-from pace.planning.frameworks.bucket_lists import bucket_cap_mb_list, horovod_groups
+from pace.planning.frameworks.grouping_rules import bucket_cap_mb_list, horovod_groups
 from tests.strategies import affine, layered, layered_profiles, properties, set_partitions
 
 

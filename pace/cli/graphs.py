@@ -1,11 +1,20 @@
-"""``pace optimize --fsdp2``: settings of FSDP2, and code to paste."""
+"""Graphs of sharded training on the command line: the memory budget as an option, and settings of FSDP2."""
 
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from pace.documents.graph.collective_graph import CollectiveGraph, load_graph
+from pace.errors import InvalidOptions
 from pace.terminal.console import make_console
+
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(help="Largest peak memory of a graph, in GB (10^9 bytes).", show_default="no limit"),
+]
 
 
 def report_fsdp2(
@@ -50,3 +59,12 @@ def report_fsdp2(
     print_line(f"\nFSDP2, without PACE:\n\n{code_to_paste(settings)}")
     print_line(f"DeepSpeed: {deepspeed_config(passes[-1], settings)}")
     print_line(f"Megatron-LM: {megatron_arguments(passes[-1], settings)}")
+
+
+def budget_bytes(memory_gb: float | None) -> int | None:
+    """Return a budget in bytes, and None for no limit; raises InvalidOptions."""
+    if memory_gb is None:
+        return None
+    if not 1e-9 <= memory_gb < 1e9:
+        raise InvalidOptions(f"--memory-gb {memory_gb:g}: give a positive number of GB below a billion")
+    return int(memory_gb * 1e9)

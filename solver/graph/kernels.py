@@ -10,6 +10,8 @@ OP, COLLECTIVE, WAIT = 0, 1, 2
 
 _beside_traffic_s = compiled(beside_traffic_s)
 
+STEP = 1e-7
+
 
 @compiled
 def list_schedule(
@@ -308,3 +310,107 @@ def list_schedule(
                         ready[num_ready] = below
                         num_ready += 1
     return max(now, busy_until), unqueued, peak, peak_at, count
+
+
+@compiled
+def raised_heads(
+    dep_starts: IntArray, deps: IntArray, weight: FloatArray, compute: FloatArray, raised: BoolArray
+) -> FloatArray:
+    """Return the head of each node; nodes come after their deps.
+
+    Parameters
+    ----------
+    weight
+        Least seconds from a node's start to its end.
+    compute
+        Of it, those on the compute stream.
+    raised
+        The nodes whose needed ops are added up.
+    """
+    n = len(weight)
+    head = np.zeros(n)
+    by_head = np.empty(n, dtype=np.int64)
+    count = 0
+    needed = np.zeros(n, dtype=np.bool_)
+    for node in range(n):
+        start = 0.0
+        for at in range(dep_starts[node], dep_starts[node + 1]):
+            start = max(start, head[deps[at]] + weight[deps[at]])
+        if raised[node]:
+            needed[:node] = False
+            needed[node] = True
+            for below in range(node, -1, -1):
+                if needed[below]:
+                    for at in range(dep_starts[below], dep_starts[below + 1]):
+                        needed[deps[at]] = True
+            total = 0.0
+            for at in range(count - 1, -1, -1):
+                if needed[by_head[at]]:
+                    total += compute[by_head[at]]
+                    start = max(start, head[by_head[at]] + total)
+        head[node] = start
+        if compute[node] > 0:
+            at = count
+            while at > 0 and head[by_head[at - 1]] > start:
+                by_head[at] = by_head[at - 1]
+                at -= 1
+            by_head[at] = node
+            count += 1
+    return head
+
+
+@compiled
+def lean_places(
+    place: FloatArray,
+    order: IntArray,
+    later: bool,
+    movable: BoolArray,
+    starts: IntArray,
+    neighbors: IntArray,
+    use_starts: IntArray,
+    uses: IntArray,
+    user_starts: IntArray,
+    users: IntArray,
+    fresh_starts: IntArray,
+    fresh: IntArray,
+    storage_bytes: IntArray,
+    kept: BoolArray,
+) -> None:
+    """Change `place`: move ops that add memory to right before their first users, or back those that free it.
+
+    Parameters
+    ----------
+    order
+        The nodes by their places.
+    later
+        Whether ops that add memory move to later places, or ops that free memory to earlier ones.
+    starts, neighbors
+        The users of each node if `later`, else what it reads.
+    """
+    n = len(place)
+    for step in range(n):
+        node = order[n - 1 - step] if later else order[step]
+        if not movable[node] or starts[node] == starts[node + 1]:
+            continue
+        change = 0
+        for at in range(fresh_starts[node], fresh_starts[node + 1]):
+            change += storage_bytes[fresh[at]]
+        for at in range(use_starts[node], use_starts[node + 1]):
+            storage = uses[at]
+            if kept[storage]:
+                continue
+            is_last = True
+            for other in range(user_starts[storage], user_starts[storage + 1]):
+                if users[other] != node and place[users[other]] >= place[node]:
+                    is_last = False
+                    break
+            if is_last:
+                change -= storage_bytes[storage]
+        limit = place[neighbors[starts[node]]]
+        for at in range(starts[node], starts[node + 1]):
+            limit = min(limit, place[neighbors[at]]) if later else max(limit, place[neighbors[at]])
+        is_view = fresh_starts[node] == fresh_starts[node + 1] and change == 0
+        if later and (change > 0 or is_view):
+            place[node] = max(place[node], limit - STEP)
+        elif not later and change < 0:
+            place[node] = min(place[node], limit + STEP)

@@ -1,1 +1,0 @@
-"""What commands do with graphs of sharded training instead of profiles."""

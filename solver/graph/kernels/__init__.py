@@ -1,1 +1,0 @@
-"""Hot loops of the planner for graphs, compiled."""
