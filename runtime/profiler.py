@@ -26,8 +26,7 @@ from typing import Any, Self
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pace.documents.collective_costs import AllReduce
-from pace.documents.half_costs import HalfCost
+from pace.documents.collective_costs import AllReduce, HalfCost
 from pace.documents.load import Load
 from pace.documents.profile import Profile
 from pace.errors import InvalidOptions

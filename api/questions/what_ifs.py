@@ -6,8 +6,7 @@ import zlib
 from pace.api.errors import ContentTooLarge
 from pace.api.questions.kind import DoneCount, Question, QuestionKind, ReadLimits, Tell
 from pace.api.questions.reading import about_profile, canonical_json
-from pace.client.documents import example_profile
-from pace.client.what_if_documents import WhatIfRequest, WhatIfResource, WhatIfSummary
+from pace.client.documents import WhatIfRequest, WhatIfResource, WhatIfSummary, example_profile
 from pace.documents.profile import parse_profile
 from pace.whatif import Grid, what_if
 from pace.whatif.results import to_csv

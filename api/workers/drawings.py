@@ -60,8 +60,7 @@ def chart(profile_document: bytes, schedule_document: bytes) -> bytes:
 
 def windows(profile_document: bytes, schedule_document: bytes | None, request: WindowRequest) -> bytes:
     """Return the JSON of a WindowResult."""
-    from pace.view.op_times import phases_of
-    from pace.view.window import lay_out, lay_out_policy
+    from pace.view.window import lay_out, lay_out_policy, phases_of
     from pace.whatif.scenario import batch_unit, measured_batch
 
     profile = parse_profile(zlib.decompress(profile_document))

@@ -9,8 +9,7 @@ from benchmarks.harness.contenders import Backend
 from benchmarks.harness.network.hosts import Host
 from benchmarks.harness.network.joining import PATIENCE_S, join, join_horovod, join_torch, serve
 from benchmarks.harness.network.processes import Answer, answering, ranks
-from pace.documents.collective_costs import SampledAllReduce
-from pace.documents.half_costs import SampledHalf
+from pace.documents.collective_costs import SampledAllReduce, SampledHalf
 from pace.runtime.capture.allreduce_cost import CollectiveName
 from pace.runtime.capture.self_profile import TransportNetwork
 from pace.runtime.profiler import (

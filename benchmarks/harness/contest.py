@@ -12,8 +12,7 @@ from benchmarks.harness.workload.replay import FloatArray, expected_weights, nor
 from benchmarks.harness.workload.scaling import Fitted
 from benchmarks.harness.workload.two_wires import InnerTimes, TwoWireBounds, bounds, with_inner
 from pace.documents.cluster import Cluster
-from pace.documents.collective_costs import AllReduce
-from pace.documents.half_costs import SampledHalf
+from pace.documents.collective_costs import AllReduce, SampledHalf
 from pace.documents.profile import Profile
 from pace.runtime.profiler import Contention
 

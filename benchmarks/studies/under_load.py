@@ -21,8 +21,7 @@ from rich.table import Table
 
 from benchmarks.harness.conditions import study_parser, write_json
 from pace import Options, Profile, optimize
-from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.half_costs import AffineHalf
+from pace.documents.collective_costs import AffineAllReduce, AffineHalf
 from pace.documents.load import NO_LOAD
 from pace.documents.profile import UpdateRule
 from pace.documents.schedule import Schedule

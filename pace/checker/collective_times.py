@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from pace.documents.collective_costs import (
     AffineAllReduce,
+    AffineHalf,
     AllReduce,
     HalvingDoublingAllReduce,
     NetworkLevel,
@@ -13,7 +14,6 @@ from pace.documents.collective_costs import (
     TreeAllReduce,
     TwoLevelAllReduce,
 )
-from pace.documents.half_costs import AffineHalf
 from pace.documents.profile import Profile
 from pace.documents.push_pull import PushPull
 from pace.documents.schedule import ShardedOp

@@ -10,8 +10,7 @@ from math import inf
 
 from pace.checker.collective_times import allreduce_s
 from pace.checker.derived_times import ComputeProgress, DerivedTimes, derive, same
-from pace.checker.proofs import check_bound, check_chain_bound, check_predictions, check_proof
-from pace.checker.slots import check_slots
+from pace.checker.proofs import check_bound, check_chain_bound, check_predictions, check_proof, check_slots
 from pace.checker.under_load import check_under_load
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule

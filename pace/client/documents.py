@@ -10,6 +10,7 @@ from pace.documents.base import ComputedDocument, Document
 from pace.documents.options import Options
 from pace.documents.profile import Profile
 from pace.documents.schedule import Schedule, Sha256
+from pace.whatif import Answer, Cell, Grid
 
 
 def _in_one_form(name: str) -> str:
@@ -300,3 +301,43 @@ def example_profile() -> dict[str, Any]:
         ],
         "allreduce": {"kind": "affine", "latency_s": 0.0003, "seconds_per_byte": 1e-9},
     }
+
+
+class WhatIfRequest(ProfileQuestion):
+    """Body of ``POST /v1/what-if``: a profile or the identifier of a stored one, and a grid."""
+
+    grid: Grid
+
+
+class WhatIfDocument(ComputedDocument):
+    """The answer, as ``pace what-if --json`` prints it."""
+
+    profile: str
+    profile_sha256: Sha256
+    workers: int
+    baseline: str
+    throughput_unit: str
+    assumptions: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    targets: tuple[Answer, ...]
+
+
+class WhatIfSummary(Document):
+    """A stored what-if without its content.
+
+    Attributes
+    ----------
+    id
+        Derived from profile, question and version: equal requests give equal identifiers.
+    """
+
+    id: ResourceId
+    profile_sha256: Sha256
+    num_cells: int
+    created_at: datetime
+
+
+class WhatIfResource(WhatIfSummary):
+    """A stored what-if."""
+
+    what_if: WhatIfDocument

@@ -182,8 +182,8 @@ class Client(ServiceRequests):
             If the service refuses them, or the graph cannot have another number of ranks.
         """
         # Imported here because a training process must not load the simulator to fetch a schedule.
+        from pace.client.documents import WhatIfResource
         from pace.client.graph_documents import GraphWhatIfResource
-        from pace.client.what_if_documents import WhatIfResource
         from pace.whatif import Grid, WhatIf
         from pace.whatif.graphs import GraphGrid
 

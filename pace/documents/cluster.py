@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import Document, load, parse, repeated
-from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.base import Document, FrozenDict, frozen, load, parse, repeated
 from pace.documents.profile import HALVES, Name, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidCluster

@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import Document
-from pace.documents.frozen import FrozenDict
+from pace.documents.base import Document, FrozenDict
 from pace.errors import InvalidProfile
 from pace.solver.cost_curve import CostCurve
 

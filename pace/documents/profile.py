@@ -15,10 +15,8 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from pace.collectives import FREE
-from pace.documents.base import Document, load, parse, repeated
-from pace.documents.collective_costs import AllReduce
-from pace.documents.frozen import FrozenDict, frozen
-from pace.documents.half_costs import HalfCost
+from pace.documents.base import Document, FrozenDict, frozen, load, parse, repeated
+from pace.documents.collective_costs import AllReduce, HalfCost
 from pace.documents.load import Load
 from pace.documents.op_graph import CyclicGraph, Graph, Timing, build_graph, path_from_marked
 from pace.documents.profile_json import compact_profile, dump_profile
@@ -133,7 +131,7 @@ class Profile(Document):
         How much longer all-reduces take while compute runs, and how far ranks are apart; None if it is not
         known. Halves of an all-reduce count as if each took as much longer.
     reduce_scatter, all_gather
-        Cost of each half of an all-reduce, if it was measured; see ``pace.documents.half_costs``.
+        Cost of each half of an all-reduce, if it was measured; see ``pace.documents.collective_costs``.
 
     Raises
     ------

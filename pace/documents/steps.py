@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pace.documents.base import Document, load, parse
-from pace.documents.frozen import FrozenDict, frozen
+from pace.documents.base import Document, FrozenDict, frozen, load, parse
 from pace.documents.op_graph import CyclicGraph, build_graph
 from pace.documents.profile import MAX_TOTAL_BYTES, MAX_TOTAL_S, Name, Seconds
 from pace.documents.push_pull import MOST_BATCHES, of_batches

@@ -6,6 +6,6 @@ compute. Every profile made here says in its metadata that it was computed, and 
 """
 
 from pace.models.catalog import NAMES, architecture, build
-from pace.models.ratio import communication_ratio, with_ratio
+from pace.models.window import communication_ratio, with_ratio
 
 __all__ = ["NAMES", "architecture", "build", "communication_ratio", "with_ratio"]

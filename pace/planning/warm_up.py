@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from pace.documents.collective_costs import AffineAllReduce
+from pace.documents.collective_costs import AffineAllReduce, SampledHalf
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.graph.nodes import CollectiveCall, Communicator, GraphNode, OpCost
-from pace.documents.half_costs import SampledHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.planning.allreduce import optimize as allreduce

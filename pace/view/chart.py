@@ -9,8 +9,7 @@ import numpy as np
 from pace.counted import counted
 from pace.documents.profile import Profile
 from pace.documents.schedule import Prediction, Schedule
-from pace.view.op_times import Phase
-from pace.view.window import MemoryOverTime, Window, lay_out
+from pace.view.window import MemoryOverTime, Phase, Window, lay_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,7 @@ import numpy as np
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.simulation.graph.run import GraphSimulation
 from pace.solver.graph.program import COLLECTIVE, OP, WAIT
-from pace.view.op_times import OpTimes, Phase
-from pace.view.window import Cargo, MemoryOverTime, Window, WindowTransfer
+from pace.view.window import Cargo, MemoryOverTime, OpTimes, Phase, Window, WindowTransfer
 
 LABELS = {"all-gather": "ag", "reduce-scatter": "rs", "all-reduce": "ar", "all-to-all": "a2a"}
 

@@ -8,12 +8,12 @@ from pace.documents.collective_costs import (
     AffineAllReduce,
     Algorithm,
     AllReduce,
+    HalfCost,
     NetworkLevel,
     SampledAllReduce,
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
-from pace.documents.half_costs import HalfCost
 from pace.documents.profile import ELEMENT_BYTES, Profile
 from pace.documents.push_pull import PushPull
 from pace.errors import InvalidOptions

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pace.documents.collective_costs import SampledAllReduce
-from pace.documents.half_costs import SampledHalf
+from pace.documents.collective_costs import SampledAllReduce, SampledHalf
 from pace.errors import InvalidOptions
 from pace.runtime.transports.device import Clock, CudaDevice, apart, clock_of
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pace.documents.collective_costs import AllReduce
-from pace.documents.half_costs import HalfCost
+from pace.documents.collective_costs import AllReduce, HalfCost
 from pace.documents.load import Load
 from pace.documents.profile import DType, Gradient, Profile
 from pace.errors import InvalidOptions, InvalidProfile

@@ -43,8 +43,7 @@ from pace.runtime.optimizer.group_update import gradients_in_place
 from pace.runtime.optimizer.live_wrappers import FORKED, WhereMade, enlist, live, refuse_wrapped, weakly
 from pace.runtime.optimizer.poison import Poison
 from pace.runtime.optimizer.reduction import Averaging
-from pace.runtime.optimizer.round_settings import Disciplines, RoundSettings, choose_disciplines
-from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.rounds import Disciplines, Rounds, RoundSettings, choose_disciplines
 from pace.runtime.optimizer.shards.checkpoint import ShardedState
 from pace.runtime.optimizer.shards.shard_memory import why_not_in_shards
 from pace.runtime.optimizer.shards.sharded_rounds import ShardedRounds

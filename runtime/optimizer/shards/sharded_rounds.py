@@ -20,8 +20,7 @@ from pace.runtime.engine.buffers import Awaited, FusedGroup, Slot
 from pace.runtime.engine.sends import SegmentMemory
 from pace.runtime.gates.guarded_tensors import without_guards
 from pace.runtime.optimizer.group_update import TwinOptimizer, plain_mode
-from pace.runtime.optimizer.round_settings import RoundSettings
-from pace.runtime.optimizer.rounds import Rounds
+from pace.runtime.optimizer.rounds import Rounds, RoundSettings
 from pace.runtime.optimizer.shards.checkpoint import ShardedState
 from pace.runtime.optimizer.shards.shard_memory import (
     ParameterMemory,

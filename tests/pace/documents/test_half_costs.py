@@ -8,16 +8,17 @@ from pace import Profile, parse_profile
 from pace.checker.collective_times import half_s
 from pace.documents.collective_costs import (
     AffineAllReduce,
+    AffineHalf,
     AllReduce,
     HalvingDoublingAllReduce,
     NetworkLevel,
     RingAllReduce,
     SampledAllReduce,
+    SampledHalf,
     TreeAllReduce,
     TwoLevelAllReduce,
 )
 from pace.documents.cost_document import NetworkChange
-from pace.documents.half_costs import AffineHalf, SampledHalf
 from pace.errors import InvalidProfile
 from pace.whatif import Scenario, profile_at
 from tests.strategies import affine, layered, profiles, properties

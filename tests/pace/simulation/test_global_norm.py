@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from pace import Options, Profile, check, optimize
-from pace.documents.half_costs import AffineHalf
+from pace.documents.collective_costs import AffineHalf
 from pace.planning.lower_bound import lower_bound_s
 from pace.simulation import POLICIES, make_policy, run_policy
 from tests.strategies import affine, layered, profiles, properties

@@ -11,8 +11,7 @@ import pytest
 from pace import Op, Options, Profile, optimize
 from pace.documents.collective_costs import AffineAllReduce
 from pace.view.chart import plot, plot_windows
-from pace.view.op_times import OpTimes
-from pace.view.window import lay_out
+from pace.view.window import OpTimes, lay_out
 from tests.strategies import affine, layered
 
 

@@ -8,8 +8,7 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions
 from pace.planning.sharded.optimize import optimize_sharded
 from pace.simulation import make_policy, run_policy
-from pace.view.op_times import phases_of
-from pace.view.window import Window, lay_out, lay_out_policy
+from pace.view.window import Window, lay_out, lay_out_policy, phases_of
 from tests.strategies import affine, layered, profiles, properties
 
 POLICIES = ("fifo", "ddp", "bytescheduler", "p3", "dear")

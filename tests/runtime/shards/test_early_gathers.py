@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pace.documents.collective_costs import AffineAllReduce
-from pace.documents.half_costs import AffineHalf
+from pace.documents.collective_costs import AffineAllReduce, AffineHalf
 from pace.documents.options import Options
 from pace.documents.profile import Gradient, Op, Profile
 from pace.documents.schedule import Schedule

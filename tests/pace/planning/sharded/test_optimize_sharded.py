@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pace import Options, Profile
-from pace.documents.collective_costs import RingAllReduce, SampledAllReduce
-from pace.documents.half_costs import AffineHalf, HalfCost, SampledHalf
+from pace.documents.collective_costs import AffineHalf, HalfCost, RingAllReduce, SampledAllReduce, SampledHalf
 from pace.documents.load import NO_LOAD, Load
 from pace.documents.profile import DType, UpdateRule
 from pace.documents.push_pull import PushPull
