@@ -23,7 +23,6 @@ from pace.api.http.pack_parts import http_parts
 from pace.api.http.question_answers import QuestionAnswers
 from pace.api.http.routes import (
     health,
-    imports,
     jobs,
     keys,
     profiles,
@@ -31,7 +30,6 @@ from pace.api.http.routes import (
     reports,
     schedules,
     simulations,
-    usage,
 )
 from pace.api.http.routes import tasks as task_routes
 from pace.api.http.static_pages import DOCS, PAGE, add_docs, add_page
@@ -87,7 +85,6 @@ def create_app(settings: Settings) -> Application:
     )
     for routes in (
         health,
-        imports,
         profiles,
         schedules,
         questions,
@@ -96,7 +93,6 @@ def create_app(settings: Settings) -> Application:
         jobs,
         reports,
         keys,
-        usage,
     ):
         app.include_router(routes.router)
     for part in http_parts():

@@ -1,4 +1,4 @@
-"""What is claimed: predictions, the certificate, bounds against every other fusion, and slots of fixed length."""
+"""What is claimed: predictions, the certificate, bounds against every other fusion, and fixed slots."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Routes under /v1/keys: a tenant's API keys, for keys with the scope admin."""
+"""Routes under /v1/keys, a tenant's API keys, for keys with the scope admin; and /v1/usage, its limits."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,18 +11,28 @@ from pace.api.http.answers import document_answer
 from pace.api.http.body import receive_small
 from pace.api.http.openapi import json_body, problems
 from pace.api.http.parameters import Cursor, Limit, RunningService
-from pace.api.http.security import Admin, audit
+from pace.api.http.security import Admin, Reader, audit
 from pace.api.storage.keys import ApiKey
-from pace.client.page_documents import CreatedKey, KeyId, KeyPage, KeyRequest, KeyResource, KeyScope
+from pace.api.storage.quota import read_usage
+from pace.client.page_documents import (
+    CreatedKey,
+    KeyId,
+    KeyPage,
+    KeyRequest,
+    KeyResource,
+    KeyScope,
+    UsageResource,
+)
+from pace.version import __version__
 
-router = APIRouter(prefix="/v1/keys", tags=["Keys and usage"])
+router = APIRouter(prefix="/v1", tags=["Keys and usage"])
 
 _EXAMPLE = {"name": "team vision", "scopes": ["read", "submit"], "expires_at": "2027-01-01T00:00:00Z"}
 _SCOPES: tuple[KeyScope, ...] = ("read", "submit", "admin")
 
 
 @router.post(
-    "",
+    "/keys",
     summary="Create an API key",
     status_code=201,
     responses={
@@ -50,7 +60,7 @@ async def create_key(request: Request, service: RunningService, principal: Admin
     return document_answer(created).response(201, {"Cache-Control": "no-store"})
 
 
-@router.get("", summary="List API keys", response_model=KeyPage, responses=problems(401, 403, 422, 429))
+@router.get("/keys", summary="List API keys", response_model=KeyPage, responses=problems(401, 403, 422, 429))
 async def list_keys(
     request: Request, service: RunningService, principal: Admin, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
@@ -60,7 +70,10 @@ async def list_keys(
 
 
 @router.delete(
-    "/{key_id}", summary="Revoke an API key", status_code=204, responses=problems(401, 403, 404, 422, 429)
+    "/keys/{key_id}",
+    summary="Revoke an API key",
+    status_code=204,
+    responses=problems(401, 403, 404, 422, 429),
 )
 async def revoke_key(
     service: RunningService,
@@ -85,3 +98,31 @@ def key_resource(key: ApiKey) -> KeyResource:
         last_used_at=key.last_used_at,
         revoked_at=key.revoked_at,
     )
+
+
+@router.get(
+    "/usage",
+    summary="Get usage and limits",
+    response_model=UsageResource,
+    responses=problems(401, 403, 429, 503),
+)
+async def get_usage(service: RunningService, principal: Reader) -> Response:
+    """Return the tenant's stored bytes, tasks and limits, and the scopes of the caller's key."""
+    usage = await service.in_database(read_usage, service.database, principal.tenant)
+    limits = service.settings.tenants.limits(principal.tenant)
+    return document_answer(
+        UsageResource(
+            tenant=principal.tenant,
+            scopes=tuple(scope for scope in _SCOPES if scope in principal.scopes),
+            key_id=principal.key_id,
+            subject=principal.subject,
+            stored_bytes=usage.stored_bytes,
+            max_stored_bytes=limits.max_stored_bytes,
+            num_queued=usage.num_queued,
+            max_queued=limits.max_queued,
+            num_running=usage.num_running,
+            max_running=limits.max_running,
+            max_body_bytes=service.settings.max_body_bytes,
+            version=__version__,
+        )
+    ).response()

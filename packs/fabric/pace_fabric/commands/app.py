@@ -198,7 +198,7 @@ def what_if(
     html: HtmlOption = None,
 ) -> None:
     """Compare delay bounds and numbers of aggregators in one scenario."""
-    from pace_fabric.simulation.what_if import cells_csv, cells_html, fabric_what_if
+    from pace_fabric.simulation.run import cells_csv, cells_html, fabric_what_if
 
     with reported():
         if as_json and as_csv:

@@ -355,7 +355,7 @@ def status(
     """Print the state of a running scheduler: version, commits, waiting updates and hosts."""
     with reported():
         from pace.wire.addresses import parse_address, read_token
-        from pace_fabric.runtime.status import ask_status
+        from pace_fabric.runtime.scheduler_call import ask_status
 
         place_of(scheduler, "--scheduler")
         found = ask_status(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pace_fabric.runtime.commit_log import Vector, add_scaled, factors_of_steps
 from pace_fabric.runtime.formats.number_formats import Data, encode
 from pace_fabric.runtime.formats.update_forms import cut_update, dense_vector, numbers_of
-from pace_fabric.runtime.messages.transfers import AdditionOrder
+from pace_fabric.runtime.messages import AdditionOrder
 from pace_fabric.runtime.shards import shard_range, whole_of
 from pace_fabric.runtime.sparse_update import SparseUpdate, add_sparse, join_sparse
 from pace_fabric.runtime.update_records import UpdateForm

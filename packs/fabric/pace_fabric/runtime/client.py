@@ -18,11 +18,17 @@ from pace_fabric.runtime.commit_log import Vector
 from pace_fabric.runtime.connection import FabricLink, Incoming, connect
 from pace_fabric.runtime.formats.error_feedback import NarrowUpdate
 from pace_fabric.runtime.formats.update_forms import dense_vector
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.commits import PushCall, TicketOrder
-from pace_fabric.runtime.messages.groups import GroupAnswer, RoundCall, StateCall, StateOrder
-from pace_fabric.runtime.messages.models import ModelCall
-from pace_fabric.runtime.messages.transfers import TransferIntro
+from pace_fabric.runtime.messages import (
+    GroupAnswer,
+    Message,
+    ModelCall,
+    PushCall,
+    RoundCall,
+    StateCall,
+    StateOrder,
+    TicketOrder,
+    TransferIntro,
+)
 from pace_fabric.runtime.sparse_update import SparseUpdate
 from pace_fabric.runtime.update_records import HeldUpdate, UpdateForm, update_id
 

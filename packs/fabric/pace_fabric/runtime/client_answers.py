@@ -7,7 +7,7 @@ from typing import Literal
 from pace.errors import CommunicationFailed
 from pace_fabric.runtime.commit_log import Vector
 from pace_fabric.runtime.connection import Incoming
-from pace_fabric.runtime.messages.groups import GroupAnswer
+from pace_fabric.runtime.messages import GroupAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

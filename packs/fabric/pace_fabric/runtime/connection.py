@@ -22,8 +22,7 @@ from pace.wire.frames import HEADER_BYTES, LARGEST_PAYLOAD_BYTES, Frame, FrameKi
 from pace.wire.handshake import Greeting
 from pace.wire.outbox import Outbox, Parcel
 from pace.wire.streams import Stream
-from pace_fabric.runtime.messages.any_message import Message, read_message
-from pace_fabric.runtime.messages.transfers import TransferIntro
+from pace_fabric.runtime.messages import Message, TransferIntro, read_message
 
 BLOCK_BYTES = 128 << 10
 # A larger tensor is not accepted.

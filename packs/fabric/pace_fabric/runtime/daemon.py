@@ -19,23 +19,27 @@ from pace_fabric.runtime.connection import FabricLink, Incoming, connect, listen
 from pace_fabric.runtime.held_model import HeldModel
 from pace_fabric.runtime.local_members import LocalMembers
 from pace_fabric.runtime.local_workers import LocalWorkers
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.commits import CommitNotice, CommitOrder, ReleaseOrder, TicketOrder
-from pace_fabric.runtime.messages.groups import AdmissionOrder, StateOrder
-from pace_fabric.runtime.messages.hosts import HostRegistration, RefusalOrder, WelcomeOrder
-from pace_fabric.runtime.messages.models import (
+from pace_fabric.runtime.messages import (
+    AdditionOrder,
+    AdmissionOrder,
     AdoptionOrder,
+    ArrivalNotice,
+    CommitNotice,
+    CommitOrder,
     DeliveryOrder,
+    ForgetOrder,
+    HostRegistration,
+    Message,
     PromotionOrder,
+    RateOrder,
+    RefusalOrder,
+    ReleaseOrder,
     SnapshotNotice,
     SnapshotOrder,
-)
-from pace_fabric.runtime.messages.transfers import (
-    AdditionOrder,
-    ArrivalNotice,
-    ForgetOrder,
-    RateOrder,
+    StateOrder,
+    TicketOrder,
     TransferOrder,
+    WelcomeOrder,
 )
 from pace_fabric.runtime.peer_links import PeerLinks
 from pace_fabric.runtime.scheduler_call import CONNECT_S, SchedulerCall

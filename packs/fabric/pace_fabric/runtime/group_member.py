@@ -12,7 +12,7 @@ from pace_fabric.runtime.commit_log import Vector
 from pace_fabric.runtime.formats.error_feedback import NarrowUpdate
 from pace_fabric.runtime.formats.update_forms import dense_vector
 from pace_fabric.runtime.local_members import key_of
-from pace_fabric.runtime.messages.groups import (
+from pace_fabric.runtime.messages import (
     GroupTerms,
     JoinCall,
     LeaveCall,

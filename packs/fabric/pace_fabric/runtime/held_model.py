@@ -23,7 +23,7 @@ from pace_fabric.runtime.commit_log import (
     apply_steps,
 )
 from pace_fabric.runtime.formats.number_formats import Data, decode, encode
-from pace_fabric.runtime.messages.commits import CommitOrder
+from pace_fabric.runtime.messages import CommitOrder
 from pace_fabric.runtime.update_records import NumberFormat
 
 # Ids of commits that a restarted scheduler must know, so that nothing is committed twice.

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pace_fabric.runtime.byte_store import ByteStore, KeptBytes
 from pace_fabric.runtime.connection import FabricLink, Incoming
 from pace_fabric.runtime.formats.update_forms import misfit
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.groups import (
+from pace_fabric.runtime.messages import (
     AdmissionOrder,
     GroupAnswer,
     JoinCall,
     LeaveCall,
     MembershipNotice,
+    Message,
     ReductionNotice,
+    RefusalOrder,
     RoundCall,
     StateCall,
     StateNotice,
     StateOrder,
+    TransferIntro,
 )
-from pace_fabric.runtime.messages.hosts import RefusalOrder
-from pace_fabric.runtime.messages.transfers import TransferIntro
 
 
 @dataclass(slots=True)

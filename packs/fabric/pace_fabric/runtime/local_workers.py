@@ -8,12 +8,19 @@ from pace_fabric.runtime.byte_store import ByteStore, KeptBytes
 from pace_fabric.runtime.connection import FabricLink, Incoming
 from pace_fabric.runtime.formats.number_formats import Data
 from pace_fabric.runtime.formats.update_forms import misfit
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.commits import PushCall, TicketOrder, UpdateNotice
-from pace_fabric.runtime.messages.groups import ReductionNotice
-from pace_fabric.runtime.messages.hosts import RefusalOrder
-from pace_fabric.runtime.messages.models import ComputingNotice, DeliveryOrder, ModelCall, ModelWanted
-from pace_fabric.runtime.messages.transfers import TransferIntro
+from pace_fabric.runtime.messages import (
+    ComputingNotice,
+    DeliveryOrder,
+    Message,
+    ModelCall,
+    ModelWanted,
+    PushCall,
+    ReductionNotice,
+    RefusalOrder,
+    TicketOrder,
+    TransferIntro,
+    UpdateNotice,
+)
 from pace_fabric.runtime.shards import whole_of
 from pace_fabric.runtime.update_records import HeldUpdate
 

@@ -8,8 +8,13 @@ from pace.errors import CommunicationFailed
 from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.byte_store import ByteStore
 from pace_fabric.runtime.connection import FabricLink
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.transfers import FailureNotice, RateOrder, TransferIntro, TransferOrder
+from pace_fabric.runtime.messages import (
+    FailureNotice,
+    Message,
+    RateOrder,
+    TransferIntro,
+    TransferOrder,
+)
 
 
 @dataclass(slots=True)

@@ -1,14 +1,21 @@
-"""A host's connection to the scheduler: made again whenever it ends, by a thread that does nothing else."""
+"""A host's connection to the scheduler: made again whenever it ends, by a thread that does nothing else.
 
+``ask_status`` is one call for people: what the scheduler does.
+"""
+
+import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pace.errors import CommunicationFailed
 from pace.runtime.event_log import log
-from pace_fabric.runtime.connection import FabricLink
-from pace_fabric.runtime.messages.any_message import Message
+from pace.wire.addresses import ServerAddress
+from pace_fabric.runtime.connection import FabricLink, connect
+from pace_fabric.runtime.messages import Message, StatusAnswer, StatusCall
 
 _RETRY_S = 0.2
 # Other hosts are asked once. A host that does not answer in this time is lost.
@@ -120,3 +127,36 @@ class SchedulerCall:
     def _miss(self, reason: str) -> None:
         if time.monotonic() - self._lost_at >= self._patience_s:
             self._on_absence(reason)
+
+
+def ask_status(
+    address: ServerAddress,
+    *,
+    token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
+    """Return a scheduler's status.
+
+    Raises
+    ------
+    CommunicationFailed
+        When it does not answer.
+    """
+    answered = threading.Event()
+    found: list[str] = []
+
+    def hear(_link: FabricLink, message: Message) -> None:
+        if isinstance(message, StatusAnswer):
+            found.append(message.document)
+            answered.set()
+
+    link = connect(address, token=token, silence_s=timeout_s, within_s=timeout_s, ssl_context=ssl_context)
+    link.start(hear, lambda _link, _reason: answered.set())
+    link.send(StatusCall())
+    answered.wait(timeout_s)
+    link.close()
+    if not found:
+        raise CommunicationFailed(f"{address.name} at {address.host}:{address.port} gave no status")
+    status: dict[str, Any] = json.loads(found[0])
+    return status

@@ -113,7 +113,7 @@ def fit_overhead(
     as_json: JsonOption = False,
 ) -> None:
     """Fit the time that a receiver computes for each transfer, from measured transfers."""
-    from pace_servers.throughput.overhead import read_overhead_csv
+    from pace_servers.throughput.recorded_steps import read_overhead_csv
 
     with reported():
         fitted = read_overhead_csv(table)

@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as LateAnswer
 from typing import NamedTuple, NoReturn
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from pace.errors import CommunicationFailed, InvalidOptions, InvalidUse
@@ -23,12 +24,11 @@ from pace.runtime.closing import Closing
 from pace.solver.arrays import IntArray
 from pace.wire.addresses import parse_address
 from pace.wire.handshake import Greeting
-from pace_servers.embedding.used_rows import UsedRows
 from pace_servers.runtime.options import ParameterServers, complete_servers
 from pace_servers.runtime.tables.initial_rows import RowArray
 from pace_servers.runtime.tables.row_table import TableSpec
-from pace_servers.runtime.tables.table_link import TableLink
 from pace_servers.runtime.tables.table_messages import (
+    TableLink,
     TableWord,
     pack_look_up,
     pack_push,
@@ -39,6 +39,48 @@ from pace_servers.runtime.tables.table_messages import (
 # Servers number their keys with 32 bits.
 _MOST_KEYS_OF_A_SERVER = 1 << 32
 _LEAST_SILENCE_S, _LONGEST_SILENCE_S = 1.25, 30.0
+
+
+class UsedRows:
+    """Collects rows when a backward pass reaches them, so that passes without one keep nothing alive.
+
+    Attributes
+    ----------
+    forwarded
+        Whether there was a forward pass with gradients since the last ``forget``.
+    """
+
+    def __init__(self) -> None:
+        self.forwarded = False
+        self._reached: dict[int, tuple[IntArray, torch.Tensor]] = {}
+
+    def expect(self, keys: IntArray, rows: torch.Tensor) -> None:
+        """Let a leaf with the rows of some keys require a gradient, and collect it."""
+        self.forwarded = True
+        rows.requires_grad_()
+        if len(keys):
+            rows.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda reached: self._note(keys, reached)
+            )
+
+    def _note(self, keys: IntArray, rows: torch.Tensor) -> None:
+        # Several backward passes through one graph add to the same gradient.
+        self._reached[id(rows)] = keys, rows
+
+    def gradients(self) -> list[tuple[IntArray, RowArray]]:
+        """Return keys and gradients; a key may be in several entries."""
+        return [
+            (keys, rows.grad.float().cpu().numpy())
+            for keys, rows in self._reached.values()
+            if rows.grad is not None
+        ]
+
+    def forget(self) -> None:
+        """Begin a new step."""
+        for _, rows in self._reached.values():
+            rows.grad = None
+        self._reached = {}
+        self.forwarded = False
 
 
 class Lookup(NamedTuple):

@@ -19,8 +19,7 @@ from pace.runtime.argument_checks import (
     require_whole,
 )
 from pace.solver.arrays import IntArray
-from pace_servers.embedding.embedding_tables import EmbeddingTables, Lookup
-from pace_servers.embedding.used_rows import UsedRows
+from pace_servers.embedding.embedding_tables import EmbeddingTables, Lookup, UsedRows
 from pace_servers.runtime.tables.initial_rows import Initialization, RowArray, initial_rows
 from pace_servers.runtime.tables.row_optimizers import RowOptimizer
 from pace_servers.runtime.tables.row_table import KeptRows, TableSpec

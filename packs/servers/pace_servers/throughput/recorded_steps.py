@@ -1,10 +1,17 @@
-"""Recorded steps: their length, how exactly a simulation replays them, and how much their compute varies."""
+"""Recorded steps: their length, how exactly a simulation replays them, and how much their compute varies.
+
+For how long a receiver computes after each transfer is fitted to such measurements, too.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from pace.documents.steps import StepsDocument, StepTimes
+from pace.documents.steps import ParsingOverhead, StepsDocument, StepTimes
+from pace.errors import InvalidOptions
+from pace.formats.fit import read_cost_csv
 from pace_servers.throughput.simulate import simulate_steps
 
 MOST_REPLAYED = 100
@@ -90,3 +97,42 @@ def compute_variation(steps: StepsDocument) -> float:
     totals = np.array([[step.duration_s[at] for at in compute] for step in steps.steps]).sum(axis=1)
     mean = float(totals.mean())
     return float(totals.std()) / mean if mean else 0.0
+
+
+def fit_overhead(size_bytes: npt.ArrayLike, overhead_s: npt.ArrayLike) -> ParsingOverhead:
+    """Fit seconds_per_byte * bytes + seconds by least squares, with both coefficients at least 0.
+
+    Parameters
+    ----------
+    size_bytes, overhead_s : arrays of shape (num_transfers,)
+        Bytes of each transfer, and the seconds from its last packet to the end of its parsing.
+
+    Raises
+    ------
+    InvalidOptions
+        If all transfers have one size.
+    """
+    from scipy.optimize import nnls
+
+    sizes = np.asarray(size_bytes, dtype=np.float64)
+    if len(np.unique(sizes)) < 2:
+        raise InvalidOptions("all transfers have one size: a line needs two or more")
+    # Scaled, so that both columns have the same weight in the solver's tolerance.
+    scale = float(sizes.max())
+    found, _ = nnls(np.column_stack([sizes / scale, np.ones(len(sizes))]), np.asarray(overhead_s))
+    return ParsingOverhead(seconds_per_byte=float(found[0]) / scale, seconds=float(found[1]))
+
+
+def read_overhead_csv(path: str | Path) -> ParsingOverhead:
+    """Fit to a table of bytes and seconds.
+
+    Raises
+    ------
+    FormatError
+        If the file is not such a table.
+    InvalidOptions
+        If all transfers have one size.
+    """
+    log = read_cost_csv(path)
+    sizes, seconds = zip(*log.samples, strict=True)
+    return fit_overhead(sizes, seconds)

@@ -14,9 +14,8 @@ Without a plan, each call averages the whole model and waits for it.
 
 from pace_sync.diloco.elastic_outer_step import ElasticOuterStep
 from pace_sync.diloco.group_mean import GroupMean
-from pace_sync.diloco.outer_step import MeanExchange, OuterStep
+from pace_sync.diloco.outer_step import MeanExchange, OuterStep, TorchftArguments, torchft_arguments
 from pace_sync.diloco.parameter_parts import outer_layers
-from pace_sync.diloco.torchft_arguments import TorchftArguments, torchft_arguments
 
 __all__ = [
     "ElasticOuterStep",

@@ -11,7 +11,7 @@ import torch
 from pace.errors import InvalidUse, ScheduleMismatch
 from pace.runtime.closing import Closing
 from pace_fabric.runtime.formats.number_formats import Data
-from pace_fabric.runtime.messages.weights import RelayOrder
+from pace_fabric.runtime.messages import RelayOrder
 from pace_fabric.runtime.weight_sync.buckets import BucketTaker, WholeWanted
 from pace_fabric.runtime.weight_sync.receiver import ReceivedWeights, WeightReceiver
 from pace_sync.weight_sync.assembly import StateAssembly

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from pace_fabric.runtime.messages.transfers import AdditionOrder
+from pace_fabric.runtime.messages import AdditionOrder
 from pace_fabric.runtime.scheduling.known_hosts import NetworkView
 from pace_fabric.runtime.scheduling.transfer_queue import TransferQueue
 from pace_fabric.runtime.shards import shard_bytes, shard_key

@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from pace_fabric.runtime.messages.commits import CommitNotice, CommitOrder
-from pace_fabric.runtime.messages.transfers import ForgetOrder
+from pace_fabric.runtime.messages import CommitNotice, CommitOrder, ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import CommitGroup, FabricUpdate
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed

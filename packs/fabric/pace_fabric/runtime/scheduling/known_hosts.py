@@ -6,9 +6,7 @@ from typing import Literal
 
 from pace_fabric.runtime.byte_store import PROBE, PROBE_BYTES
 from pace_fabric.runtime.connection import FabricLink
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.hosts import HostRegistration
-from pace_fabric.runtime.messages.transfers import RateOrder, TransferOrder
+from pace_fabric.runtime.messages import HostRegistration, Message, RateOrder, TransferOrder
 from pace_fabric.runtime.scheduling.link_rates import Direction, NetworkState
 from pace_fabric.runtime.scheduling.transfer_queue import QueuedTransfer, TransferQueue
 from pace_fabric.solver.aggregation import fastest_hosts

@@ -1,8 +1,7 @@
 """Who holds the model: the server, its replica, and what happens when the server is gone."""
 
 from pace.runtime.event_log import log
-from pace_fabric.runtime.messages.hosts import HostRegistration
-from pace_fabric.runtime.messages.models import PromotionOrder
+from pace_fabric.runtime.messages import HostRegistration, PromotionOrder
 from pace_fabric.runtime.scheduling.commit_queue import CommitQueue
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.scheduling.replica_feed import ReplicaFeed

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pace.runtime.event_log import log
-from pace_fabric.runtime.messages.models import DeliveryOrder, SnapshotOrder
-from pace_fabric.runtime.messages.transfers import ForgetOrder
+from pace_fabric.runtime.messages import DeliveryOrder, ForgetOrder, SnapshotOrder
 from pace_fabric.runtime.scheduling.admission import Admission
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
 from pace_fabric.runtime.shards import shard_key, whole_of

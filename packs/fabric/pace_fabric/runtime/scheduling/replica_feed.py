@@ -10,9 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pace.runtime.event_log import log
-from pace_fabric.runtime.messages.commits import CommitOrder, ReleaseOrder
-from pace_fabric.runtime.messages.models import AdoptionOrder, SnapshotOrder
-from pace_fabric.runtime.messages.transfers import AdditionOrder, ForgetOrder
+from pace_fabric.runtime.messages import (
+    AdditionOrder,
+    AdoptionOrder,
+    CommitOrder,
+    ForgetOrder,
+    ReleaseOrder,
+    SnapshotOrder,
+)
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts, NetworkView
 from pace_fabric.runtime.scheduling.replica_share import (

@@ -17,18 +17,24 @@ from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace_fabric.runtime.byte_store import PROBE
 from pace_fabric.runtime.connection import FabricLink, listen
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.commits import CommitNotice, UpdateNotice
-from pace_fabric.runtime.messages.groups import MembershipNotice, ReductionNotice, StateNotice
-from pace_fabric.runtime.messages.hosts import (
+from pace_fabric.runtime.messages import (
+    ArrivalNotice,
+    CommitNotice,
+    ComputingNotice,
+    FailureNotice,
     HostRegistration,
+    MembershipNotice,
+    Message,
+    ModelWanted,
+    ReductionNotice,
     RefusalOrder,
+    SnapshotNotice,
+    StateNotice,
     StatusAnswer,
     StatusCall,
+    UpdateNotice,
     WelcomeOrder,
 )
-from pace_fabric.runtime.messages.models import ComputingNotice, ModelWanted, SnapshotNotice
-from pace_fabric.runtime.messages.transfers import ArrivalNotice, FailureNotice
 from pace_fabric.runtime.scheduling.admission import Admission
 from pace_fabric.runtime.scheduling.batch_planner import BatchPlanner
 from pace_fabric.runtime.scheduling.commit_queue import CommitQueue

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pace_fabric.runtime.messages.any_message import Message
+from pace_fabric.runtime.messages import Message
 from pace_fabric.runtime.scheduling.link_rates import Direction, NetworkState, SeenTransfer
 from pace_fabric.solver.capacity import Capacities
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from pace_fabric.runtime.messages.commits import ReleaseOrder, TicketOrder
+from pace_fabric.runtime.messages import ReleaseOrder, TicketOrder
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.update_records import HeldUpdate, worker_and_number

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from pace.documents.base import Document, explain
 from pace.errors import InvalidUse
 from pace_fabric.runtime.formats.number_formats import Data
-from pace_fabric.runtime.messages.weights import BlocksCall, RelayOrder
+from pace_fabric.runtime.messages import BlocksCall, RelayOrder
 from pace_fabric.runtime.update_records import Count, Text
 from pace_fabric.runtime.weight_sync.buckets import BucketSource, WholeBytes, layout_hash
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pace.errors import ScheduleMismatch
 from pace_fabric.runtime.formats.number_formats import Data
-from pace_fabric.runtime.messages.weights import RelayOrder
+from pace_fabric.runtime.messages import RelayOrder
 
 
 class WholeWanted(ScheduleMismatch):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from pace_fabric.runtime.connection import FabricLink, Incoming
-from pace_fabric.runtime.messages.weights import BucketNotice, ChainCut, RelayAnswer, RelayNotice, RelayOrder
+from pace_fabric.runtime.messages import BucketNotice, ChainCut, RelayAnswer, RelayNotice, RelayOrder
 from pace_fabric.runtime.weight_sync.buckets import BucketTaker
 
 # Why a host has no weights that would have come too late.

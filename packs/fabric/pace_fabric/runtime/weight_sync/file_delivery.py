@@ -10,8 +10,7 @@ from dataclasses import replace
 from pace.errors import CommunicationFailed
 from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.connection import FabricLink, connect
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.weights import BlocksAnswer, BlocksCall
+from pace_fabric.runtime.messages import BlocksAnswer, BlocksCall, Message
 from pace_fabric.runtime.weight_sync.block_file import BlockLayout, block_source, blocks_of
 from pace_fabric.runtime.weight_sync.sender import WeightDelivery, WeightSender
 

@@ -16,13 +16,13 @@ from pace.runtime.closing import Closing
 from pace.runtime.event_log import log
 from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.connection import FabricLink, Incoming, connect, listen
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.weights import (
+from pace_fabric.runtime.messages import (
     BlocksAnswer,
     BlocksCall,
     BucketNotice,
     BucketSeal,
     ChainCut,
+    Message,
     RelayAnswer,
     RelayNotice,
     RelayOrder,

@@ -13,9 +13,7 @@ from pace.errors import CommunicationFailed, InvalidUse
 from pace.runtime.closing import Closing
 from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.connection import FabricLink, connect
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.transfers import TransferIntro
-from pace_fabric.runtime.messages.weights import BucketSeal, RelayNotice, RelayOrder
+from pace_fabric.runtime.messages import BucketSeal, Message, RelayNotice, RelayOrder, TransferIntro
 from pace_fabric.runtime.weight_sync.buckets import BucketSource, one_bucket
 from pace_fabric.runtime.weight_sync.chain import LATE, DeliveryChain, ReceiverNotice
 

@@ -15,12 +15,12 @@ from pace_fabric.runtime.client_answers import UpdateTicket
 from pace_fabric.runtime.commit_log import LoggedCommit, LogHead, Vector, read_log, replay
 from pace_fabric.runtime.daemon import HostDaemon
 from pace_fabric.runtime.held_model import HeldModel
+from pace_fabric.runtime.scheduler_call import ask_status
 from pace_fabric.runtime.scheduling.batch_planner import warm_up
 from pace_fabric.runtime.scheduling.link_rates import DEFAULT_BYTES_PER_S, NetworkState, OracleState
 from pace_fabric.runtime.scheduling.scheduler import FabricScheduler
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.shards import shard_range
-from pace_fabric.runtime.status import ask_status
 from pace_fabric.runtime.update_records import NumberFormat
 from tests.runtime.programs import ForkedProgram
 

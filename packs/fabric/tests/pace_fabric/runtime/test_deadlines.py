@@ -14,10 +14,10 @@ import pytest
 from pace.wire.addresses import ServerAddress
 from pace.wire.frames import Frame, FrameKind
 from pace_fabric.runtime.connection import FabricLink, connect, listen
-from pace_fabric.runtime.messages.any_message import Message
-from pace_fabric.runtime.messages.weights import (
+from pace_fabric.runtime.messages import (
     BlocksAnswer,
     BlocksCall,
+    Message,
     RelayAnswer,
     RelayNotice,
     RelayOrder,

@@ -9,7 +9,7 @@ import pytest
 
 from pace.wire.addresses import ServerAddress
 from pace_fabric.runtime.connection import Incoming
-from pace_fabric.runtime.messages.transfers import TransferIntro
+from pace_fabric.runtime.messages import TransferIntro
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.weight_sync import WeightSender
 from tests.pace_fabric.runtime.processes import WITHIN_S, Fabric, Started

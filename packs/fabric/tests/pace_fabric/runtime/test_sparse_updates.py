@@ -13,7 +13,7 @@ from pace_fabric.runtime.byte_store import ByteStore
 from pace_fabric.runtime.client import FabricClient
 from pace_fabric.runtime.client_answers import UpdateTicket
 from pace_fabric.runtime.commit_log import add_scaled, factors_of_steps, replay
-from pace_fabric.runtime.messages.transfers import AdditionOrder
+from pace_fabric.runtime.messages import AdditionOrder
 from pace_fabric.runtime.scheduling.scheduler_options import SchedulerOptions
 from pace_fabric.runtime.shards import shard_range
 from pace_fabric.runtime.sparse_update import SparseUpdate, add_sparse, join_sparse

@@ -16,7 +16,7 @@ import pytest
 
 from pace.errors import InvalidUse
 from pace.wire.addresses import ServerAddress
-from pace_fabric.runtime.messages.weights import RelayOrder
+from pace_fabric.runtime.messages import RelayOrder
 from pace_fabric.runtime.weight_sync import WeightReceiver, WeightSender
 from pace_fabric.runtime.weight_sync.block_file import BlockFile, BlockLayout, blocks_of
 from pace_fabric.runtime.weight_sync.buckets import BucketSource, whole_hash

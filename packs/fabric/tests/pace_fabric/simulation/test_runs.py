@@ -9,7 +9,7 @@ from pace.errors import InvalidOptions
 from pace_fabric.documents.scenario import FabricScenario, RedrawnRates, Straggling
 from pace_fabric.simulation import FABRIC_POLICIES, simulate_fabric
 from pace_fabric.simulation.push_pull import fair_rates
-from pace_fabric.simulation.what_if import cells_csv, cells_html, fabric_what_if
+from pace_fabric.simulation.run import cells_csv, cells_html, fabric_what_if
 from tests.pace_fabric.simulation.fluid_reference import async_commits
 
 CHANGING = RedrawnRates(

@@ -1,15 +1,33 @@
-"""What all contenders train on, and how their steps are timed."""
+"""What all contenders train on: batches, layers beside the tables, processes; and how steps are timed."""
 
 import argparse
+import importlib
+import multiprocessing
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 WIDTH, BAG, DENSE, WARM_UP = 64, 5, 13, 10
+
+# What servers and workers need, with the compiler, which the first optimizer of a process loads.
+_LOADED_ONCE = (
+    "torch._dynamo",
+    "torch.distributed.optim",
+    "torch.distributed.rpc",
+    "pace_servers.embedding",
+    "pace_servers.runtime.server",
+    "benchmarks.studies.embedding.batches",
+)
 
 
 class Turn(NamedTuple):
@@ -80,3 +98,72 @@ def turn_of(
     thousands = options.workers * options.batch * (WARM_UP + options.steps) / 1000
     rate = sum(options.batch * options.steps / each for each in seconds)
     return Turn(rate, processor_s / thousands, carried_bytes)
+
+
+class Linear(nn.Module):
+    """One layer over the pooled rows of all tables."""
+
+    def __init__(self, tables: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(tables * WIDTH, 1)
+
+    def forward(self, _dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        """Return a logit for each example; `pooled` has shape (tables, examples, width)."""
+        logits: torch.Tensor = self.layer(pooled.movedim(0, 1).flatten(1))
+        return logits
+
+
+class Dlrm(nn.Module):
+    """What Meta's DLRM has beside its tables: layers below, dot products of all pairs, layers above."""
+
+    def __init__(self, tables: int) -> None:
+        super().__init__()
+        self.below = nn.Sequential(nn.Linear(DENSE, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.ReLU())
+        pairs = (tables + 1) * tables // 2
+        self.above = nn.Sequential(nn.Linear(pairs + WIDTH, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, offset=-1), persistent=False)
+
+    def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        """Return a logit for each example; `pooled` has shape (tables, examples, width)."""
+        below = self.below(dense)
+        all_of = torch.cat([below[:, None], pooled.movedim(0, 1)], dim=1)
+        products = torch.bmm(all_of, all_of.transpose(1, 2))
+        left, right = self.get_buffer("pairs")
+        logits: torch.Tensor = self.above(torch.cat([below, products[:, left, right]], dim=1))
+        return logits
+
+
+def make_head(options: argparse.Namespace) -> nn.Module:
+    """Return the layers of a worker; DDP averages those of a DLRM."""
+    torch.manual_seed(0)
+    if options.model == "linear":
+        return Linear(options.tables)
+    return nn.parallel.DistributedDataParallel(Dlrm(options.tables))
+
+
+def loss_of(out: torch.Tensor, clicks: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a batch."""
+    return nn.functional.binary_cross_entropy_with_logits(out, clicks)
+
+
+def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    """Start a process of its own, a fork of this one, which loads torch; return it, and what it tells."""
+    for module in _LOADED_ONCE:
+        importlib.import_module(module)
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    return process, mine
+
+
+def new_store() -> str:
+    """Return a path at which ranks of torch meet."""
+    return str(Path(tempfile.mkdtemp()) / "store")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine's loopback that nobody listens at."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

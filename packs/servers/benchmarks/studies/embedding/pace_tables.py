@@ -7,9 +7,18 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks.studies.embedding.batches import WARM_UP, WIDTH, Batch, Turn, timed, turn_of
-from benchmarks.studies.embedding.models import loss_of, make_head
-from benchmarks.studies.embedding.processes import new_store, start
+from benchmarks.studies.embedding.batches import (
+    WARM_UP,
+    WIDTH,
+    Batch,
+    Turn,
+    loss_of,
+    make_head,
+    new_store,
+    start,
+    timed,
+    turn_of,
+)
 
 
 def run_pace(options: argparse.Namespace, *, staleness: int | None) -> Turn:

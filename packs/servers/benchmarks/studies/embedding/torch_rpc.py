@@ -10,9 +10,18 @@ from multiprocessing.connection import Connection
 import torch
 from torch import nn
 
-from benchmarks.studies.embedding.batches import WIDTH, Batch, Turn, timed, turn_of
-from benchmarks.studies.embedding.models import loss_of, make_head
-from benchmarks.studies.embedding.processes import free_ports, new_store, start
+from benchmarks.studies.embedding.batches import (
+    WIDTH,
+    Batch,
+    Turn,
+    free_ports,
+    loss_of,
+    make_head,
+    new_store,
+    start,
+    timed,
+    turn_of,
+)
 
 
 def run_torch_rpc(options: argparse.Namespace) -> Turn:

@@ -16,7 +16,7 @@ from pace.documents.steps import StepsDocument
 from pace_servers.documents.prediction import PredictionOptions
 from pace_servers.tf_run_metadata import read_tf_run_metadata
 from pace_servers.throughput import predict
-from pace_servers.throughput.overhead import fit_overhead
+from pace_servers.throughput.recorded_steps import fit_overhead
 
 RECORDED = Path(__file__).parents[3] / "tests" / "pace_servers" / "throughput" / "recorded"
 LINK_BYTES_PER_S = 50e6 / 8 * 0.958

@@ -20,8 +20,7 @@ import numpy as np
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.prerequisites import require_network, require_tensorflow
-from benchmarks.studies.throughput.compare import Comparison, compare_all
-from benchmarks.studies.throughput.repredict import repredict_runs, tables
+from benchmarks.studies.throughput.compare import Comparison, compare_all, repredict_runs, tables
 from benchmarks.studies.throughput.shapes import ALL_SHAPES, SHAPES, ModelShape
 from benchmarks.studies.throughput.tcp_training import DISCIPLINES
 

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.studies.throughput.compare import Comparison, compare_all, replay_errors
-from benchmarks.studies.throughput.repredict import repredict_runs, tables
+from benchmarks.studies.throughput.compare import (
+    Comparison,
+    compare_all,
+    replay_errors,
+    repredict_runs,
+    tables,
+)
 from benchmarks.studies.throughput.shapes import shape_of
 from benchmarks.studies.throughput.tcp_runs import (
     TcpSystem,

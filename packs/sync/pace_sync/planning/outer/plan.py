@@ -18,11 +18,12 @@ from pace_sync.documents.outer_plan import (
 )
 from pace_sync.documents.outer_sync import OuterSync
 from pace_sync.errors import InvalidSync
-from pace_sync.planning.outer.layer_groups import balanced_runs, largest_first
 from pace_sync.planning.outer.lowering import (
     FragmentSend,
     Stretch,
+    balanced_runs,
     cut_line,
+    largest_first,
     most_fragments,
     steady_state_of,
     streaming_links,

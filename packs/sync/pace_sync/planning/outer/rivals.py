@@ -10,8 +10,7 @@ evenly over the period. Each is applied after tau steps.
 """
 
 from pace_sync.documents.outer_sync import OuterSync
-from pace_sync.planning.outer.layer_groups import balanced_runs
-from pace_sync.planning.outer.lowering import FragmentSend, steady_state_of, streaming_links
+from pace_sync.planning.outer.lowering import FragmentSend, balanced_runs, steady_state_of, streaming_links
 
 LAYERS_TOGETHER = 3
 

@@ -9,16 +9,16 @@ open round, as it was before that round, and takes the mean of the round.
 from dataclasses import dataclass, field
 
 from pace.runtime.event_log import log
-from pace_fabric.runtime.messages.groups import (
+from pace_fabric.runtime.messages import (
     AdmissionOrder,
+    ForgetOrder,
     GroupTerms,
     MembershipNotice,
     ReductionNotice,
+    RefusalOrder,
     StateNotice,
     StateOrder,
 )
-from pace_fabric.runtime.messages.hosts import RefusalOrder
-from pace_fabric.runtime.messages.transfers import ForgetOrder
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.scheduling.model_requests import spread

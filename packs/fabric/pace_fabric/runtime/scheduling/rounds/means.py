@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 
 from pace_fabric.runtime.formats.number_formats import encoded_bytes
 from pace_fabric.runtime.formats.update_forms import mean_form
-from pace_fabric.runtime.messages.groups import ReductionNotice
-from pace_fabric.runtime.messages.hosts import RefusalOrder
-from pace_fabric.runtime.messages.models import DeliveryOrder
-from pace_fabric.runtime.messages.transfers import AdditionOrder, ForgetOrder
+from pace_fabric.runtime.messages import (
+    AdditionOrder,
+    DeliveryOrder,
+    ForgetOrder,
+    ReductionNotice,
+    RefusalOrder,
+)
 from pace_fabric.runtime.scheduling.commit_groups import FabricUpdate, submit_hops, towards, updates_of
 from pace_fabric.runtime.scheduling.known_hosts import KnownHosts
 from pace_fabric.runtime.scheduling.model_requests import spread
