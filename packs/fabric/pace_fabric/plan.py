@@ -324,7 +324,7 @@ def _prediction(problem: FabricProblem, ordering: Ordering, server: Aggregation)
         last_commit_s=server.last_s,
         mean_commit_s=mean,
         lower_bound_s=lower,
-        bound="uplinks" if relayed else "direct",
+        bound="all" if relayed else "direct",
         gap=mean / lower - 1 if lower > 0 else 0.0,
     )
 

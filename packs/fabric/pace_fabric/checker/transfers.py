@@ -369,14 +369,14 @@ def _check_bound(
         and {known[name].host for name in transfer.updates} != {transfer.source}
         for transfer in plan.transfers
     )
-    if added and stated.bound != "uplinks":
-        yield f'predicted: bound is "{stated.bound}", and hosts add updates on the way: "uplinks" is needed'
+    if added and stated.bound != "all":
+        yield f'predicted: bound is "{stated.bound}", and hosts add updates on the way: "all" is needed'
         return
     most = greatest_bound_s(
         network,
         kept,
         plan,
-        relayed=stated.bound == "uplinks",
+        relayed=stated.bound == "all",
         most_bytes=batch.sum_size.at_most_bytes or np.inf,
     )
     if stated.lower_bound_s > most * (1 + _BOUND_SLACK) + _slack_s(plan):

@@ -126,7 +126,7 @@ class PredictedCommits(Document):
     lower_bound_s
         Lower bound on the mean commit time of the kept updates, in seconds.
     bound
-        Plans for which the lower bound holds: "direct" (those without aggregators) or "uplinks" (all).
+        Plans for which the lower bound holds: "direct" (those without aggregators) or "all".
     gap
         mean_commit_s / lower_bound_s - 1.
     """
@@ -134,7 +134,7 @@ class PredictedCommits(Document):
     last_commit_s: Seconds
     mean_commit_s: Seconds
     lower_bound_s: Seconds
-    bound: Literal["direct", "uplinks"] = "direct"
+    bound: Literal["direct", "all"] = "direct"
     gap: Annotated[float, Field(allow_inf_nan=False)]
 
 

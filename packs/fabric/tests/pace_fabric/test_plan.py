@@ -559,7 +559,7 @@ def test_a_sum_needs_the_servers_way_down() -> None:
         )
         batch = batch_of(updates, **sums)
         plan = plan_transfers(network, batch)
-        assert plan.predicted.bound == "uplinks"
+        assert plan.predicted.bound == "all"
         assert plan.predicted.lower_bound_s == pytest.approx(bound_s)
         assert check_transfers(network, batch, plan) == []
         praised = plan.predicted.model_copy(
