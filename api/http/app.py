@@ -110,7 +110,7 @@ def create_app(settings: Settings) -> Application:
     app.state.loop_shares = shares
     policies = {DOCS: add_docs(app), PAGE: add_page(app)}
     app.add_middleware(Envelope, metrics=metrics, policies=policies, shares=shares)
-    describe(app)
+    describe(app, needs_keys=settings.needs_keys)
     spans = trace(app)
     if not spans.wanted:
         # The framework's layers create spans.

@@ -145,32 +145,36 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _DESCRIPTIONS[status], "content": content} for status in statuses}
 
 
-# The document, once it is made: whatever their settings, all applications have the same.
+# The document, once it is made: whether keys are needed is all that differs between applications.
 _made: list[dict[str, Any]] = []
 
 
-def describe(app: FastAPI) -> None:
-    """Add to an application's OpenAPI document what FastAPI cannot know: bodies, examples and headers."""
+def describe(app: FastAPI, *, needs_keys: bool) -> None:
+    """Add to an application's OpenAPI document what FastAPI cannot know: bodies, examples and headers.
+
+    Parameters
+    ----------
+    needs_keys
+        Whether requests need an API key; if not, the document says that they may do without one.
+    """
     generate = app.openapi
     # Two threads may ask for it, and the first makes it.
     making = threading.Lock()
 
     def openapi() -> dict[str, Any]:
         with making:
-            if app.openapi_schema is None and _made:
-                app.openapi_schema = _made[0]
-            if app.openapi_schema is None:
+            if not _made:
                 try:
                     made = generate()
                     _add_schemas(made)
                     files = (EXAMPLES, *(part.examples for part in http_parts()))
                     examples = [json.loads(file.read_text(encoding="utf-8")) for file in files]
                     _add_headers_and_examples(made, ChainMap(*examples))
-                except BaseException:
-                    app.openapi_schema = None  # not the half that was made
-                    raise
+                finally:
+                    app.openapi_schema = None  # perhaps only a half was made
                 _made.append(made)
-            assert app.openapi_schema is not None
+            if app.openapi_schema is None:
+                app.openapi_schema = _made[0] if needs_keys else _without_need_of_keys(_made[0])
             return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
@@ -183,6 +187,19 @@ def describe(app: FastAPI) -> None:
     @app.get(PATH, include_in_schema=False)
     async def document() -> Response:
         return Response(written(), media_type=JSON)
+
+
+def _without_need_of_keys(document: dict[str, Any]) -> dict[str, Any]:
+    paths = {
+        path: {
+            method: operation | {"security": [{}, *operation["security"]]}
+            if "security" in operation
+            else operation
+            for method, operation in methods.items()
+        }
+        for path, methods in document["paths"].items()
+    }
+    return document | {"paths": paths}
 
 
 def _add_schemas(document: dict[str, Any]) -> None:

@@ -74,6 +74,17 @@ def test_the_document_is_written_once() -> None:
     assert json.loads(one.body) == json.loads(json.dumps(app.openapi()))
 
 
+def test_the_document_asks_for_keys_where_requests_do() -> None:
+    """A service that listens on loopback only answers without one, so its document must not ask for any."""
+    for settings, anybody in ((Settings(), True), (Settings(auth="required"), False)):
+        paths = create_app(settings).openapi()["paths"]
+        operations = [operation for methods in paths.values() for operation in methods.values()]
+        needed = [operation["security"] for operation in operations if "security" in operation]
+        assert len(needed) > 40
+        assert all(({} in each) is anybody for each in needed)
+        assert all({"HTTPBearer": []} in each for each in needed)
+
+
 def test_every_reference_leads_to_a_schema() -> None:
     """Strict generators of clients refuse a document in which one does not."""
     document = create_app(Settings()).openapi()
