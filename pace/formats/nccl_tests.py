@@ -18,12 +18,14 @@ from pace.formats.cost_log import (
     lines_without_messages,
     only_all_reduces,
 )
-from pace.formats.reading import number, read_text, warn, whole_number
+from pace.formats.reading import number, read_text, warn, whole_number, whole_or_none
 from pace.formats.tensor_types import DTYPES
 
 _TOOL = "nccl-tests"
 _HEADER = re.compile(r"^#\s+size\s+count\s")
-_DEVICE = re.compile(r"^#?\s*Rank\s+(\d+)\s")  # copies lose the "#", which Markdown takes for a title
+_DEVICE = re.compile(
+    r"^#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+))?"
+)  # copies lose the "#", which Markdown takes for a title
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
 _SIDE = ["time", "algbw", "busbw", "#wrong"]
 _DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *_SIDE, *_SIDE]
@@ -36,6 +38,7 @@ _DATE = re.compile(r"\d{4}-\d\d")
 _ENDS_A_PRINT = ("root", "#wrong", "error")
 _MOST_APART = 1.5
 _ROUNDING = 0.01  # GB/s: bandwidths have two decimals
+_ACCURATE, _OTHER_FACTOR = 1.0, 0.1
 
 
 def read_nccl_tests(path: str | Path) -> CostLog:
@@ -59,9 +62,10 @@ def read_nccl_tests(path: str | Path) -> CostLog:
 
 def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
     columns = list(_DEFAULT_COLUMNS)
-    runs: list[set[int]] = [set()]
+    runs: list[dict[int, str]] = [{}]  # the group of each rank
     listed = 0
     samples: list[tuple[float, float]] = []
+    bandwidths: list[tuple[object, object]] = []
     cells: list[str] = []  # of a row that other text has cut
     begun_at = ""
     for line_number, raw in lines:
@@ -71,13 +75,13 @@ def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
         if cells and (begins or _HEADER.match(line)):
             raise FormatError(path, CUT_ROW, begun_at)
         if _HEADER.match(line):
-            columns = line.lstrip("#").split()
+            columns = [name for name in line.lstrip("#").split() if name != "timestamp"]  # it comes last
             _require_all_reduce(path, columns, position)
         elif device := _DEVICE.match(line):
             if len(samples) > listed:  # another run's list of devices begins
                 listed = len(samples)
-                runs.append(set())
-            runs[-1].add(int(device.group(1)))
+                runs.append({})
+            runs[-1][int(device.group(1))] = device.group(2) or ""
         elif line.startswith("#"):
             _require_program(path, line, position)
         elif begins:
@@ -93,18 +97,53 @@ def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
             if len(cells) == len(columns):
                 if sample := _row(path, cells, columns, begun_at):
                     samples.append(sample)
+                named = pairwise([*zip(columns, cells, strict=True)])
+                bandwidths += [(a[1], b[1]) for a, b in named if (a[0], b[0]) == ("algbw", "busbw")]
                 cells = []
     if cells:
         warn(path, f"{begun_at}: the last row, of {cells[0]} bytes, is not complete and was left out")
     for ranks in runs:
-        if missing := set(range(max(ranks, default=-1))) - ranks:
+        if missing := set(range(max(ranks, default=-1))) - ranks.keys():
             reason = f"lists the device of rank {max(ranks)} and not that of rank {min(missing)}"
             raise FormatError(path, f"{reason}: restore that line, or remove all of them and give --workers")
-    counts = [len(ranks) for ranks in runs if ranks]
+    counts = [_of_one_group(list(ranks.values())) for ranks in runs if ranks]
     if len(set(counts)) > 1:
         told = " and ".join(map(str, counts))
         raise FormatError(path, f"holds runs of {told} ranks: split it, one file for each number of ranks")
-    return cost_log(path, _TOOL, samples, counts[0] if counts else None)
+    workers = counts[0] if counts else None
+    _require_factor(path, workers, bandwidths)
+    return cost_log(path, _TOOL, samples, workers)
+
+
+def _of_one_group(groups: list[str]) -> int:
+    """Return how many ranks are in the group of the first one: with a split, groups measure side by side."""
+    return groups.count(groups[0])
+
+
+def _require_factor(
+    path: str | Path, workers: int | None, bandwidths: Iterable[tuple[object, object]]
+) -> None:
+    """Refuse bandwidths whose ratio is that of no all-reduce among so many ranks."""
+    if workers is None or workers < 2:
+        return
+    factor = 2 * (workers - 1) / workers
+    read = [(_as_float(algorithm), _as_float(bus)) for algorithm, bus in bandwidths]
+    large = [(algorithm, bus) for algorithm, bus in read if algorithm >= _ACCURATE]
+    if large and all(abs(bus / algorithm / factor - 1) > _OTHER_FACTOR for algorithm, bus in large):
+        algorithm, bus = large[-1]
+        raise FormatError(
+            path,
+            f"a busbw of {bus:g} beside an algbw of {algorithm:g} is not of an all-reduce among {workers} "
+            "ranks: give a log of all_reduce_perf, with all lines of its devices",
+        )
+
+
+def _as_float(cell: object) -> float:
+    """Return a measured bandwidth, and 0 for what was not measured."""
+    try:
+        return float(cell) if isinstance(cell, str | int | float) else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _cells(words: list[str], wanted: list[str]) -> tuple[list[str], bool]:
@@ -152,6 +191,8 @@ def _row(path: str | Path, cells: list[str], columns: list[str], position: str) 
     size = whole_number(cells[0], path, "size", position)
     said = dict(zip(columns, cells, strict=True))
     dtype = DTYPES.get(said.get("type", ""))
+    if said.get("redop") == "none":
+        raise FormatError(path, "no reduction (redop): not an all-reduce", position)
     if not said.get("root", "-1").startswith("-"):
         raise FormatError(
             path,
@@ -202,7 +243,12 @@ def _read_json(path: str | Path, text: str) -> CostLog:
     arguments = document.get("args")
     if isinstance(arguments, list):
         _require_program(path, " ".join(map(str, arguments[:1])), "args")
-    return cost_log(path, _TOOL, list(_json_samples(path, results)), _json_workers(document))
+    workers = _json_workers(document)
+    samples = list(_json_samples(path, results))
+    sides = [each.get(side) for each in results for side in ("in_place", "out_of_place")]
+    told = [(side.get("alg_bw"), side.get("bus_bw")) for side in sides if isinstance(side, dict)]
+    _require_factor(path, workers, told)
+    return cost_log(path, _TOOL, samples, workers)
 
 
 def _json_samples(path: str | Path, results: list[Any]) -> Iterator[tuple[float, float]]:
@@ -224,8 +270,12 @@ def _json_samples(path: str | Path, results: list[Any]) -> Iterator[tuple[float,
 def _json_workers(document: dict[str, Any]) -> int | None:
     config = document.get("config")
     devices = config.get("devices") if isinstance(config, dict) else None
-    if not isinstance(devices, list):
+    if not isinstance(config, dict) or not isinstance(devices, list):
         return None
-    ranks = {str(device.get("rank")) for device in devices if isinstance(device, dict)}
-    # Built without MPI, nccl-tests lists the first device only, whatever -g said.
-    return len(ranks) if len(ranks) > 1 else None
+    ranks = {str(each.get("rank")): str(each.get("group")) for each in devices if isinstance(each, dict)}
+    if not ranks:
+        return None
+    # Of each process nccl-tests lists the first device only; built without MPI, it lists one process.
+    each = [whole_or_none(config.get(field)) or 1 for field in ("nthreads", "ngpus")]
+    workers = _of_one_group(list(ranks.values())) * math.prod(each)
+    return workers if workers > 1 else None

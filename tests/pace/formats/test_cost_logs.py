@@ -418,6 +418,57 @@ def test_a_rank_that_is_listed_otherwise_counts_and_a_missing_one_is_missed(tmp_
             read_cost_log(_file(tmp_path, "".join(lines) + NCCL_ROWS))
 
 
+def test_ranks_that_measure_in_groups_count_as_one_group(tmp_path: Path) -> None:
+    """NCCL_TESTS_SPLIT runs an all-reduce in each group at once; times are those of one."""
+    split = NCCL_HEADER.replace("Rank  1 Group  0", "Rank  1 Group  1").replace(
+        "Rank  3 Group  0", "Rank  3 Group  1"
+    )
+    rows = NCCL_ROWS.replace("16.77", "11.18").replace("17.10", "11.40")
+    assert read_cost_log(_file(tmp_path, split + rows)).workers == 2
+
+
+@pytest.mark.parametrize(("each", "workers"), [({}, 4), ({"ngpus": 2}, 8), ({"nthreads": 2, "ngpus": 4}, 32)])
+def test_json_lists_one_device_of_each_process(tmp_path: Path, each: dict[str, int], workers: int) -> None:
+    """Of the others it tells how many there are, with MPI and without."""
+    devices = [{"rank": 2 * process, "group": 0} for process in range(4)]
+    result = {"size": 1024, "redop": "sum", "in_place": {"time": 27.5, "alg_bw": 0.04, "bus_bw": 0.06}}
+    document = {"bus_bw": 0, "config": {"devices": devices, **each}, "results": [result]}
+    assert read_cost_log(_file(tmp_path, json.dumps(document))).workers == workers
+
+
+def test_bandwidths_of_no_all_reduce_are_refused(tmp_path: Path) -> None:
+    """Of sends and receives, whose tables look alike, or of more ranks than the lines that were kept."""
+    for rows in (NCCL_ROWS.replace("16.77", "11.18").replace("17.10", "11.40"), NCCL_ROWS):
+        fewer = "\n".join(line for line in NCCL_HEADER.splitlines() if "Rank  3" not in line) + "\n"
+        header = fewer if rows == NCCL_ROWS else NCCL_HEADER
+        with pytest.raises(FormatError, match=r"busbw of .* is not of an all-reduce among [34] ranks"):
+            read_cost_log(_file(tmp_path, header + rows))
+    result = {"size": 1048576, "redop": "sum", "in_place": {"time": 93.8, "alg_bw": 11.18, "bus_bw": 11.18}}
+    document = {"config": {"devices": [{"rank": 0}], "ngpus": 8}, "results": [result]}
+    with pytest.raises(FormatError, match="of an all-reduce among 8 ranks"):
+        read_cost_log(_file(tmp_path, json.dumps(document)))
+
+
+def test_a_row_without_a_reduction_is_refused(tmp_path: Path) -> None:
+    """An all-to-all, as `-J` is refused."""
+    with pytest.raises(FormatError, match="line 11: no reduction"):
+        read_cost_log(_file(tmp_path, NCCL_HEADER + NCCL_ROWS.replace(" sum ", " none ")))
+
+
+@pytest.mark.parametrize("moment", ["  2025-08-21 10:11:12", ""])
+def test_times_of_day_and_of_single_iterations_are_left_out(tmp_path: Path, moment: str) -> None:
+    """The options -S and -I of newer versions add columns."""
+    per_iteration = "  26.10  29.90  29.90  4.20"
+    header = NCCL_HEADER.replace("#wrong\n", "#wrong" + ("  timestamp" if moment else "") + "\n")
+    rows = NCCL_ROWS.replace("0\n", "0" + moment + "\n").replace("N/A\n", "N/A" + moment + "\n")
+    if not moment:
+        header = header.replace("#wrong", "#wrong  i_min  i_max  i_p99  i_cv%")
+        rows = rows.replace("  0  ", f"  0{per_iteration}  ").replace("0\n", f"0{per_iteration}\n")
+        rows = rows.replace("N/A\n", f"N/A{per_iteration}\n")
+    samples = read_cost_log(_file(tmp_path, header + rows)).samples
+    assert dict(samples) == pytest.approx({1024: 27.5e-6, 1048576: 120e-6})
+
+
 def test_runs_of_different_numbers_of_ranks_in_one_file_are_refused(tmp_path: Path) -> None:
     """Two logs written one behind the other; two of as many ranks are one measurement."""
     path = tmp_path / "log.txt"
