@@ -21,7 +21,16 @@ from pace.formats.cost_log import (
 from pace.formats.horovod_timeline import TOOL as HOROVOD_TIMELINE
 from pace.formats.horovod_timeline import read_horovod_cost
 from pace.formats.nccl_tests import read_nccl_tests
-from pace.formats.reading import DELIMITERS, number, open_binary, read_table, read_text, whole_number
+from pace.formats.reading import (
+    DELIMITERS,
+    number,
+    open_binary,
+    read_table,
+    read_text,
+    refuse_utf16,
+    warn,
+    whole_number,
+)
 from pace.formats.recognize import head_of, refuse_foreign
 
 _TITLE = re.compile(r"^#\s*OSU\s.*Latency", re.IGNORECASE)
@@ -29,6 +38,8 @@ _HEADER = re.compile(r"^#\s*Size\s+(.*)", re.IGNORECASE)
 _OSU_ROW = re.compile(r"^\s*\d+\s")
 _PART_OF_ROW = re.compile(r"^\d+(?:[a-zA-Z\[]|\s+\d+\.\d)")
 _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?$", re.IGNORECASE)
+_NO_NUMBER = re.compile(r"^\d[\d.,]*\s+[-+]?(nan|inf|\d[\d.,]*,\d+)\b", re.IGNORECASE)
+_LATENCY = re.compile(r"((Avg |Overall )?Lat|Pure Comm)", re.IGNORECASE)
 
 
 def read_osu(path: str | Path) -> CostLog:
@@ -41,27 +52,34 @@ def read_osu(path: str | Path) -> CostLog:
     FormatError
         If there is no such table, it is another collective's, or a row cannot be read or is not whole.
     """
-    tables: list[list[tuple[str, list[str]]]] = []
-    lines = lines_without_messages(path, read_text(path), _OSU_ROW)
+    tables: list[tuple[int, list[tuple[str, list[str]]]]] = []
+    written = read_text(path)
+    lines = lines_without_messages(path, written, _OSU_ROW)
     for line_number, text in only_all_reduces(lines, _collective_of):
         position = f"line {line_number}"
         line = text.strip()
         if _TITLE.match(line) and "allreduce" not in line.lower():
             raise FormatError(path, f"not an all-reduce test: {line[:80]!r}", position)
         if header := _HEADER.match(line):
-            if not re.match(r"(Avg |Overall)?\s*Lat", header.group(1), re.IGNORECASE):
+            columns = re.split(r"\s{2,}", header.group(1))
+            place = next((place for place, name in enumerate(columns, 1) if _LATENCY.match(name)), None)
+            if place is None:
                 raise FormatError(path, f"no average latency column: {line[:80]!r}", position)
-            tables.append([])
+            tables.append((place, []))
             continue
-        cells = line.split()
+        cells = line.removesuffix("Pass").split()  # a column of -c
         are_numbers = all(map(_NUMBER.match, cells))
         if tables and len(cells) >= 2 and are_numbers:
-            tables[-1].append((position, cells))
+            tables[-1][1].append((position, cells))
+        elif tables and _NO_NUMBER.match(line):
+            raise FormatError(path, f"no size and latency, with a decimal point: {line[:80]!r}", position)
         elif tables and (_PART_OF_ROW.match(line) or (are_numbers and "." in line)):
             raise FormatError(path, CUT_ROW, position)
     if not tables:
         raise FormatError(path, "no table: expected a line like '# Size  Avg Latency(us)'")
-    samples = [sample for rows in tables for sample in _samples(path, rows)]
+    if not written.endswith("\n"):
+        _leave_out_cut(path, [row for _, rows in tables for row in rows], tables[-1][1])
+    samples = [sample for place, rows in tables for sample in _samples(path, rows, place)]
     return cost_log(path, "OSU micro-benchmarks", samples, None)
 
 
@@ -71,15 +89,27 @@ def _collective_of(text: str) -> str | None:
     return ALL_REDUCE if "allreduce" in text.lower() else text
 
 
-def _samples(path: str | Path, rows: list[tuple[str, list[str]]]) -> Iterator[tuple[float, float]]:
+def _leave_out_cut(
+    path: str | Path, rows: list[tuple[str, list[str]]], last: list[tuple[str, list[str]]]
+) -> None:
+    """Drop the row that a log ends with if it lacks cells or decimals that all others have."""
+    written = [(len(cells), len(cells[-1].partition(".")[2])) for _, cells in rows]
+    if last and written[-1] < min(written[:-1], default=(0, 0)):
+        position, cells = last.pop()
+        warn(path, f"{position}: the last row, of {cells[0]} bytes, is not complete and was left out")
+
+
+def _samples(
+    path: str | Path, rows: list[tuple[str, list[str]]], place: int
+) -> Iterator[tuple[float, float]]:
     """Yield the sizes and times of a table, whose rows have as many cells each and ever larger sizes."""
     usual = Counter(len(cells) for _, cells in rows).most_common(1)
     before = -1
     for position, cells in rows:
-        if len(cells) != usual[0][0] or not cells[0].isdigit() or int(cells[0]) <= before:
+        if not place < len(cells) == usual[0][0] or not cells[0].isdigit() or int(cells[0]) <= before:
             raise FormatError(path, CUT_ROW, position)
         size = before = whole_number(cells[0], path, "size", position)
-        yield size, number(cells[1], path, "latency", position) * 1e-6
+        yield size, number(cells[place], path, "latency", position) * 1e-6
 
 
 _CSV_SIZES = {"bytes": 1, "size_bytes": 1, "kib": 2**10, "size_kib": 2**10, "mib": 2**20, "size_mib": 2**20}
@@ -94,29 +124,21 @@ _CSV_TIMES = {
 }
 
 
-# Columns that may name collectives, and what these are called there, without spaces and underscores.
+# Columns that may name collectives beside other things, and what these are called, without other characters.
 _CSV_COLLECTIVES = ("op", "operation", "collective", "name", "primitive", "kind", "type")
-_COLLECTIVES = {
-    "allreduce",
-    "allgather",
-    "reducescatter",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "alltoall",
-    "barrier",
-    "sendrecv",
-}
+_COLLECTIVE = re.compile(
+    "allreduce|allgather|reducescatter|broadcast|alltoall|barrier|sendrecv|(reduce|gather|scatter|send|recv)$"
+)
+_CSV_WORKERS = {"workers", "ranks", "nranks", "num_ranks", "world_size"}
 
 
 def read_cost_csv(path: str | Path) -> CostLog:
     """Read a table (CSV) with a size and a time in each row.
 
     The header names the units: one of `bytes`, `size_kib`, `size_mib`, ... and one of `seconds`,
-    `time_ms`, `time_us`, ...; a column `workers` must have one value throughout. Of rows of several
-    collectives, named in a column such as `op` or `collective`, those of all-reduces count. Other columns are
-    ignored. A table of exactly two columns without a header is bytes and seconds.
+    `time_ms`, `time_us`, ...; a column such as `workers` or `ranks` must have one value throughout. Of rows
+    of several collectives, which a column names, those of all-reduces count. Other columns are ignored. A
+    table of exactly two columns without a header is bytes and seconds.
 
     Raises
     ------
@@ -141,12 +163,19 @@ def read_cost_csv(path: str | Path) -> CostLog:
         if len(row) != len(header):
             raise FormatError(path, f"expected {len(header)} cells, but the row has {len(row)}", position)
         cells = dict(zip(header, row, strict=True))
-        size = number(cells[size_column], path, size_column, position) * _CSV_SIZES[size_column]
+        scale = _CSV_SIZES[size_column]
+        read_size = whole_number if scale == 1 else number
+        size = read_size(cells[size_column], path, size_column, position) * scale
         samples.append(
             (size, number(cells[time_column], path, time_column, position) * _CSV_TIMES[time_column])
         )
-        if "workers" in cells:
-            workers.add(whole_number(cells["workers"], path, "workers", position))
+        workers |= {
+            whole_number(cell, path, name, position)
+            for name, cell in zip(header, row, strict=True)
+            if name in _CSV_WORKERS
+        }
+    if 0 in workers:
+        raise FormatError(path, "the number of workers is 0: expected at least 1")
     if len(workers) > 1:
         raise FormatError(path, f"several numbers of workers, {sorted(workers)}: make one file for each")
     return cost_log(path, "CSV", samples, workers.pop() if workers else None)
@@ -156,11 +185,12 @@ def _of_all_reduces(
     path: str | Path, header: list[str], rows: list[tuple[int, list[str]]]
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of all-reduces, if a column names collectives."""
-    for at in (place for place, column in enumerate(header) if column in _CSV_COLLECTIVES):
+    for at, column in enumerate(header):
         named = {row[at] for _, row in rows if at < len(row)}
         words = {name: re.sub("[^a-z]", "", name.lower()) for name in named}
-        if any(word in _COLLECTIVES for word in words.values()):
-            kept = {name for name, word in words.items() if word == "allreduce"}
+        known = [_COLLECTIVE.search(word) is not None for word in words.values()]
+        if any(known) if column in _CSV_COLLECTIVES else known and all(known):
+            kept = {name for name, word in words.items() if "allreduce" in word}
             if not kept:
                 raise FormatError(path, f"no all-reduces: {header[at]} is {', '.join(sorted(named))}")
             return [(line, row) for line, row in rows if at >= len(row) or row[at] in kept]
@@ -169,7 +199,7 @@ def _of_all_reduces(
 
 def is_cost_header(line: str) -> bool:
     """Return whether a line is the header of such a table: it names a size and a time."""
-    cells = {cell.strip().lower() for cell in re.split(f"[{DELIMITERS}]", line)}
+    cells = {cell.strip(' "').lower() for cell in re.split(f"[{DELIMITERS}]", line)}
     return not cells.isdisjoint(_CSV_SIZES) and not cells.isdisjoint(_CSV_TIMES)
 
 
@@ -306,6 +336,8 @@ def _recognize(path: str | Path) -> str:
     first = ""
     with open_binary(path) as file:
         while head := file.read(_SNIFFED_BYTES):
+            if not first:
+                refuse_utf16(head, path)
             # A marker may lie across the end of what was read.
             text = (head + file.readline()).decode("utf-8", errors="replace")
             first = first or next(

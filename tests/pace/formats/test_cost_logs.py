@@ -272,11 +272,36 @@ def test_osu_rows_are_read_from_a_schedulers_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("Avg Latency(us)        Validation", "{}              Pass"),
+        ("Overall(us)       Compute(us)    Pure Comm.(us)        Overlap(%)", "96.00  5.00  {}  0.00"),
+    ],
+)
+def test_other_columns_of_osu(tmp_path: Path, header: str, row: str) -> None:
+    """Results that were checked; an all-reduce under compute, of which only communication counts."""
+    rows = "".join(f"{size}  {row.format(f'{size / 4:.2f}')}\n" for size in (4, 4096))
+    text = f"# OSU MPI Non-blocking Allreduce Latency Test v7.3\n# Size           {header}\n{rows}"
+    assert dict(read_cost_log(_file(tmp_path, text)).samples) == pytest.approx({4: 1e-6, 4096: 1024e-6})
+
+
+@pytest.mark.parametrize("cut", [2, 4, 9])
+def test_a_last_row_of_osu_that_is_cut_off_is_left_out(tmp_path: Path, cut: int) -> None:
+    """A file that ends within a number has a smaller one."""
+    whole = "".join(OSU.splitlines(keepends=True)[1:5])
+    assert len(read_cost_log(_file(tmp_path, whole.rstrip())).samples) == 2
+    with pytest.warns(FormatWarning, match="line 4: the last row, of 1048576 bytes"):
+        assert len(read_cost_log(_file(tmp_path, whole.rstrip()[:-cut])).samples) == 1
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (OSU.replace("Allreduce", "Alltoall"), "line 2: not an all-reduce test"),
         (OSU.replace("Avg Latency(us)  Min Latency(us)", "Bandwidth (MB/s)"), "line 3: no average latency"),
         (OSU.replace("3982.10 ", "1e999 "), "line 5: latency is '1e999'"),
+        (OSU.replace("3982.10 ", "3,982.10 "), "line 5: no size and latency, with a decimal point"),
+        (OSU.replace("3982.10 ", "nan "), "line 5: no size and latency"),
         ("# OSU MPI Allreduce Latency Test\n4 337\n", "no table"),
     ],
 )
@@ -314,6 +339,9 @@ def test_csv_units_come_from_the_header(tmp_path: Path, text: str) -> None:
         ("bytes,seconds\n1,0\n2,0\n", "every measured time is 0"),
         ("bytes,seconds\n", "no all-reduce measurements"),
         ("bytes,seconds,workers\n1,1,2\n1,1,4\n", r"several numbers of workers, \[2, 4\]"),
+        ("bytes,seconds,nranks\n1,1,2\n1,1,4\n", r"several numbers of workers, \[2, 4\]"),
+        ("bytes,seconds,workers\n1,1,0\n", "number of workers is 0"),
+        ("bytes;us\n4;10\n1.048;400\n", "line 3: bytes is '1.048': expected a whole number"),
         ("hello world\n", "not a log of a known tool"),
     ],
 )
@@ -323,9 +351,10 @@ def test_csv_faults_are_named(tmp_path: Path, text: str, reason: str) -> None:
         read_cost_log(_file(tmp_path, text))
 
 
-def test_a_table_in_utf_16_is_refused(tmp_path: Path) -> None:
-    """As spreadsheets write "Unicode text"."""
-    (path := tmp_path / "times.txt").write_bytes("bytes\tseconds\n1\t2\n".encode("utf-16"))
+@pytest.mark.parametrize("text", ["bytes\tseconds\n1\t2\n", NCCL_HEADER + NCCL_ROWS])
+def test_a_text_in_utf_16_is_refused(tmp_path: Path, text: str) -> None:
+    """As spreadsheets write "Unicode text", and PowerShell what it redirects."""
+    (path := tmp_path / "times.txt").write_bytes(text.encode("utf-16"))
     with pytest.raises(FormatError, match="UTF-16: save it in UTF-8"):
         read_cost_log(path)
 
@@ -336,19 +365,31 @@ def test_a_table_may_have_columns_of_a_tool(tmp_path: Path) -> None:
     assert dict(log.samples) == pytest.approx({1048576: 32.9e-6})
 
 
-@pytest.mark.parametrize("names", [("all_reduce", "all_gather"), ("AllReduce", "ReduceScatter")])
-def test_a_table_of_several_collectives_gives_its_all_reduces(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("all_reduce", "all_gather"),
+        ("AllReduce", "ReduceScatter"),
+        ("nccl:all_reduce", "nccl:_allgather_base"),
+        ("all_reduce_perf", "alltoall_perf"),
+        ("MPI_Iallreduce", "MPI_Reduce"),
+    ],
+)
+@pytest.mark.parametrize("column", ["Collective", "test"])
+def test_a_table_of_several_collectives_gives_its_all_reduces(
+    tmp_path: Path, names: tuple[str, str], column: str
+) -> None:
     """Whatever the column and they are called; without one it is refused."""
     rows = [
         f"{name},{size},{size // number // 1000}"
         for number, name in enumerate(names, 1)
         for size in (2**20, 2**24)
     ]
-    text = "\n".join(["Collective,bytes,us", *rows])
+    text = "\n".join([f"{column},bytes,us", *rows])
     log = read_cost_log(_file(tmp_path, text))
     assert dict(log.samples) == pytest.approx({2**20: 1048e-6, 2**24: 16777e-6})
-    with pytest.raises(FormatError, match=f"no all-reduces: collective is {names[1]}"):
-        read_cost_log(_file(tmp_path, "\n".join(["Collective,bytes,us", *rows[2:]])))
+    with pytest.raises(FormatError, match=f"no all-reduces: {column.lower()} is {names[1]}"):
+        read_cost_log(_file(tmp_path, "\n".join([f"{column},bytes,us", *rows[2:]])))
 
 
 def test_a_tool_that_is_not_read_is_named_when_fitting(tmp_path: Path) -> None:
