@@ -6,6 +6,7 @@ become a profile on one compute stream with one gradient for each layer that has
 
 import graphlib
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,9 @@ def read_layer_csv(
 
 
 def _check_header(path: str | Path, header: Sequence[str]) -> None:
+    if "" in header:
+        reason = f"column {header.index('') + 1} of {len(header)} has no name: remove it, or name it"
+        raise FormatError(path, reason, "line 1")
     unknown = sorted(set(header) - _COLUMNS)
     if unknown or len(set(header)) < len(header):
         shown = unknown or sorted({column for column in header if header.count(column) > 1})
@@ -116,6 +120,12 @@ def profile_of_layers(
     tool: str,
 ) -> Profile:
     """Make a profile: backward in reverse topological order, then the next forward, on one stream."""
+    if not layers:
+        raise FormatError(path, "the table has no layers")
+    *others, last = layers
+    total = sum(layer.parameter_bytes for layer in others)
+    if re.search(r"\b(total|sum)\b", last.name, re.IGNORECASE) and 0 < total == last.parameter_bytes:
+        raise FormatError(path, f'"{last.name}" is the sum of the layers: leave this row out', last.position)
     by_name: dict[str, LayerRow] = {}
     for layer in layers:
         if not layer.name:
@@ -129,40 +139,40 @@ def profile_of_layers(
                 reason = f'layer "{layer.name}" reads "{producer}", which is no layer'
                 raise FormatError(path, reason, layer.position)
     order = _topological(path, layers)
-    forward = [
-        Op(
-            name=f"fwd/{layer.name}",
-            duration_s=layer.forward_s,
-            deps=tuple(f"fwd/{producer}" for producer in dict.fromkeys(layer.inputs)),
-            stream="compute",
-            waits_for=(layer.name,) if layer.parameter_bytes else (),
-        )
-        for layer in order
-    ]
-    users: dict[str, list[str]] = {layer.name: [] for layer in order}
-    for layer in order:
-        for producer in dict.fromkeys(layer.inputs):
-            users[producer].append(f"bwd/{layer.name}")
-    backward = [
-        Op(
-            name=f"bwd/{layer.name}",
-            duration_s=layer.backward_s,
-            deps=tuple(users[layer.name]),
-            stream="compute",
-        )
-        for layer in reversed(order)
-    ]
-    gradients = [
-        Gradient(
-            name=layer.name,
-            size_bytes=_whole_elements(path, layer),
-            dtype=layer.dtype,
-            producer=f"bwd/{layer.name}",
-        )
-        for layer in reversed(order)
-        if layer.parameter_bytes
-    ]
     with validated(path):
+        forward = [
+            Op(
+                name=f"fwd/{layer.name}",
+                duration_s=layer.forward_s,
+                deps=tuple(f"fwd/{producer}" for producer in dict.fromkeys(layer.inputs)),
+                stream="compute",
+                waits_for=(layer.name,) if layer.parameter_bytes else (),
+            )
+            for layer in order
+        ]
+        users: dict[str, list[str]] = {layer.name: [] for layer in order}
+        for layer in order:
+            for producer in dict.fromkeys(layer.inputs):
+                users[producer].append(f"bwd/{layer.name}")
+        backward = [
+            Op(
+                name=f"bwd/{layer.name}",
+                duration_s=layer.backward_s,
+                deps=tuple(users[layer.name]),
+                stream="compute",
+            )
+            for layer in reversed(order)
+        ]
+        gradients = [
+            Gradient(
+                name=layer.name,
+                size_bytes=_whole_elements(path, layer),
+                dtype=layer.dtype,
+                producer=f"bwd/{layer.name}",
+            )
+            for layer in reversed(order)
+            if layer.parameter_bytes
+        ]
         return Profile(
             name=name or Path(path).name.partition(".")[0],
             workers=workers,

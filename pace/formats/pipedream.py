@@ -44,6 +44,8 @@ def read_pipedream(
             raise FormatError(path, f"neither a layer nor an edge: {text[:80]!r}", position)
     if not nodes:
         raise FormatError(path, "no layers: expected lines like NODE -- LAYER -- forward_compute_time=...")
+    if len(nodes) > 1 and not edges:
+        raise FormatError(path, f"{len(nodes)} layers without edges between them: is the file cut off?")
     names = {node: _layer_name(node, kind) for node, (_, kind, _) in nodes.items()}
     inputs = _inputs(path, names, edges)
     layers = [

@@ -117,10 +117,10 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
         return told
     if any(mark in head for mark in _COST_LOG):
         return "cost-log"
-    if ending == "csv":
-        return "layers"
     if _PIPEDREAM.match(start):
         return "pipedream"
+    if ending == "csv":
+        return "layers"
     if ending in ("et", "chakra"):
         return "chakra"
     first_line = start.splitlines()[0]

@@ -90,6 +90,11 @@ def test_without_inputs_layers_follow_one_another(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("", "the table is empty"),
+        (CSV.splitlines()[0], "the table has no layers"),
+        (CSV.replace("\n", ",\n"), "line 1: column 6 of 6 has no name"),
+        (CSV + "Total,8.5,13.25,1240,\n", 'line 6: "Total" is the sum of the layers: leave this row out'),
+        (CSV.replace("stem", "s" * 2000), r"table\.csv: makes no valid profile: name: String"),
+        ("name,forward_s,backward_s,parameters\na,1,2,9e18\n", r"table\.csv: makes .*: size_bytes"),
         (CSV.replace("forward_ms", "fwd"), r"line 1: unknown or repeated columns fwd; known"),
         (CSV.replace("backward_ms", "forward_s"), "line 1: expected one of the columns forward_s"),
         (CSV.replace("parameter_bytes", "dtype"), "line 1: expected the column name and one of"),
@@ -138,6 +143,7 @@ def test_a_measured_backward_pass_of_the_data_is_dropped_with_a_warning(tmp_path
     ("text", "reason"),
     [
         ("\n", "no layers"),
+        (GRAPH[: GRAPH.index("\tnode1")], "4 layers without edges between them: is the file cut off"),
         (GRAPH + "hello\n", "line 9: neither a layer nor an edge: 'hello'"),
         (GRAPH + "\tnode1 -- node7\n", 'line 9: the edge names "node7"'),
         (GRAPH + "\tnode10 -- node2\n", "feed one another in a cycle"),

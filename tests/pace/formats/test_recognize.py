@@ -65,6 +65,12 @@ def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: 
     assert tell_format(path) == told
 
 
+def test_a_graph_that_is_called_a_table_is_a_graph(tmp_path: Path) -> None:
+    """Content goes before the name."""
+    (path := tmp_path / "graph.csv").write_text(GRAPH)
+    assert tell_format(path) == "pipedream"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
