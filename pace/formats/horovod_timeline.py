@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pace.documents.collective_costs import AllReduce, SampledAllReduce
-from pace.documents.profile import ELEMENT_BYTES, DType, Gradient, Op, Profile
+from pace.documents.profile import ELEMENT_BYTES, MOST_WORKERS, DType, Gradient, Op, Profile
 from pace.errors import FormatError
 from pace.formats.cost_log import CostLog, cost_log
-from pace.formats.reading import number, stream_json, validated, warn
+from pace.formats.reading import number, stream_json, validated, warn, whole_number
 from pace.formats.replay import ReplayedCall, anchored, with_replay
 
 TOOL = "Horovod timeline"
@@ -125,8 +125,8 @@ def read_horovod_profile(
     shares = _shares(backward)
     sizes = {call.tensor: (call.size_bytes, call.dtype) for call in calls}
     names = {tensor: _gradient_name(tensor) for tensor in order}
-    recorded = SampledAllReduce(samples=_samples(calls), ranks=1)
     with validated(path):
+        recorded = SampledAllReduce(samples=_samples(calls), ranks=1)
         profile = Profile(
             name=name or Path(path).name.partition(".")[0],
             workers=workers,
@@ -271,7 +271,7 @@ def _advance(
     if event["ph"] == "X":
         # A tick below NEGOTIATE_... says which rank has reported.
         if tensor.stack and tensor.stack[-1][0] == _NEGOTIATE and str(label).isdigit():
-            rank = int(str(label)[:9])
+            rank = whole_number(label, path, "rank", position, below=MOST_WORKERS)
             ranks.add(rank)
             tensor.reported_s.setdefault(rank, seconds)
         return None

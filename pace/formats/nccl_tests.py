@@ -103,8 +103,9 @@ def _read_table(path: str | Path, lines: Iterable[tuple[int, str]]) -> CostLog:
     if cells:
         warn(path, f"{begun_at}: the last row, of {cells[0]} bytes, is not complete and was left out")
     for ranks in runs:
-        if missing := set(range(max(ranks, default=-1))) - ranks.keys():
-            reason = f"lists the device of rank {max(ranks)} and not that of rank {min(missing)}"
+        missing = next((rank for rank in range(len(ranks)) if rank not in ranks), None)
+        if missing is not None:
+            reason = f"lists the device of rank {max(ranks)} and not that of rank {missing}"
             raise FormatError(path, f"{reason}: restore that line, or remove all of them and give --workers")
     counts = [_of_one_group(list(ranks.values())) for ranks in runs if ranks]
     if len(set(counts)) > 1:

@@ -298,9 +298,11 @@ def whole_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def whole_number(value: object, path: object, what: str, position: str | None = None) -> int:
+def whole_number(
+    value: object, path: object, what: str, position: str | None = None, *, below: float = 2.0**63
+) -> int:
     """Return an integer from 0, as JSON or as text; a FormatError names `what` otherwise."""
-    parsed = number(value, path, what, position, below=2.0**63)
+    parsed = number(value, path, what, position, below=below)
     if parsed != int(parsed):
         raise FormatError(path, f"{what} is {value!r}: expected a whole number", position)
     return value if isinstance(value, int) else int(parsed)

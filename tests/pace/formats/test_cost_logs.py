@@ -459,6 +459,13 @@ def test_a_rank_that_is_listed_otherwise_counts_and_a_missing_one_is_missed(tmp_
             read_cost_log(_file(tmp_path, "".join(lines) + NCCL_ROWS))
 
 
+def test_a_rank_that_no_job_has_is_refused_at_once(tmp_path: Path) -> None:
+    """Counting up to it would take all memory."""
+    other = NCCL_HEADER.replace("Rank  3", "Rank  99999999999")
+    with pytest.raises(FormatError, match="of rank 99999999999 and not that of rank 3"):
+        read_cost_log(_file(tmp_path, other + NCCL_ROWS))
+
+
 def test_ranks_that_measure_in_groups_count_as_one_group(tmp_path: Path) -> None:
     """NCCL_TESTS_SPLIT runs an all-reduce in each group at once; times are those of one."""
     split = NCCL_HEADER.replace("Rank  1 Group  0", "Rank  1 Group  1").replace(

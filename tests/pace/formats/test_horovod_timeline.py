@@ -128,6 +128,17 @@ def test_the_number_of_workers_can_be_given(tmp_path: Path) -> None:
     assert read_horovod_profile(path, workers=16).workers == 16
 
 
+def test_ranks_and_sizes_that_no_job_has_are_refused(tmp_path: Path) -> None:
+    """Counting up to such a rank would take all memory; the refusal names the file."""
+    text = json.dumps(horovod_events())
+    (path := tmp_path / "t.json").write_text(text.replace('"name": "1"', '"name": "999999999"'))
+    with pytest.raises(FormatError, match=r"event \d+: rank is '999999999'"):
+        read_horovod_profile(path)
+    path.write_text(text.replace("[300]", "[99999999999999999999]"))
+    with pytest.raises(FormatError, match=r"t\.json: makes no valid profile: samples"):
+        read_horovod_profile(path)
+
+
 def test_hand_over_is_the_ranks_own(tmp_path: Path) -> None:
     """NEGOTIATE begins with the first rank: rank 0 came 400 us later, and computed until then."""
     early = read_horovod_profile(write_json(tmp_path / "e.json", horovod_events()))
