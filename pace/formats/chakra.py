@@ -17,10 +17,10 @@ from typing import IO, Any
 from pace.documents.collective_costs import AllReduce, SampledAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
-from pace.formats.execution_trace import TracedTensor, tensors_of
+from pace.formats.execution_trace import TracedTensor, given_bytes, tensors_of
 from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
-from pace.formats.op_tree import refuse_repeated_passes
-from pace.formats.reading import open_binary, warn
+from pace.formats.op_tree import refuse_other_jobs, refuse_repeated_passes
+from pace.formats.reading import open_binary, validated, warn
 from pace.formats.recorded_collectives import without_waiting
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep, profile_of_step
 
@@ -189,7 +189,8 @@ def read_chakra(
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
         sizes = sorted(reader.samples)
         seconds = without_waiting(sizes, [reader.samples[size] for size in sizes])
-        allreduce = SampledAllReduce(samples=tuple(zip(sizes, seconds, strict=True)), ranks=1)
+        with validated(path):
+            allreduce = SampledAllReduce(samples=tuple(zip(sizes, seconds, strict=True)), ranks=1)
     return profile_of_step(
         path,
         step,
@@ -210,6 +211,7 @@ class _Node:
     scope: int | None
     sequence: int | None
     tensor: TracedTensor | None
+    sent_bytes: int
 
     @property
     def annotation(self) -> bool:
@@ -270,7 +272,8 @@ class _Reader:
             if node.id in self._nodes:
                 raise ValueError(f"two nodes have the id {node.id}")
             sequence = attributes.get("seq_id")
-            tensors = tensors_of(_literal(node.inputs.shapes), _literal(node.inputs.types))
+            shapes, types = _literal(node.inputs.shapes), _literal(node.inputs.types)
+            tensors = tensors_of(shapes, types)
             self._nodes[node.id] = _Node(
                 id=node.id,
                 name=node.name,
@@ -278,6 +281,7 @@ class _Reader:
                 scope=attributes.get("scope"),
                 sequence=sequence if sequence is not None and sequence >= 0 else None,
                 tensor=tensors[0] if tensors else None,
+                sent_bytes=given_bytes(shapes, types),
             )
         else:
             # A kernel depends on its operator and perhaps on earlier kernels: the operator came last.
@@ -335,6 +339,8 @@ def _step(path: str | Path, before: list[_Node], after: list[_Node]) -> Training
                 if node.tensor is None:
                     raise FormatError(path, f"the gradient accumulated at id {node.id} has no shape")
                 gradients.append((node.tensor, len(backward) - 1))
+    ran = [[(node.name, node.sent_bytes) for node in part] for part in (before, after)]
+    refuse_other_jobs(path, ran[0], ran[1], len(gradients))
     refuse_repeated_passes(
         path,
         ((node.name, node.scope, node.sequence) for node in after),

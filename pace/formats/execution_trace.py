@@ -4,6 +4,7 @@ Schemas 1.0.1 to 1.1.1 are read. The sizes of gradients join a Kineto trace; ``p
 makes a profile from an execution trace alone.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _STEP = "ProfilerStep#"
 _UNDEFINED = "Tensor(nullptr (uninitialized))"
 _REDUCES = ("nccl:all_reduce", "gloo:all_reduce")
+_TENSOR = re.compile(r"Tensor\([\w:]+\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class TracedOp:
     ----------
     undefined
         Whether its first input is no tensor, as the gradient of a parameter that a fused kernel updates.
+    sent_bytes
+        What it is given, in lists as well, if all nodes are kept.
     """
 
     id: int
@@ -48,6 +52,7 @@ class TracedOp:
     outputs: list[TracedTensor]
     shapes: list[tuple[int, ...]]
     undefined: bool = False
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -141,6 +146,9 @@ def _op(path: str | Path, node: dict[str, Any], position: str, *, shapes: bool) 
         outputs=_tensors(node, "output") if wanted else [],
         shapes=_shapes(node) if shapes else [],
         undefined=_values(node, "input", "types")[:1] == [_UNDEFINED],
+        sent_bytes=given_bytes(_values(node, "input", "shapes"), _values(node, "input", "types"))
+        if shapes
+        else 0,
     )
 
 
@@ -174,6 +182,15 @@ def tensors_of(shapes: Sequence[Any], types: Sequence[Any]) -> list[TracedTensor
         if dtype is not None and elements is not None:
             tensors.append(TracedTensor(size_bytes=elements * ELEMENT_BYTES[dtype], dtype=dtype))
     return tensors
+
+
+def given_bytes(shapes: Sequence[Any], types: Sequence[Any]) -> int:
+    """Return the bytes of all tensors among recorded values; collectives are given them in lists."""
+    total = sum(tensor.size_bytes for tensor in tensors_of(shapes, types))
+    for shape, kind in zip(shapes, types, strict=False):
+        if isinstance(shape, list) and isinstance(kind, str) and kind.startswith("GenericList["):
+            total += sum(tensor.size_bytes for tensor in tensors_of(shape, _TENSOR.findall(kind)))
+    return total
 
 
 def _shapes(node: dict[str, Any]) -> list[tuple[int, ...]]:

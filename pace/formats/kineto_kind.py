@@ -61,7 +61,7 @@ KindOfJob = Literal[
 Sureness = Literal["certain", "likely", "a guess"]
 
 _REDUCE_NOTES = ("gloo:all_reduce", "nccl:all_reduce")
-_SMALLEST_BYTES = 4096  # less is a loss, a norm, or statistics
+SMALLEST_BYTES = 4096  # less is a loss, a norm, or statistics
 _FEW_OPS = 20
 _SMALLER_TYPES = (1 / 2, 1 / 4, 1 / 8)  # such as float16 and int8 for float32
 _MOST = 0.5
@@ -217,7 +217,7 @@ class _Seen:
         return sum(
             call.name == name
             and step.part_at(call.issued_s) == "forward"
-            and (call.size_bytes or 0) >= _SMALLEST_BYTES
+            and (call.size_bytes or 0) >= SMALLEST_BYTES
             for step, call in self.calls
         )
 

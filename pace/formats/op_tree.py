@@ -12,11 +12,60 @@ from pathlib import Path
 
 from pace.errors import FormatError
 from pace.formats.execution_trace import TracedOp, TracedTensor
-from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, short_name
+from pace.formats.kineto_kind import SMALLEST_BYTES, JobKind
+from pace.formats.kineto_records import ACCUMULATE, BACKWARD, COMMUNICATION, UPDATE, short_name
 from pace.formats.reading import warn
 from pace.formats.training_step import StepGradient, StepOp, TrainingStep
 
 _FUNCTION_SCOPE, _BACKWARD_SCOPE = 0, 1
+_SENDS = ("c10d::send", "c10d::recv")
+_REDUCES = ("c10d::allreduce", "_c10d_functional::all_reduce")
+_OF_SHARDS = (
+    "c10d::reduce_scatter",
+    "c10d::_reduce_scatter",
+    "_c10d_functional::reduce_scatter",
+    f"{UPDATE}ZeroRedundancyOptimizer",
+)
+
+
+def refuse_other_jobs(
+    path: str | Path,
+    forward: Iterable[tuple[str, int]],
+    later: Iterable[tuple[str, int]],
+    num_gradients: int,
+) -> None:
+    """Refuse a step of a job that all-reduces no whole gradients, as Kineto traces of it are refused.
+
+    Parameters
+    ----------
+    forward, later
+        Name and bytes of what the forward pass ran, and of what came after it.
+
+    Raises
+    ------
+    FormatError
+        With the kind of the job, and what to do next.
+    """
+    forward = list(forward)
+    ran = [name for name, _ in (*forward, *later)]
+    sends = sum(name.startswith(_SENDS) for name in ran)
+    reduces = sum(name.startswith(_REDUCES) and size >= SMALLEST_BYTES for name, size in forward)
+    of_shards = sum(name.startswith(_OF_SHARDS) for name in ran)
+    if sends:
+        kind = JobKind(
+            name="pipeline parallel", sure="certain", why=f"{sends} sends and receives between ranks"
+        )
+    elif reduces > 1:
+        why = f"{reduces} all-reduces a step in the forward pass"
+        kind = JobKind(name="tensor parallel", sure="likely", why=why)
+    elif of_shards:
+        why = f"{of_shards} reduce-scatters or updates of shards in a step"
+        kind = JobKind(name="ZeRO", sure="likely", why=why)
+    elif not num_gradients:
+        raise FormatError(path, "no gradient is accumulated in the last step: nothing tells what is sent")
+    else:
+        return
+    raise FormatError(path, str(kind.refusal))
 
 
 def refuse_repeated_passes(
@@ -177,7 +226,9 @@ def _step(
             producers.append(op)
         elif not COMMUNICATION.match(op.name):
             update_s += duration(op)
-    ran = (op for op in tree.ops if ops[first].id <= op.id <= ops[-1].id)
+    before = ((op.name, op.sent_bytes) for op in tree.ops if ops[0].id <= op.id < ops[first].id)
+    ran = [op for op in tree.ops if ops[first].id <= op.id <= ops[-1].id]
+    refuse_other_jobs(tree.path, before, ((op.name, op.sent_bytes) for op in ran), len(gradients))
     refuse_repeated_passes(
         tree.path,
         ((op.name, op.scope, op.sequence) for op in ran),

@@ -96,6 +96,29 @@ def test_micro_batches_are_refused(tmp_path: Path) -> None:
         read_chakra(path, workers=2)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"c10d::allreduce_", b"c10d::send______", "pipeline parallel .*1 sends and receives"),
+        (b"AccumulateGrad", b"AccumulateNone", "no gradient is accumulated"),
+    ],
+)
+def test_a_job_that_sums_no_gradients_is_refused(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
+    """As its Kineto trace is; more kinds are tried with execution traces."""
+    path = tmp_path / "trace.et"
+    path.write_bytes(chakra_trace().replace(old, new))
+    with pytest.raises(FormatError, match=reason):
+        read_chakra(path, workers=2)
+
+
+def test_an_impossible_size_is_refused_with_the_files_name(tmp_path: Path) -> None:
+    """An all-reduce of 2^60 bytes."""
+    path = tmp_path / "trace.et"
+    path.write_bytes(chakra_trace(reduced_bytes=1 << 60))
+    with pytest.raises(FormatError, match=r"trace\.et: makes no valid profile: samples"):
+        read_chakra(path, workers=2)
+
+
 def test_a_trace_of_json_is_named_with_what_to_do_next(tmp_path: Path) -> None:
     """Chakra's tools write it for people; it has no attributes of nodes."""
     path = write_json(

@@ -51,6 +51,35 @@ def test_micro_batches_are_refused(tmp_path: Path) -> None:
         _read(tmp_path, shaped_execution_trace(micro_batches=3))
 
 
+@pytest.mark.parametrize(
+    ("places", "name", "elements", "reason"),
+    [
+        ((20,), "c10d::send", 4, "pipeline parallel .*1 sends and receives"),
+        ((4,), "c10d::recv_", 4, "pipeline parallel .*one stage that trains alone"),
+        ((4, 5), "c10d::allreduce_", 2048, "tensor parallel .*2 all-reduces a step in the forward pass"),
+        ((20,), "c10d::_reduce_scatter_base_", 4, "ZeRO .*--exchange sharded"),
+        ((21,), "Optimizer.step#ZeroRedundancyOptimizer.step", 4, "ZeRO .*updates of shards"),
+        ((15, 19), "other", 4, "has no shape or no producer"),
+        ((14, 15, 18, 19), "other", 4, "no gradient is accumulated"),
+        ((4, 5), "c10d::allreduce_", 4, None),  # of a loss
+        ((20,), "c10d::allreduce_", 2048, None),
+    ],
+)
+def test_a_job_that_sums_no_gradients_is_refused(
+    tmp_path: Path, places: tuple[int, ...], name: str, elements: int, reason: str | None
+) -> None:
+    """As its Kineto trace is, with what to do next."""
+    document = shaped_execution_trace()
+    for place in places:
+        lists = {"values": [], "shapes": [[[elements]]], "types": ["GenericList[Tensor(float)]"]}
+        document["nodes"][place] |= {"name": name, "inputs": lists}
+    if reason is None:
+        assert len(_read(tmp_path, document).gradients) == 2
+        return
+    with pytest.raises(FormatError, match=reason):
+        _read(tmp_path, document)
+
+
 def test_gradients_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
     """As of embeddings that a fused kernel updates in the backward pass."""
     document = shaped_execution_trace()

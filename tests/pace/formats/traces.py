@@ -220,11 +220,11 @@ def horovod_events(*, iterations: int = 4, own_late_us: int = 0) -> list[Event]:
     return events
 
 
-def chakra_trace(*, device: bool = True, micro_batches: int = 1) -> bytes:
+def chakra_trace(*, device: bool = True, micro_batches: int = 1, reduced_bytes: int = 840) -> bytes:
     """Return the model of ``shaped_execution_trace`` as Chakra writes it, with an annotated update.
 
     With `device`, addmm, relu, the two backward ops and the update launch kernels of 100, 20, 30, 200
-    and 50 us, two collectives of 840 bytes take 75 and 70 us, and one of 4 bytes waits, in all 600 us;
+    and 50 us, two collectives of `reduced_bytes` take 75 and 70 us, and one of 4 bytes waits, in all 600 us;
     without, these are the ops' own durations. Dependencies chain the nodes, a kernel's also names the kernel
     before it.
     """
@@ -245,7 +245,7 @@ def chakra_trace(*, device: bool = True, micro_batches: int = 1) -> bytes:
             deps = [identity, *kernel_before]
             nodes.append(_chakra_node(100 + identity, "kernel", 4, deps, durations[identity], kernel, {}))
             kernel_before = [100 + identity]
-    reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": 840}
+    reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": reduced_bytes}
     small = reduced | {"comm_size": 4}
     for identity, duration, about in ((900, 75, reduced), (901, 70, reduced), (902, 600, small)):
         nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, about, {}))
