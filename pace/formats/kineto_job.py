@@ -153,25 +153,43 @@ class _Division:
 def _divided(ranks: Sequence[RankTrace]) -> _Division:
     """Return the process groups in which the ranks' all-reduces met.
 
-    A trace lists its groups, but Gloo's calls do not say theirs. Of calls that are taken to be one, none may
-    end before another begins. All ranks are taken to be one group, unless calls contradict that and
-    contradict the listed groups less.
-    Shards of gradients are summed in groups of replicas, which are never all ranks.
+    NCCL's calls may say their ranks. Gloo's do not, but a trace lists its groups. Of calls that are taken to
+    be one, none may end before another begins. All ranks are taken to be one group, unless calls contradict
+    that and contradict the listed groups less. Shards of gradients are summed in groups of replicas, which
+    are never all ranks.
     """
+    told = [_told_group(rank) for rank in ranks]
+    if None not in told and len(set(told)) > 1 and (by_calls := _parted(ranks, told)) is not None:
+        return by_calls
     whole = _Division(meetings=[_Meeting(ranks, range(len(ranks)), only=None)])
     parts = []
     for name in ranks[0].trace.own_groups:
-        by_members: dict[frozenset[int], list[int]] = {}
-        for place, rank in enumerate(ranks):
-            by_members.setdefault(rank.trace.own_groups.get(name, frozenset()), []).append(place)
-        if len(sizes := {len(members) for members in by_members}) == 1:
-            meetings = [_Meeting(ranks, places, only=ALL_REDUCE) for places in by_members.values()]
-            parts.append(_Division(meetings=meetings, workers=sizes.pop()))
+        by_name = _parted(ranks, [rank.trace.own_groups.get(name, frozenset()) for rank in ranks])
+        if by_name is not None:
+            parts.append(by_name)
     if parts and ranks[0].kind.name == "HSDP":
         return min(parts, key=lambda each: each.apart)
     if not parts or not whole.meetings[0].met or whole.apart <= _MOST_APART:
         return whole
     return min([whole, *parts], key=lambda each: each.apart)
+
+
+def _told_group(rank: RankTrace) -> frozenset[int] | None:
+    """Return the ranks that all of a rank's all-reduces name; None if they name none or several groups."""
+    told = {call.ranks for call in rank.calls}
+    members = told.pop() if len(told) == 1 else None
+    return None if members is None else frozenset(members)
+
+
+def _parted(ranks: Sequence[RankTrace], groups: Sequence[frozenset[int] | None]) -> _Division | None:
+    """Return the meetings of ranks that are of one group each; None if groups are of different sizes."""
+    by_members: dict[frozenset[int], list[int]] = {}
+    for place, members in enumerate(groups):
+        by_members.setdefault(members or frozenset(), []).append(place)
+    if len(sizes := {len(members) for members in by_members}) > 1:
+        return None
+    meetings = [_Meeting(ranks, places, only=ALL_REDUCE) for places in by_members.values()]
+    return _Division(meetings=meetings, workers=sizes.pop())
 
 
 def _common_steps(ranks: Sequence[RankTrace]) -> list[tuple[KinetoStep, ...]]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pace.documents.profile import ELEMENT_BYTES, DType
+from pace.documents.profile import ELEMENT_BYTES, MOST_WORKERS, DType
 from pace.errors import FormatError
 from pace.formats.reading import (
     first_character,
@@ -22,7 +22,7 @@ from pace.formats.reading import (
     stream_json,
     whole_or_none,
 )
-from pace.formats.tensor_types import DTYPES, elements_of
+from pace.formats.tensor_types import DTYPES, MOST_ELEMENTS, elements_of
 
 Thread = tuple[int | str, int | str]
 
@@ -361,8 +361,12 @@ def _collective(arguments: dict[str, Any]) -> Collective | None:
         return None
     dtype = DTYPES.get(str(arguments.get("dtype")).lower())
     elements = whole_or_none(arguments.get("In msg nelems"))
+    if elements is not None and elements >= MOST_ELEMENTS:
+        elements = None
     size = None if dtype is None or elements is None else elements * ELEMENT_BYTES[dtype]
     workers, group = whole_or_none(arguments.get("Group size")), arguments.get("Process Group Name")
+    if workers is not None and workers > MOST_WORKERS:
+        workers = None
     return Collective(
         name.lower(),
         size,

@@ -43,6 +43,8 @@ class RecordedCall:
         The device's stream, or one for all of Gloo's threads.
     thread
         Which of Gloo's threads it was; None on a device.
+    ranks
+        The ranks of its process group, if they are recorded.
     share
         What part of its time the network was its own: calls that ran at the same time share it.
     """
@@ -57,6 +59,7 @@ class RecordedCall:
     size_is_recorded: bool = True
     lane: tuple[int | str, int | str] = HOST_LANE
     thread: Thread | None = None
+    ranks: tuple[int, ...] | None = None
     share: float = 1.0
 
     @property
@@ -103,6 +106,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 size_bytes=said.size_bytes or (host.size_bytes if host else None),
                 workers=said.workers or (host.workers if host else None),
                 lane=work.stream,
+                ranks=said.ranks or (host.ranks if host else None),
             )
         )
     notes = [note for note in trace.annotations if note.name.startswith(_GLOO) and note.name not in _SILENT]
@@ -201,7 +205,10 @@ class _HostCalls:
                 found = said
             else:
                 found = Collective(
-                    found.name, found.size_bytes or said.size_bytes, found.workers or said.workers
+                    found.name,
+                    found.size_bytes or said.size_bytes,
+                    found.workers or said.workers,
+                    ranks=found.ranks or said.ranks,
                 )
         return found
 

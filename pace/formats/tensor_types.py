@@ -23,6 +23,8 @@ DTYPES: dict[str, DType] = {
     **{name: name for name in ELEMENT_BYTES},
 }
 
+MOST_ELEMENTS = 2**56  # so that their bytes stay below the limit of documents
+
 
 def elements_of(shape: object) -> int | None:
     """Return the number of elements of a shape, or None if it is no list of sizes."""
@@ -33,4 +35,4 @@ def elements_of(shape: object) -> int | None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             return None
         elements *= size
-    return elements if elements < 2**60 else None
+    return elements if elements < MOST_ELEMENTS else None

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pace.cli.main import app
+from pace.documents.collective_costs import AffineAllReduce
 from pace.documents.profile import Profile
 from pace.errors import FormatError
 from pace.formats.import_report import import_report, import_warnings, report_lines
@@ -217,6 +218,37 @@ def test_ranks_that_cannot_have_met_are_doubted(tmp_path: Path) -> None:
     with pytest.warns(FormatWarning) as told:
         assert read_kineto(paths[:1]).workers == 4
     assert any("also has process groups of 2 ranks" in str(warning.message) for warning in told)
+
+
+def test_ranks_meet_in_the_group_that_their_calls_name(tmp_path: Path) -> None:
+    """Ranks 1 and 3 sum their gradients among themselves, while 0 and 2 do: that is no one's waiting."""
+    waits_us = {0: 0.0, 1: 30.0, 2: 10.0, 3: 40.0}
+    paths = []
+    for rank, waiting_us in waits_us.items():
+        events = kineto_events(waiting_us=waiting_us)
+        for event in events:
+            if "Collective name" in event.get("args", {}):
+                event["args"]["Process Group Ranks"] = str([rank % 2, rank % 2 + 2])
+        about = {"rank": rank, "world_size": 4, "backend": "nccl"}
+        paths.append(write_json(tmp_path / f"{rank}.json", kineto_document(events, distributedInfo=about)))
+    both = read_kineto(paths)
+    # Of each size, three calls of one pair and three of the other, which are 30 us longer.
+    assert dict(both.allreduce.model_dump()["samples"]) == pytest.approx({840: 86e-6, 1200: 106e-6})
+    assert both.workers == 2
+    # One rank of each pair: nothing tells who waited.
+    assert read_kineto(paths[:2]).metadata["ranks_waited_s"] == []
+
+
+@pytest.mark.parametrize("field", ["Group size", "In msg nelems"])
+def test_numbers_that_no_job_has_are_left_out(tmp_path: Path, field: str) -> None:
+    """Listing so many ranks would take all memory, and no profile has so many bytes."""
+    events = kineto_events()
+    for event in events:
+        if "Collective name" in event.get("args", {}):
+            event["args"] |= {"Global rank start": 0, "Global rank stride": 1, field: 10**12 << 40}
+    (path,) = _write(tmp_path, events)
+    cost = AffineAllReduce(latency_s=1e-3, seconds_per_byte=1e-9)
+    assert read_kineto([path], allreduce=cost).workers == 2
 
 
 def _sum_something_else(events: list[Event], elements: int) -> None:
