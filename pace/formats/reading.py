@@ -136,6 +136,8 @@ class _Counted:
         data = self._file.read(size)
         begins = not self.position
         self.position += len(data)
+        if begins:
+            refuse_utf16(data, self._path)
         self._refuse_deep(data)
         return data.removeprefix(UTF8_MARK) if begins else data
 
@@ -272,6 +274,10 @@ def _ends_early(error: Exception) -> bool:
 def _json_fault(path: str | Path, error: Exception, position: int) -> FormatError:
     said = error.args[0] if error.args else ""
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)  # bytes are in no encoding
+    if _ends_early(error):
+        return FormatError(
+            path, "the file is cut off, or empty: it ends within the JSON", f"near byte {position}"
+        )
     reason = next(iter(text.strip().splitlines()), type(error).__name__).strip()[:200]
     return FormatError(path, f"not the JSON that was expected: {reason}", f"near byte {position}")
 

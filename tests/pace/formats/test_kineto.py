@@ -309,5 +309,8 @@ def test_gzip_is_seen_through_and_damage_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="gzip stream is damaged"):
         read_kineto([path])
     path.write_bytes(text[:-40])
-    with pytest.raises(FormatError, match=r"trace.json, near byte \d+: not the JSON that was expected"):
+    with pytest.raises(FormatError, match=r"trace.json, near byte \d+: the file is cut off, or empty"):
+        read_kineto([path])
+    path.write_bytes(text.decode().encode("utf-16"))
+    with pytest.raises(FormatError, match=r"trace.json: this is a text in UTF-16: save it in UTF-8"):
         read_kineto([path])
