@@ -60,7 +60,9 @@ VIEWS = frozenset(
     ]
 )
 _FIELDS = {"i", "op", "name", "target", "deps", "bytes", "kind", "dur"}
-_MEGABYTE = 1 << 20
+_SIZE = re.compile(r"\b([1-9]\d{0,8})([KMG])B(?:\s*\((\w+)\))?")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SECONDS = {"": 1e-3, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 # By what factor the times of a table and of a list may differ in all without a warning.
 MOST_APART = 1.25
 
@@ -85,13 +87,14 @@ class CollectiveTimes:
 
 def read_times(path: str | Path) -> CollectiveTimes:
     """Read a table of collective times; raises FormatError with the line at fault."""
-    sizes: list[int] = []
+    sizes: list[tuple[int, float]] = []  # bytes, and the seconds of a unit
     rows: dict[tuple[str, CollectiveOp], tuple[int, tuple[tuple[float, float], ...]]] = {}
     for line_number, line in read_lines(path):
         position = f"line {line_number}"
         if not sizes:
-            sizes = [int(size) for size in re.findall(r"\b([1-9]\d{0,8})MB", line)]
-            if not sizes:
+            found = _SIZE.findall(line)
+            sizes = [(int(n) * _UNITS[unit], _SECONDS[time]) for n, unit, time in found if time in _SECONDS]
+            if not sizes or len(sizes) < len(found):
                 raise FormatError(path, 'expected a header with sizes such as "1MB (ms)"', position)
             continue
         cells = line.split()
@@ -101,13 +104,13 @@ def read_times(path: str | Path) -> CollectiveTimes:
         if op is None:
             continue  # a variant of another row, such as all_gather_into_tensor_out
         ranks = whole_number(cells[1], path, "the group's size", position)
-        times = [number(cell, path, "a time", position) / 1e3 for cell in cells[3 : 3 + len(sizes)]]
+        times = [number(cell, path, "a time", position) for cell in cells[3:]]
         if len(times) != len(sizes) or ranks < 1:
             raise FormatError(
                 path, f"expected a group, its size, a collective and {len(sizes)} times", position
             )
         samples = tuple(
-            (float(size * _MEGABYTE), seconds) for size, seconds in zip(sizes, times, strict=True)
+            (float(size), time * unit_s) for (size, unit_s), time in zip(sizes, times, strict=True)
         )
         rows[cells[0], op] = ranks, samples
     if not rows:

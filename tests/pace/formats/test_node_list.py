@@ -141,6 +141,20 @@ def test_a_table_without_sizes_is_refused(tmp_path: Path) -> None:
         read_times(table)
 
 
+def test_units_of_a_table_come_from_its_header(tmp_path: Path) -> None:
+    """Sizes and times of every column; a unit that is not known is refused, and so is a cell too many."""
+    table = tmp_path / "times.table"
+    table.write_text(TABLE.replace("1MB (ms)", "64KB (us)").replace("2MB (ms)", "1GB (s)"))
+    ((_, samples),) = read_times(table).rows.values()
+    assert dict(samples) == pytest.approx({1 << 16: 0.25e-6, 1 << 30: 0.5})
+    table.write_text(TABLE.replace("1MB (ms)", "1MB (ns)"))
+    with pytest.raises(FormatError, match="expected a header"):
+        read_times(table)
+    table.write_text(TABLE.replace("0.50", "0.50  0.75", 1))
+    with pytest.raises(FormatError, match="line 3: expected a group, its size, a collective and 2 times"):
+        read_times(table)
+
+
 @pytest.mark.parametrize("cell", ["nan", "-0.5", "inf", "1e400", "fast"])
 def test_a_time_that_cannot_be_is_named(tmp_path: Path, cell: str) -> None:
     """With its line."""
