@@ -26,8 +26,8 @@ class ImportCommands(CommandGroup):
     """The commands, each for one format; a file in the place of a format is told by its content."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of a format, or the one for any format where the first argument is a file."""
-        if args and args[0] not in self.commands and Path(args[0]).is_file():
+        """Return the command of a format, or the one for any format where the first argument is a path."""
+        if args and args[0] not in self.commands and (Path(args[0]).exists() or {".", "/"} & {*args[0]}):
             args = ["auto", *args]
         return super().resolve_command(ctx, args)
 

@@ -44,6 +44,11 @@ _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
         "a database of Nsight Systems or rocpd, with kernels and no operators",
         f"{_RECORD}.",
     ),
+    (
+        (b'"TraceProcessEvent"', b'"CudaEvent"', b"Total Time (ns)", b"Start (ns)"),
+        "an export or a table of Nsight Systems, with kernels and no operators",
+        f"{_RECORD}.",
+    ),
     ((b"rocprofiler", b"rocprofv"), "a trace of rocprof, with kernels and no operators", f"{_RECORD}."),
     ((b'"KernelName"', b"Kernel_Name"), "a table of rocprof, with kernels and no operators", f"{_RECORD}."),
     ((b'"BeginNs"', b'"HipApi'), "a trace of rocprof, with kernels and no operators", f"{_RECORD}."),
@@ -104,6 +109,8 @@ def format_of(head: bytes, path: str | Path, filename: str) -> KnownFormat:
         raise FormatError(path, "this is an archive: unpack it, and pass the files in it")
     refuse_utf16(head, path)
     ending = filename.lower().removesuffix(".gz").rpartition(".")[2]
+    if ending in ("nsys-rep", "qdrep"):
+        raise FormatError(path, f"this is a report of Nsight Systems, without operators. {_RECORD}.")
     start = head.removeprefix(UTF8_MARK).lstrip()
     if not start:
         raise FormatError(path, "the file is empty")

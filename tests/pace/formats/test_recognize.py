@@ -65,6 +65,22 @@ def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: 
     assert tell_format(path) == told
 
 
+def test_a_report_of_nsight_systems_is_known_by_its_name(tmp_path: Path) -> None:
+    """It has no text in it."""
+    (path := tmp_path / "run.nsys-rep").write_bytes(bytes(100))
+    with pytest.raises(FormatError, match=r"a report of Nsight Systems.* torch.profiler"):
+        tell_format(path)
+
+
+def test_a_path_of_no_file_is_no_command(tmp_path: Path) -> None:
+    """A name with a mistake in it, or a folder."""
+    for path in (tmp_path / "tarce.json", tmp_path):
+        done = CliRunner().invoke(app, ["import", str(path), "-o", str(tmp_path / "p.json")])
+        assert done.exit_code != 0
+        assert str(path) in done.output
+        assert "No such command" not in done.output
+
+
 def test_a_graph_that_is_called_a_table_is_a_graph(tmp_path: Path) -> None:
     """Content goes before the name."""
     (path := tmp_path / "graph.csv").write_text(GRAPH)
@@ -82,6 +98,8 @@ def test_a_graph_that_is_called_a_table_is_a_graph(tmp_path: Path) -> None:
         (b'{"rocprofiler-sdk-tool":[{"metadata":{}}]}', "rocprof.* torch.profiler"),
         (b'"Index","KernelName","gpu-id"\n1,"k",0\n', "rocprof.* torch.profiler"),
         (b"SQLite format 3\0" + bytes(80), "Nsight Systems .* torch.profiler"),
+        (b'{"data":["a"]}\n{"Type":79,"CudaEvent":{"startNs":"1"}}\n', "Nsight Systems.* torch.profiler"),
+        (b"Time (%),Total Time (ns),Instances,Name\n5,1,1,k\n", "a table of Nsight Systems.* torch.profiler"),
         (
             b'[{"name": "conv2d", "ph": "X", "ts": 1.0, "dur": 1.0, "tid": 0, "pid": "CPU functions"}]',
             "torch.autograd.profiler before .* torch.profiler",
