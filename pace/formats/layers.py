@@ -120,8 +120,10 @@ def profile_of_layers(
     tool: str,
 ) -> Profile:
     """Make a profile: backward in reverse topological order, then the next forward, on one stream."""
-    if not layers:
-        raise FormatError(path, "the table has no layers")
+    if not any(layer.parameter_bytes for layer in layers):
+        raise FormatError(path, f"none of {len(layers)} layers has parameters: there is nothing to send")
+    if not any(layer.forward_s or layer.backward_s for layer in layers):
+        raise FormatError(path, "every time is 0")
     *others, last = layers
     total = sum(layer.parameter_bytes for layer in others)
     if re.search(r"\b(total|sum)\b", last.name, re.IGNORECASE) and 0 < total == last.parameter_bytes:

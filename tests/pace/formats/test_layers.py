@@ -90,7 +90,12 @@ def test_without_inputs_layers_follow_one_another(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("", "the table is empty"),
-        (CSV.splitlines()[0], "the table has no layers"),
+        (CSV.splitlines()[0], "none of 0 layers has parameters"),
+        (
+            "name,forward_s,backward_s,parameters\na,1,2,0\n",
+            "none of 1 layers has parameters: there is nothing",
+        ),
+        ("name,forward_s,backward_s,parameters\na,0,0,4\n", "every time is 0"),
         (CSV.replace("\n", ",\n"), "line 1: column 6 of 6 has no name"),
         (CSV + "Total,8.5,13.25,1240,\n", 'line 6: "Total" is the sum of the layers: leave this row out'),
         (CSV.replace("stem", "s" * 2000), r"table\.csv: makes no valid profile: name: String"),
