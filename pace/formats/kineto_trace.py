@@ -19,9 +19,11 @@ from pace.formats.reading import (
     number,
     read_json_before,
     read_json_field,
+    refuse_utf16,
     stream_json,
     whole_or_none,
 )
+from pace.formats.recognize import head_of, refuse_foreign
 from pace.formats.tensor_types import DTYPES, MOST_ELEMENTS, elements_of
 
 Thread = tuple[int | str, int | str]
@@ -193,9 +195,15 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
     FormatError
         With the event at fault.
     """
-    bare = first_character(path) == b"["
-    head = {} if bare else read_json_before(path, "traceEvents")
-    distributed = head.get("distributedInfo")
+    first = first_character(path)
+    if first not in (b"{", b"["):
+        head = head_of(path)
+        refuse_utf16(head, path)
+        refuse_foreign(head, path)
+        raise FormatError(path, "no JSON: expected a Kineto trace, as export_chrome_trace writes it")
+    bare = first == b"["
+    fields = {} if bare else read_json_before(path, "traceEvents")
+    distributed = fields.get("distributedInfo")
     if distributed is None and not bare:
         distributed = read_json_field(path, "distributedInfo")
     if not isinstance(distributed, dict):
@@ -206,7 +214,7 @@ def read_kineto_trace(path: str | Path) -> KinetoTrace:
         workers=whole_or_none(distributed.get("world_size")),
         groups=tuple(_groups(distributed.get("pg_config"))),
         backend=_text(distributed.get("backend")),
-        base_s=(whole_or_none(head.get("baseTimeNanoseconds")) or 0) * 1e-9,
+        base_s=(whole_or_none(fields.get("baseTimeNanoseconds")) or 0) * 1e-9,
     )
     for place, event in enumerate(stream_json(path, "item" if bare else "traceEvents.item")):
         if not isinstance(event, dict):

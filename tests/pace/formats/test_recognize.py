@@ -12,6 +12,7 @@ from pace.cli.main import app
 from pace.documents.collective_costs import AffineAllReduce
 from pace.errors import FormatError
 from pace.formats.any_format import read_any
+from pace.formats.kineto import read_kineto
 from pace.formats.recognize import tell_format
 from tests.pace.formats.test_cost_logs import NCCL_HEADER, NCCL_ROWS, OSU
 from tests.pace.formats.test_layers import CSV, GRAPH
@@ -63,6 +64,19 @@ def test_other_files_are_told_by_their_text(tmp_path: Path, told: str, content: 
     path = tmp_path / "file"
     path.write_bytes(content)
     assert tell_format(path) == told
+
+
+def test_a_file_that_is_no_json_is_no_kineto_trace(tmp_path: Path) -> None:
+    """Also where the format is given: the tool is named, or what was expected."""
+    path = tmp_path / "trace.json"
+    for content, reason in (
+        (b"SQLite format 3\0" + bytes(80), "Nsight Systems"),
+        (CSV.encode(), "no JSON: expected a Kineto trace"),
+        (b"", "no JSON: expected a Kineto trace"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=reason):
+            read_kineto([path])
 
 
 def test_a_report_of_nsight_systems_is_known_by_its_name(tmp_path: Path) -> None:
