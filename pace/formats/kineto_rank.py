@@ -4,7 +4,7 @@ import bisect
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -64,7 +64,8 @@ class RankTrace:
         share = sent_share(self.steps, reduces, [tensor.size_bytes for tensor in self.gradients])
         self.kind = with_hook(self.kind, share)
         if share < 1:
-            self.gradients = [_compressed(tensor, share) for tensor in self.gradients]
+            sent = {call.dtype for call in reduces}
+            self.gradients = [_compressed(tensor, share, sent) for tensor in self.gradients]
         if self.kind.name == "HSDP":
             self.gradients = _reduced_units(self.trace, self.steps, reduces)
         self._others = [call for call in collectives if call.name != ALL_REDUCE]
@@ -163,9 +164,12 @@ def _recorded_tensor(gradient: RecordedGradient) -> TracedTensor | None:
     return TracedTensor(size_bytes=gradient.size_bytes, dtype=gradient.dtype)
 
 
-def _compressed(tensor: TracedTensor, share: float) -> TracedTensor:
-    """Return what a communication hook sends of a gradient."""
-    dtype: DType = "float16" if ELEMENT_BYTES[tensor.dtype] * share == ELEMENT_BYTES["float16"] else "uint8"
+def _compressed(tensor: TracedTensor, share: float, sent: Collection[DType | None]) -> TracedTensor:
+    """Return what a communication hook sends of a gradient, in the types of the recorded all-reduces."""
+    size = ELEMENT_BYTES[tensor.dtype] * share
+    likely: DType = "float16" if size == ELEMENT_BYTES["float16"] else "uint8"
+    told = sorted(dtype for dtype in sent if dtype is not None and ELEMENT_BYTES[dtype] == size)
+    dtype = told[0] if told else likely
     return TracedTensor(size_bytes=max(round(tensor.size_bytes * share), 1), dtype=dtype)
 
 

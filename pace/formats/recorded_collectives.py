@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
+from pace.documents.profile import DType
 from pace.formats.kineto_trace import Collective, HostOp, KinetoTrace, Thread
 
 _GLOO = "gloo:"
@@ -43,8 +44,8 @@ class RecordedCall:
         The device's stream, or one for all of Gloo's threads.
     thread
         Which of Gloo's threads it was; None on a device.
-    ranks
-        The ranks of its process group, if they are recorded.
+    ranks, dtype
+        The ranks of its process group, and the type of what it moves, if they are recorded.
     share
         What part of its time the network was its own: calls that ran at the same time share it.
     """
@@ -60,6 +61,7 @@ class RecordedCall:
     lane: tuple[int | str, int | str] = HOST_LANE
     thread: Thread | None = None
     ranks: tuple[int, ...] | None = None
+    dtype: DType | None = None
     share: float = 1.0
 
     @property
@@ -107,6 +109,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 workers=said.workers or (host.workers if host else None),
                 lane=work.stream,
                 ranks=said.ranks or (host.ranks if host else None),
+                dtype=said.dtype or (host.dtype if host else None),
             )
         )
     notes = [note for note in trace.annotations if note.name.startswith(_GLOO) and note.name not in _SILENT]
@@ -129,6 +132,7 @@ def recorded_calls(trace: KinetoTrace) -> list[RecordedCall]:
                 workers=trace.workers,
                 record=note.record,
                 thread=note.thread,
+                dtype=note.dtype,
             )
         )
     return sorted(kernels or annotations, key=attrgetter("issued_s", "start_s"))
@@ -200,7 +204,9 @@ class _HostCalls:
         for note in reversed(notes[max(last - 3, 0) : last]):
             if note.end_s < moment:
                 continue
-            said = note.collective or Collective(note.name.removeprefix(_NCCL), note.size_bytes, None)
+            said = note.collective or Collective(
+                note.name.removeprefix(_NCCL), note.size_bytes, None, dtype=note.dtype
+            )
             if found is None:
                 found = said
             else:
@@ -208,6 +214,7 @@ class _HostCalls:
                     found.name,
                     found.size_bytes or said.size_bytes,
                     found.workers or said.workers,
+                    dtype=found.dtype or said.dtype,
                     ranks=found.ranks or said.ranks,
                 )
         return found

@@ -87,14 +87,15 @@ def test_micro_batches_before_the_last_are_compute(tmp_path: Path) -> None:
     assert profile.metadata["step_wall_s"] == pytest.approx(14e-3, rel=0.01)
 
 
-def test_a_hook_that_sends_half_halves_the_bytes(tmp_path: Path) -> None:
-    """Every gradient counts with what is sent of it."""
-    profile = _read(tmp_path, hook_events())
-    assert [(g.size_bytes, g.dtype) for g in profile.gradients] == [
-        (20, "float16"),
-        (400, "float16"),
-        (600, "float16"),
-    ]
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_hook_that_sends_half_halves_the_bytes(tmp_path: Path, dtype: str) -> None:
+    """Every gradient counts with what is sent of it, in the type that was sent."""
+    events = hook_events()
+    for event in events:
+        if event["name"] == "gloo:all_reduce" and dtype == "bfloat16":
+            event["args"]["Input type"] = ["c10::BFloat16"]
+    profile = _read(tmp_path, events)
+    assert [(g.size_bytes, g.dtype) for g in profile.gradients] == [(20, dtype), (400, dtype), (600, dtype)]
     assert profile.metadata["recorded_allreduces_match"] is True
 
 
