@@ -76,7 +76,8 @@ async def get_task(request: Request, service: RunningService, principal: Reader,
     response_class=Response,
     responses={
         200: {
-            "content": {EVENTS: {"schema": {"type": "string"}}},
+            # Readers differ in whether a schema here is that of the whole text or of one event.
+            "content": {EVENTS: {"schema": {}}},
             "description": "Server-sent events: `event` is the task's state, `data` the task",
         },
         **problems(401, 403, 404, 422, 429),

@@ -89,7 +89,8 @@ def test_a_report_of_nsight_systems_is_known_by_its_name(tmp_path: Path) -> None
 def test_a_path_of_no_file_is_no_command(tmp_path: Path) -> None:
     """A name with a mistake in it, or a folder."""
     for path in (tmp_path / "tarce.json", tmp_path):
-        done = CliRunner().invoke(app, ["import", str(path), "-o", str(tmp_path / "p.json")])
+        asked = ["import", str(path), "-o", str(tmp_path / "p.json")]
+        done = CliRunner().invoke(app, asked, env={"COLUMNS": "300"})
         assert done.exit_code != 0
         assert str(path) in done.output
         assert "No such command" not in done.output
