@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import httpx
 
 from pace.client.documents import ReportRequest, ReportResource, ScheduleResource
-from pace.client.service_requests import ServiceRequests
+from pace.client.service_requests import ServiceRequests, problem_of
 from pace.documents.base import refuse_other
 from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
@@ -121,7 +121,11 @@ class Client(ServiceRequests):
         asked = {"job": job, "fingerprint": fingerprint}
         answer = self._request(self._deadline(), "GET", "/v1/schedules", params=asked)
         if answer.status == 404:
-            return None
+            if problem_of(answer.body) == "not-found":
+                return None
+            asked_for = "it answered 404 to GET /v1/schedules"
+            refusal = f"{self.url} is not the address of a PACE service: {asked_for}"
+            raise ServiceUnavailable(self._with_releases(refusal))
         schedule = self._parse(answer, ScheduleResource).schedule
         if schedule.fingerprint != fingerprint:
             self._nonsense(f"a schedule with fingerprint {schedule.fingerprint} instead of {fingerprint}")

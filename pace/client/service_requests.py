@@ -378,6 +378,14 @@ def error_of(problem: Problem, url: str) -> PaceError:
     return ServiceUnavailable(f"{url} answered {problem.status} {problem.title}: {problem.detail}")
 
 
+def problem_of(body: bytes) -> str | None:
+    """Return the last word of a problem's type, or None when a body is no problem document."""
+    try:
+        return Problem.model_validate_json(body).type.rpartition(":")[2]
+    except ValidationError:
+        return None
+
+
 def detail_of(body: bytes) -> str:
     """Return what a body says is wrong: a problem's detail, or else its first 200 bytes."""
     try:

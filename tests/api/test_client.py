@@ -33,6 +33,9 @@ from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
 PROFILE = parse_profile(json.dumps(layered_profile(6)))
+NOT_FOUND = json.dumps(
+    {"type": "urn:pace:problem:not-found", "title": "Not found", "status": 404, "detail": "no schedule"}
+).encode()
 
 
 @ON_SQLITE
@@ -128,11 +131,24 @@ def test_overload_is_tried_again() -> None:
     left = [503, 429, 404]
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        send(handler, left.pop(0), b"{}")
+        send(handler, left.pop(0), NOT_FOUND)
 
     with answering(answer) as url, Client(url, timeout_s=30) as client:
         assert client.newest_schedule("train", PROFILE.fingerprint) is None
     assert left == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>no such page</html>", b"{}", NOT_FOUND.replace(b"not-found", b"http")],
+    ids=["another server", "JSON", "a path before the service's own"],
+)
+def test_another_servers_404_does_not_mean_that_there_is_no_schedule(body: bytes) -> None:
+    """A wrong address is an error, which names it."""
+    with answering(lambda handler: send(handler, 404, body)) as url, Client(url, timeout_s=30) as client:
+        with pytest.raises(ServiceUnavailable, match="not the address of a PACE service") as raised:
+            client.newest_schedule("train", PROFILE.fingerprint)
+        assert url in str(raised.value)
 
 
 def test_a_service_that_says_when_is_not_asked_before() -> None:
@@ -145,7 +161,7 @@ def test_a_service_that_says_when_is_not_asked_before() -> None:
         if told[-1] == "3600" or len(asked) == 1:
             send(handler, 503, b"{}", Retry_After=told[-1])
         else:
-            send(handler, 404, b"{}")
+            send(handler, 404, NOT_FOUND)
 
     with answering(answer) as url, Client(url, timeout_s=30) as client:
         with pytest.raises(ServiceUnavailable, match="503"):

@@ -27,6 +27,9 @@ from tests.runtime.models import batches, build
 from tests.runtime.schedules import shuffled_schedule, sizes_of
 from tests.runtime.training import OPTIMIZERS, backward, trainable, wrap
 
+_NO_SCHEDULE = json.dumps(
+    {"type": "urn:pace:problem:not-found", "title": "Not found", "status": 404, "detail": "no schedule"}
+).encode()
 ABOUT_PLANS = {
     "pace.no_service",
     "pace.schedule_found",
@@ -205,7 +208,7 @@ def test_arguments_and_environment_complete_each_other() -> None:
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         known = "job=train&" in handler.path
-        _send(handler, 200 if known else 404, _resource(schedule) if known else b"{}")
+        _send(handler, 200 if known else 404, _resource(schedule) if known else _NO_SCHEDULE)
 
     with _service(answer) as url:
         first, second = run_ranks(_halves_of_an_address, 2, url, cases)
