@@ -316,7 +316,9 @@ class Replanner:
             self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
         elif self._searching and self._late is not None:
             came = "came after the last step: the next run of this job starts with it"
-            not_yet = "has not come: run the job again when the service has logged `solved`"
+            not_yet = (
+                "has not come: see that the service runs, and run the job again when it has logged `solved`"
+            )
             self._say(
                 "pace.ended_without_schedule", reason=f"the schedule {came if self._late.poll() else not_yet}"
             )
