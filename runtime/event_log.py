@@ -40,7 +40,7 @@ TRAINING_EVENTS = {
     ),
     "pace.access_denied": LogEvent(
         "warning",
-        "reason",
+        "reason consequence",
         "The service refused this job's API key, or got none; the job does not ask it again",
     ),
     "pace.schedule_refused": LogEvent(

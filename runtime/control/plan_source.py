@@ -271,7 +271,11 @@ class PlanSource:
         try:
             return self._ask(gradients, self._start_timeout_s, told=True)
         except AccessDenied as error:
-            log.warning("pace.access_denied", reason=str(error))
+            log.warning(
+                "pace.access_denied",
+                reason=str(error),
+                consequence="training goes on, and the job does not ask again",
+            )
             return _DENIED
         except Exception as error:  # whatever it is, training starts
             log.warning(

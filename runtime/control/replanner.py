@@ -64,7 +64,11 @@ class LateSchedule:
                 # Another job of this name may have submitted a profile first, so ask before submitting.
                 self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
             except AccessDenied as error:
-                log.warning("pace.access_denied", reason=str(error))
+                log.warning(
+                    "pace.access_denied",
+                    reason=str(error),
+                    consequence="training goes on, and the job does not ask again",
+                )
                 return
             except Exception as error:  # any error may be gone when the service is asked again
                 log.warning("pace.schedule_request_failed", reason=f"{type(error).__name__}: {error}")

@@ -285,6 +285,7 @@ def test_a_key_that_is_withdrawn_ends_the_asking(tmp_path: Path) -> None:
         assert not late._thread.is_alive()
     (line,) = [each for each in logs if each["event"] == "pace.access_denied"]
     assert "set PACE_API_KEY" in line["reason"]
+    assert line["consequence"] == "training goes on, and the job does not ask again"
 
 
 def _train_until_it_fits(rank: int, _size: int, url: str) -> Any:
