@@ -155,15 +155,15 @@ class Choice:
     def _news(self, number: int) -> SendPlan | Literal["profile"] | None:
         return self.replanner.news(number, settled=self._trial is None, plain_s=self.measured_s.get("plain"))
 
-    def close(self) -> None:
-        """Stop asking for schedules, and profiling; log if a trial has not ended."""
-        if self._trial is not None or (self.running.name == "plain" and not self._sorted):
+    def close(self, *, failed: bool) -> None:
+        """Stop asking for schedules, and profiling; log if a trial has not ended, unless training failed."""
+        if not failed and (self._trial is not None or (self.running.name == "plain" and not self._sorted)):
             self._say(
                 "pace.ended_in_trial",
                 mode=self.running.name,
                 reason="not all modes or plans were timed yet: train for more steps",
             )
-        self.replanner.close()
+        self.replanner.close(failed=failed)
 
     def _take(self, lap: Lap, switch: Switch) -> None:
         """Record an iteration in the trial."""

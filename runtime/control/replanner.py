@@ -314,10 +314,11 @@ class Replanner:
                 drift.latest.iteration_s, num_iterations=self._settings.drift_iterations, plain_s=plain_s
             )
 
-    def close(self) -> None:
-        """Stop asking and recording; log if the schedule that was waited for did not come."""
+    def close(self, *, failed: bool) -> None:
+        """Stop asking and recording; log if no schedule came, unless training failed before a profile."""
         if self.state == "profiling":
-            self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
+            if not failed:
+                self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
         elif self._searching and self._late is not None:
             came = "came after the last step: the next run of this job starts with it"
             not_yet = (

@@ -119,10 +119,9 @@ class Usage:
                 "pace.memory_shared",
                 rank=rank,
                 parameters=", ".join(names[:5]),
-                consequence="the training loop shares the memory of these parameters or of their state"
-                " (p.data, a view, a state_dict, a NumPy array), so their updates are applied in step()"
-                " and do not overlap: delete the variable after use, such as a saved checkpoint's, or keep a"
-                " copy (copy.deepcopy, p.detach().clone()); logged once",
+                consequence="a variable shares their memory (p.data, a view, a checkpoint's state_dict, a"
+                " NumPy array), so their updates are applied in step() and do not overlap: delete it after"
+                " use, or keep a copy (copy.deepcopy, p.detach().clone())",
             )
 
     def wasted(self) -> None:

@@ -153,7 +153,7 @@ class WrappedOptimizer(StandIn):
         try:
             self._rounds = self._install(None)
         except BaseException:
-            self._choice.close()  # it may be waiting for a service
+            self._choice.close(failed=True)  # it may be waiting for a service
             if self._poison is not None:
                 self._poison.close()
             raise
@@ -534,7 +534,10 @@ class WrappedOptimizer(StandIn):
         if mine is None and step_was_replaced(self.optimizer):
             mine = "the optimizer's step was replaced after it was wrapped"
         if mine is None and held_parts(self.optimizer, list(self.parameters_by_name.values())):
-            mine = "the training loop keeps parts of optimizer.state, and no rank would have the whole state"
+            mine = (
+                "the training loop keeps parts of optimizer.state, and no rank would have the whole state:"
+                " delete the variable after use, such as a loaded checkpoint's"
+            )
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)
 
@@ -635,13 +638,14 @@ class WrappedOptimizer(StandIn):
         if self._closed:
             return
         failed = self._rounds.engine.failure is not None
+        # With an exception only this rank leaves the loop, so the others would not come to meet it.
+        alone = sys.exc_info()[0] is not None or reason is not None
         try:
             if drain and not failed:
                 self.synchronize()
                 if self._poison is not None:
                     self._poison.conclude()
-                # With an exception only this rank leaves the loop, so the others would not come to meet it.
-                if sys.exc_info()[0] is None and reason is None:
+                if not alone:
                     self._rounds.hand_back(last=True)
         finally:
             self._closed = True
@@ -661,7 +665,8 @@ class WrappedOptimizer(StandIn):
                 releases.callback(self._compiled.close)
                 for hook in self._gating:
                     releases.callback(hook.remove)
-                releases.callback(self._choice.close)
+                ends_early = alone or failed or (linger and not drain)
+                releases.callback(self._choice.close, failed=ends_early)
 
     def before_fork(self) -> None:
         """Apply pending updates: a forked process has no thread that would apply them."""

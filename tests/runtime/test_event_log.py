@@ -46,7 +46,7 @@ def _written(folder: str) -> Iterator[list[Path]]:
             os.close(descriptor)
 
 
-def _train(rank: int, *, steps: int = 200) -> None:
+def _train(rank: int, *, steps: int = 200, fails: bool = False) -> None:
     model = build("conv")
     with torch.no_grad():
         next(model.parameters()).add_(rank)  # so that rank 0's weights have to be sent
@@ -58,6 +58,9 @@ def _train(rank: int, *, steps: int = 200) -> None:
         optimizer.zero_grad()
         backward(model(*batch))
         optimizer.step()
+    if fails:
+        with pytest.raises(KeyError), optimizer:
+            raise KeyError("the user's own")
     optimizer.close()
 
 
@@ -74,6 +77,19 @@ def test_a_run_that_ends_in_its_trial_says_so() -> None:
     assert ("pace.ended_in_trial", "barrier") in told
     assert "pace.mode_chosen" not in dict(told)
     assert others == []
+
+
+def _fail_shortly(rank: int, _size: int) -> list[str]:
+    os.environ["PACE_PROFILE_ITERATIONS"] = "2"  # recorded after the first step
+    with captured_events() as events:
+        _train(rank, steps=2, fails=True)
+    return [each["event"] for each in events]
+
+
+def test_a_run_that_fails_is_not_told_to_train_for_longer() -> None:
+    """Its own error is the last word: the number of steps has not been the cause."""
+    for told in run_ranks(_fail_shortly, 2):
+        assert not {"pace.ended_in_trial", "pace.ended_without_schedule"} & {*told}
 
 
 def _train_twice(rank: int, _size: int) -> tuple[str, str, list[str]]:
