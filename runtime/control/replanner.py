@@ -318,7 +318,9 @@ class Replanner:
         """Stop asking and recording; log if no schedule came, unless training failed before a profile."""
         if self.state == "profiling":
             if not failed:
-                self._say("pace.ended_without_schedule", reason="no profile was made yet: train for more steps")
+                self._say(
+                    "pace.ended_without_schedule", reason="no profile was made yet: train for more steps"
+                )
         elif self._searching and self._late is not None:
             came = "came after the last step: the next run of this job starts with it"
             not_yet = (

@@ -279,10 +279,10 @@ class WrappedOptimizer(StandIn):
         if clips or self._rounds.access.waited_s:
             self._told_of_wait = True
             if self._speaks():
+                what = "clipping by the global norm reads gradients" if clips else "gradients were read"
                 log.info(
                     "pace.waits_for_gradients",
-                    reason="gradients were read before step(), as clipping by the global norm does, so every"
-                    f" update waits for the last sum: {self._remedy_of_waits}; logged once",
+                    reason=f"{what} before updates, so each waits for the last sum: {self._remedy_of_waits}",
                 )
 
     def _step_is_replaced(self) -> bool:
