@@ -20,7 +20,7 @@ class Cell(Scenario):
     iteration_s, compute_s
         Iteration time, and iteration time without any all-reduce, in seconds.
     throughput
-        Samples per second of all workers together; iterations per second if the batch is not known.
+        Samples per second of all workers together; batches if the size of one is not known.
     scaling_efficiency
         Throughput, divided by that of the same number of single workers.
     speedup

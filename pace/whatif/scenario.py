@@ -88,9 +88,9 @@ def measured_batch(profile: Profile) -> float | None:
 
 
 def batch_unit(profile: Profile) -> str:
-    """Return what a profile's batch counts, for example images or tokens; iterations without a batch."""
+    """Return what a profile's batch counts, for example images or tokens; batches if its size is not known."""
     if measured_batch(profile) is None:
-        return "iterations"
+        return "batches"
     unit = str(profile.metadata.get("batch_unit") or "samples")
     return unit.split(" of ")[0].split(",")[0]
 

@@ -282,7 +282,7 @@ def test_a_profile_that_cannot_answer_is_named() -> None:
     without = PLAIN.replace(metadata={})
     with pytest.raises(InvalidOptions, match='"plain" does not say in its metadata with which batch'):
         what_if(without, Grid(batch=(1.0,)))
-    assert what_if(without, Grid(policies=("fifo",))).unit == "iterations"
+    assert what_if(without, Grid(policies=("fifo",))).unit == "batches"
     alone = PLAIN.replace(workers=1, allreduce=AffineAllReduce(latency_s=0.1, seconds_per_byte=0.1))
     with pytest.raises(InvalidOptions, match='"plain": a cost measured with one worker says nothing'):
         what_if(alone, Grid(workers=(2,)))
