@@ -95,8 +95,12 @@ class Slot:
         """Forget the reduced gradient; tensors of it that user code keeps become its own."""
         self.base = self.zeroed = False
         self.assigned = None
-        if self.apart:
+        if self.apart or (self.fused.seen and self._was_moved()):
             self.show()
+
+    def _was_moved(self) -> bool:
+        """Return whether user code has given the gradient other memory: ``parameter.grad.data = ...``."""
+        return local_part(self.shown).data_ptr() != self.view.data_ptr()
 
     @property
     def is_kept(self) -> bool:
@@ -137,9 +141,8 @@ class Slot:
 
     def take_back(self) -> None:
         """Copy a gradient from user code's own memory to the buffer."""
-        shown = local_part(self.shown)
-        if shown.data_ptr() != self.view.data_ptr():
-            self.view.copy_(shown)
+        if self._was_moved():
+            self.view.copy_(local_part(self.shown))
             self.apart = self.fused.owned = True
 
     def give_out(self) -> None:

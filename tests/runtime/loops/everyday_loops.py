@@ -1,6 +1,7 @@
 """Small loops of kinds that everybody writes, each with what once went wrong in it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -170,3 +171,17 @@ def frozen_later(run: Run) -> None:
         run.average(model)
         optimizer.step()
         run.see(model[0].weight)
+
+
+def gradients_moved(run: Run) -> None:
+    """A conversion of the model gives gradients other memory, and ``zero_grad()`` clears them there."""
+    model: Any = run.build(lambda: nn.Conv2d(2, 3, 2))
+    optimizer = run.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    for step in range(run.steps):
+        if step in (2, 5):
+            model.to(memory_format=torch.channels_last if step == 2 else torch.contiguous_format)
+        optimizer.zero_grad()
+        model(run.batch(step, 2, 2, 3, 3)).pow(2).mean().backward()
+        run.average(model)
+        run.see(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()

@@ -98,6 +98,12 @@ def test_frozen_layers_stay_until_they_thaw(gloo: RankPool, mode: str) -> None:
     assert_trains_as_plainly(gloo, everyday_loops.frozen_later, steps=26, mode=mode)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_with_other_memory_are_cleared(gloo: RankPool, mode: str) -> None:
+    """The next gradients, which clipping reads, are the new ones."""
+    assert_trains_as_plainly(gloo, everyday_loops.gradients_moved, mode=mode)
+
+
 def _train_in_ddp(_rank: int, _size: int) -> list[str]:
     reasons = []
     model = nn.Linear(4, 1)
