@@ -192,16 +192,22 @@ def _kept(value: Any) -> Any:
 @contextlib.contextmanager
 def gradients_in_place(slots: Sequence[Slot]) -> Iterator[None]:
     """Set each parameter's torch gradient to the reduced gradient, or to None if there is none."""
+    placed = {slot: as_part_of(_laid_out(slot), slot.parameter) for slot in slots if slot.present}
     for slot in slots:
-        gradient = as_part_of(_laid_out(slot), slot.parameter) if slot.present else None
-        set_local_gradient(slot.parameter, gradient)
+        set_local_gradient(slot.parameter, placed.get(slot))
     try:
         with without_gates():
             yield
     finally:
         for slot in slots:
-            if slot.present and local_gradient(slot.parameter) is None:
-                slot.base = False  # the optimizer cleared it
+            left = local_gradient(slot.parameter)
+            if left is not placed.get(slot):  # the optimizer, or a hook of its step, cleared or replaced it
+                slot.forget()
+                if left is not None:
+                    slot.release_kept()
+                    with torch.no_grad():
+                        slot.view.copy_(local_part(left))
+                    slot.base = slot.present = True
             set_local_gradient(slot.parameter, None)
             if slot.apart and slot.base and slot.fused.resolved:
                 with torch.no_grad():

@@ -304,13 +304,19 @@ class WrappedOptimizer(StandIn):
 
     def _step_later(self, closure: Callable[[], Any] | None) -> Any:
         """Record the hyper-parameters; updates are applied when parameters are used."""
+        own = self.optimizer
+        given: tuple[Any, ...] = (own,) if closure is None else (own, closure)
+        named: dict[str, Any] = {}
+        # As torch does, before the closure, which they may replace.
+        for hook in (*_global_optimizer_pre_hooks.values(), *own._optimizer_step_pre_hooks.values()):
+            changed = hook(own, given, named)
+            if changed is not None:
+                given, named = changed
         loss = None
+        closure = named.get("closure", given[1] if len(given) > 1 else None)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        own = self.optimizer
-        for hook in (*_global_optimizer_pre_hooks.values(), *own._optimizer_step_pre_hooks.values()):
-            hook(own, (), {})
         self._rounds.seal(read=False)
         self._rounds.adopt_replaced()
         self._clip_at_step()
@@ -319,7 +325,7 @@ class WrappedOptimizer(StandIn):
         if after:  # they expect all parameters to be updated
             self._rounds.synchronize()
         for hook in after:
-            hook(own, (), {})
+            hook(own, given, named)
         return loss
 
     def _end_step(self) -> None:

@@ -185,3 +185,47 @@ def gradients_moved(run: Run) -> None:
         run.average(model)
         run.see(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
         optimizer.step()
+
+
+def hooks_before_closures(run: Run) -> None:
+    """A hook of ``step`` decays weights before the closure uses them, and sees what ``step`` was given."""
+    model = run.build(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
+    optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+
+    def decay(_optimizer: torch.optim.Optimizer, given: tuple[object, ...], _named: object) -> None:
+        run.see(len(given))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+
+    optimizer.register_step_pre_hook(decay)
+    for step in range(run.steps):
+
+        def closure(step: int = step) -> Any:
+            optimizer.zero_grad()
+            loss = model(run.batch(step, 2, 4)).pow(2).mean()
+            loss.backward()
+            run.average(model)
+            return loss
+
+        optimizer.step(closure)
+
+
+def hooks_replace_gradients(run: Run) -> None:
+    """A hook of ``step`` replaces gradients, which later backward passes add to."""
+    model = run.build(lambda: nn.Linear(4, 2))
+    optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+
+    def halve(*_given: object) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad * 0.5
+
+    optimizer.register_step_pre_hook(halve)
+    for step in range(run.steps):
+        if step % 3 == 0:
+            optimizer.zero_grad()
+        model(run.batch(step, 2, 4)).pow(2).mean().backward()
+        run.average(model)
+        optimizer.step()
+        run.see([parameter.grad for parameter in model.parameters()])

@@ -104,6 +104,13 @@ def test_gradients_with_other_memory_are_cleared(gloo: RankPool, mode: str) -> N
     assert_trains_as_plainly(gloo, everyday_loops.gradients_moved, mode=mode)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_of_a_step_change_weights_and_gradients(gloo: RankPool, mode: str) -> None:
+    """Before a closure runs, as in torch; and what they assign stays the gradient."""
+    assert_trains_as_plainly(gloo, everyday_loops.hooks_before_closures, mode=mode)
+    assert_trains_as_plainly(gloo, everyday_loops.hooks_replace_gradients, mode=mode)
+
+
 def _train_in_ddp(_rank: int, _size: int) -> list[str]:
     reasons = []
     model = nn.Linear(4, 1)
