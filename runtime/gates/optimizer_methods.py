@@ -49,6 +49,11 @@ def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
+def update_rule(kind: type[torch.optim.Optimizer]) -> tuple[Any, Any]:
+    """Return the methods of a class that make its update: ``step``, and what it collects gradients with."""
+    return unhooked(kind), getattr(kind, "_init_group", None)
+
+
 def step_was_replaced(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer's ``step`` was replaced, so that it is not its class's.
 

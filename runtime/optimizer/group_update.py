@@ -21,13 +21,13 @@ from pace.runtime.engine.buffers import (
 )
 from pace.runtime.gates.gradient_gates import local_gradient, set_local_gradient, without_gates
 from pace.runtime.gates.guarded_tensors import in_transform
-from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
+from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked, update_rule
 from pace.runtime.gates.patches import set_frame_evaluation
 
 # Optimizers that update each parameter from its own gradient and state alone, so that any subset of
 # parameters can be updated at any time. Adafactor and Muon use a whole parameter, but never two.
 _PER_PARAMETER = frozenset(
-    unhooked(getattr(torch.optim, name))
+    update_rule(getattr(torch.optim, name))
     for name in (
         "ASGD",
         "Adadelta",
@@ -49,7 +49,7 @@ _PER_PARAMETER = frozenset(
 
 # Those of them that use more than one element at a time.
 _PER_WHOLE = frozenset(
-    unhooked(getattr(torch.optim, name)) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
+    update_rule(getattr(torch.optim, name)) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
 )
 
 
@@ -60,13 +60,13 @@ def full_name(optimizer: torch.optim.Optimizer) -> str:
 
 def why_not_per_group(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why this optimizer's update cannot be applied group by group, or None if it can."""
-    kind = unhooked(type(optimizer))
+    rule = update_rule(type(optimizer))
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
-    if kind not in _PER_PARAMETER:
+    if rule not in _PER_PARAMETER:
         return f"{full_name(optimizer)} is not known to update each parameter from its own gradient alone"
     sharded = (hasattr(each, "placements") for group in optimizer.param_groups for each in group["params"])
-    if kind in _PER_WHOLE and any(sharded):
+    if rule in _PER_WHOLE and any(sharded):
         return (
             f"{type(optimizer).__name__} communicates with the ranks that hold other shards of a parameter,"
             " so all ranks must update in the same order"

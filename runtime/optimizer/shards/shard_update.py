@@ -12,7 +12,7 @@ from pace.errors import InvalidUse
 from pace.runtime.engine.buffers import Slot, kept_elsewhere, like
 from pace.runtime.gates.gradient_gates import without_gates
 from pace.runtime.gates.guarded_tensors import guard
-from pace.runtime.gates.optimizer_methods import step_was_replaced, unhooked
+from pace.runtime.gates.optimizer_methods import step_was_replaced, update_rule
 from pace.runtime.optimizer.group_update import TwinOptimizer, full_name
 from pace.runtime.optimizer.shards.checkpoint import (
     ParameterPiece,
@@ -30,7 +30,7 @@ from pace.runtime.transports.transport import Transport
 
 # Optimizers that update each element from the same element of gradient and state, and from common numbers.
 _ELEMENTWISE = frozenset(
-    unhooked(getattr(torch.optim, name))
+    update_rule(getattr(torch.optim, name))
     for name in (
         "ASGD",
         "Adadelta",
@@ -51,7 +51,7 @@ def why_not_elementwise(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why this optimizer's update cannot be applied to parts of parameters, or None if it can."""
     if step_was_replaced(optimizer):
         return f"the step of this {type(optimizer).__name__} was replaced by another function"
-    if unhooked(type(optimizer)) not in _ELEMENTWISE:
+    if update_rule(type(optimizer)) not in _ELEMENTWISE:
         return f"{full_name(optimizer)} is not known to update each element from its own gradient alone"
     return None
 

@@ -11,6 +11,7 @@ from pace.runtime.control.parameters import gradient_sizes
 from pace.runtime.engine.buffers import FusedGroup, build_groups
 from pace.runtime.engine.plan import plan_locally
 from pace.runtime.optimizer.group_update import GroupUpdate, full_name, why_not_per_group
+from pace.runtime.optimizer.shards.shard_update import why_not_elementwise
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
@@ -120,13 +121,20 @@ def test_gradients_are_where_torch_keeps_them_only_meanwhile() -> None:
 
 
 def test_optimizers_that_look_at_all_gradients_are_known() -> None:
-    """LBFGS searches along one line for all parameters; a subclass with a step of its own may do anything."""
+    """LBFGS searches along one line for all parameters; a subclass with its own method may do anything."""
 
     class _Own(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
+    class _Collecting(torch.optim.SGD):
+        def _init_group(self, *lists: Any) -> Any:  # may scale by the group's norm
+            return super()._init_group(*lists)  # type: ignore[no-untyped-call]
+
     model = _model()
     assert why_not_per_group(torch.optim.AdamW(model.parameters())) is None
-    for optimizer in (torch.optim.LBFGS(model.parameters()), _Own(model.parameters(), lr=0.1)):
+    kinds: list[Any] = [torch.optim.LBFGS, _Own, _Collecting]
+    for kind in kinds:
+        optimizer = kind(model.parameters(), lr=0.1)
         assert full_name(optimizer) in (why_not_per_group(optimizer) or "")
+        assert full_name(optimizer) in (why_not_elementwise(optimizer) or "")
