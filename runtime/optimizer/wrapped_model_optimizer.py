@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pace.runtime.gates.model_wrapper import ModelWrapper
-from pace.runtime.gates.optimizer_methods import route
+from pace.runtime.gates.optimizer_methods import route, zero_grad_was_replaced
 from pace.runtime.optimizer.start import Prepare, released_on_failure
 from pace.runtime.optimizer.wrapped_optimizer import WrappedOptimizer
 from pace.runtime.transports.transport import Transport
@@ -62,15 +62,14 @@ class WrappedModelOptimizer(WrappedOptimizer):
         self._undo: list[Callable[[], Any]] = []
         self._model_wrapper = self._standing_aside = model_wrapper
         self._whole = weakref.ref(whole)
+        self._own_zero_grad = zero_grad_was_replaced(optimizer)
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=prepare)
         # Last: until here, calls of the training loop do not reach the runtime.
         model_wrapper.stand_aside()
-        self._undo = [
-            model_wrapper.close,
-            route(optimizer, "step", _while_open(self, "step")),
-            route(optimizer, "zero_grad", _while_open(self, "zero_grad")),
-        ]
+        self._undo = [model_wrapper.close, route(optimizer, "step", _while_open(self, "step"))]
+        if not self._own_zero_grad:
+            self._undo.append(route(optimizer, "zero_grad", _while_open(self, "zero_grad")))
         self._routed_step = optimizer.step
         model_wrapper.wrapper = self
         _wrappers[whole] = weakref.ref(self)
@@ -85,6 +84,9 @@ class WrappedModelOptimizer(WrappedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients; see ``WrappedOptimizer``."""
+        if self._own_zero_grad:
+            self.optimizer.zero_grad(set_to_none)
+            return
         self._rounds.zero(set_to_none=set_to_none)
         self._planned.clear_frozen()
 

@@ -313,6 +313,28 @@ def closed(job: Job) -> None:
         optimizer.step()
 
 
+class ClearsSometimes(torch.optim.SGD):
+    """Clears gradients in every other call only."""
+
+    calls = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, or none."""
+        self.calls += 1
+        if self.calls % 2:
+            super().zero_grad(set_to_none)
+
+
+def cleared_by_subclass(job: Job) -> None:
+    """An optimizer's own ``zero_grad``, called on it, decides what is cleared."""
+    model, optimizer = job.begin(ClearsSometimes)
+    for step in range(job.steps):
+        optimizer.zero_grad()
+        job.backward(model, step)
+        optimizer.step()
+    job.see(torch.tensor(optimizer.calls))
+
+
 LOOPS: tuple[Callable[[Job], None], ...] = (
     usual,
     accumulating,
@@ -331,6 +353,7 @@ LOOPS: tuple[Callable[[Job], None], ...] = (
     state_read,
     copied,
     closed,
+    cleared_by_subclass,
 )
 
 COMPILED: tuple[Callable[[Job], None], ...] = (compiled, compiled_around)
