@@ -95,10 +95,10 @@ class Slot:
         """Forget the reduced gradient; tensors of it that user code keeps become its own."""
         self.base = self.zeroed = False
         self.assigned = None
-        if self.apart or (self.fused.seen and self._was_moved()):
+        if self.apart or (self.fused.seen and self.was_moved()):
             self.show()
 
-    def _was_moved(self) -> bool:
+    def was_moved(self) -> bool:
         """Return whether user code has given the gradient other memory: ``parameter.grad.data = ...``."""
         return local_part(self.shown).data_ptr() != self.view.data_ptr()
 
@@ -141,7 +141,7 @@ class Slot:
 
     def take_back(self) -> None:
         """Copy a gradient from user code's own memory to the buffer."""
-        if self._was_moved():
+        if self.was_moved():
             self.view.copy_(local_part(self.shown))
             self.apart = self.fused.owned = True
 
@@ -308,8 +308,26 @@ class FusedGroup:
                 slot.show()
         self.owned = any(slot.apart or slot.assigned is not None for slot in self.slots)
 
+    @property
+    def is_viewed(self) -> bool:
+        """Return whether user code keeps views of gradients that it has read."""
+        return self.seen and self._num_references() > self._baseline
+
+    def renew(self) -> None:
+        """Give the group a new buffer with the same gradients; the old one is left to user code's views."""
+        before = [(slot.view, slot.shown, slot.apart, slot.was_moved()) for slot in self.slots]
+        self.allocate()
+        with torch.no_grad():
+            for slot, (view, shown, apart, moved) in zip(self.slots, before, strict=True):
+                slot.view.copy_(view)
+                if slot.base:
+                    slot.shown, slot.apart = shown, apart
+                    if not moved:
+                        local_part(shown).data = slot.view.data
+
     def _num_references(self) -> int:
-        return int(num_uses(self.buffer.untyped_storage()._cdata))
+        moved = sum(slot.was_moved() for slot in self.slots)
+        return moved + int(num_uses(self.buffer.untyped_storage()._cdata))
 
 
 # What sys.getrefcount returns for an object that one attribute refers to.

@@ -311,8 +311,11 @@ class Reduction:
         """Move gradients that user code refers to out of the buffer, which will be overwritten."""
         if group.release_kept():
             group.allocate()
-            self.engine.rebind(group.number, self._tensors_of(group.number))
-            group.settle_references()
+            self._rebind(group)
+
+    def _rebind(self, group: FusedGroup) -> None:
+        self.engine.rebind(group.number, self._tensors_of(group.number))
+        group.settle_references()
 
     def seal(self, *, read: bool) -> None:
         """Submit all remaining groups, with zeros for gradients that were not computed.
@@ -518,6 +521,10 @@ class Reduction:
             A gradient to skip, because autograd has just added to it.
         """
         for group in self._groups:
+            if group.seen and self._is_replaced(group, arriving) and group.is_viewed:
+                self.resolve(group)
+                group.renew()  # what views show of replaced gradients must not change
+                self._rebind(group)
             group.take_back()
         if not self.scattered:
             return
@@ -535,6 +542,13 @@ class Reduction:
                 set_local_gradient(slot.parameter, None)
                 slot.present = slot.base = True
                 slot.zeroed = False
+
+    def _is_replaced(self, group: FusedGroup, arriving: Slot | None) -> bool:
+        """Return whether user code has replaced a reduced gradient, or given it other memory."""
+        if any(slot.base and slot.was_moved() for slot in group.slots):
+            return True
+        slots = [slot for slot in group.slots if self.scattered and slot is not arriving]
+        return any(local_gradient(slot.parameter) is not None for slot in slots)
 
     def cleared(self) -> bool:
         """Return whether all gradients of a sealed round were cleared, so that a new round begins."""

@@ -229,3 +229,24 @@ def hooks_replace_gradients(run: Run) -> None:
         run.average(model)
         optimizer.step()
         run.see([parameter.grad for parameter in model.parameters()])
+
+
+def views_of_replaced_gradients(run: Run) -> None:
+    """Moving averages of gradients begin as views of the first ones, which the average then changes."""
+    model = run.build(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
+    optimizer = run.wrap(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    averages: dict[nn.Parameter, torch.Tensor] = {}
+    for step in range(run.steps):
+        optimizer.zero_grad()
+        model(run.batch(step, 2, 4)).pow(2).mean().backward()
+        run.average(model)
+        if step % 4 == 0:
+            averages = {p: p.grad.detach() for p in model.parameters() if p.grad is not None}
+        for parameter, average in averages.items():
+            assert parameter.grad is not None
+            if step % 8 < 4:
+                parameter.grad = parameter.grad + 2 * average
+            else:
+                parameter.grad.data = parameter.grad.data + 2 * average
+        optimizer.step()
+        run.see(list(averages.values()))

@@ -105,6 +105,12 @@ def test_gradients_with_other_memory_are_cleared(gloo: RankPool, mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_views_of_gradients_outlive_their_replacement(gloo: RankPool, mode: str) -> None:
+    """They keep the values that the replaced gradients had, as without PACE."""
+    assert_trains_as_plainly(gloo, everyday_loops.views_of_replaced_gradients, mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_hooks_of_a_step_change_weights_and_gradients(gloo: RankPool, mode: str) -> None:
     """Before a closure runs, as in torch; and what they assign stays the gradient."""
     assert_trains_as_plainly(gloo, everyday_loops.hooks_before_closures, mode=mode)
