@@ -88,7 +88,7 @@ def measured_batch(profile: Profile) -> float | None:
 
 
 def batch_unit(profile: Profile) -> str:
-    """Return what a profile's batch counts, for example images or tokens; batches if its size is not known."""
+    """Return what a profile's batch counts, for example images or tokens; batches without a size."""
     if measured_batch(profile) is None:
         return "batches"
     unit = str(profile.metadata.get("batch_unit") or "samples")
