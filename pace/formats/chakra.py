@@ -37,6 +37,7 @@ _SCHEMA = {
         "uint32_val": (11, "uint32"),
         "uint64_val": (13, "uint64"),
         "bool_val": (27, "bool"),
+        "string_val": (29, "string"),
     },
     "IOInfo": {"shapes": (2, "string"), "types": (3, "string")},
     "Node": {
@@ -187,6 +188,13 @@ def read_chakra(
     if allreduce is None:
         if not reader.samples:
             raise FormatError(path, "no all-reduce was recorded: give the cost of an all-reduce")
+        if len(reader.groups) > 1:
+            first, second = sorted(reader.groups)[:2]
+            raise FormatError(
+                path,
+                f"all-reduces of the process groups {first[:60]!r} and {second[:60]!r} were recorded, and "
+                "nothing tells which one sums gradients: give the cost of an all-reduce",
+            )
         sizes = sorted(reader.samples)
         seconds = without_waiting(sizes, [reader.samples[size] for size in sizes])
         with validated(path):
@@ -224,6 +232,7 @@ class _Reader:
 
     def __init__(self, path: str | Path) -> None:
         self.samples: dict[float, float] = {}
+        self.groups: set[str] = set()  # of these samples, where the trace names them
         self._nodes: dict[int, _Node] = {}
         self._device: dict[int, float] = {}
         fault: FormatError | None = None
@@ -268,6 +277,8 @@ class _Reader:
                 and duration_s
             ):
                 self.samples[float(size)] = min(self.samples.get(float(size), duration_s), duration_s)
+                if attributes.get("pg_name"):
+                    self.groups.add(attributes["pg_name"])
         elif attributes.get("is_cpu_op", True):
             if node.id in self._nodes:
                 raise ValueError(f"two nodes have the id {node.id}")
@@ -372,11 +383,10 @@ def _number(sequence: int | None) -> int:
     return -1 if sequence is None else sequence
 
 
-def _value(attribute: Any) -> int | bool | None:
+def _value(attribute: Any) -> Any:
     """Return the value of an attribute; None if it is of a type that nothing here asks for."""
     kind = attribute.WhichOneof("value")
-    value: int | bool | None = None if kind is None else getattr(attribute, kind)
-    return value
+    return None if kind is None else getattr(attribute, kind)
 
 
 def _literal(text: str) -> list[Any]:

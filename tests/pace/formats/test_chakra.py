@@ -51,6 +51,15 @@ def test_the_shortest_call_of_each_size_is_the_cost(tmp_path: Path) -> None:
     assert read_chakra(path, workers=2, allreduce=given).allreduce == given
 
 
+def test_all_reduces_of_several_groups_are_no_cost(tmp_path: Path) -> None:
+    """Those of tensor parallelism take another time than those that sum gradients; a given cost will do."""
+    (path := tmp_path / "trace.et").write_bytes(chakra_trace(groups="010"))
+    with pytest.raises(FormatError, match=r"process groups '0' and '1' were recorded.* give the cost"):
+        read_chakra(path, workers=2)
+    given = AffineAllReduce(latency_s=1.0, seconds_per_byte=0.0)
+    assert read_chakra(path, workers=2, allreduce=given).allreduce == given
+
+
 BEGINNING = b"\x07\x0a\x050.0.4"
 
 

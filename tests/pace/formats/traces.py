@@ -220,13 +220,15 @@ def horovod_events(*, iterations: int = 4, own_late_us: int = 0) -> list[Event]:
     return events
 
 
-def chakra_trace(*, device: bool = True, micro_batches: int = 1, reduced_bytes: int = 840) -> bytes:
+def chakra_trace(
+    *, device: bool = True, micro_batches: int = 1, reduced_bytes: int = 840, groups: str = "000"
+) -> bytes:
     """Return the model of ``shaped_execution_trace`` as Chakra writes it, with an annotated update.
 
     With `device`, addmm, relu, the two backward ops and the update launch kernels of 100, 20, 30, 200
     and 50 us, two collectives of `reduced_bytes` take 75 and 70 us, and one of 4 bytes waits, in all 600 us;
-    without, these are the ops' own durations. Dependencies chain the nodes, a kernel's also names the kernel
-    before it.
+    without, these are the ops' own durations. `groups` names the collectives' process groups. Dependencies
+    chain the nodes, a kernel's also names the kernel before it.
     """
     durations = {6: 100, 7: 20, 10: 30, 13: 200, 23: 50}
     rows = shaped_execution_trace(micro_batches=micro_batches)["nodes"]
@@ -247,8 +249,10 @@ def chakra_trace(*, device: bool = True, micro_batches: int = 1, reduced_bytes: 
             kernel_before = [100 + identity]
     reduced = {"is_cpu_op": False, "comm_type": 0, "comm_size": reduced_bytes}
     small = reduced | {"comm_size": 4}
-    for identity, duration, about in ((900, 75, reduced), (901, 70, reduced), (902, 600, small)):
-        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, about, {}))
+    calls = ((900, 75, reduced), (901, 70, reduced), (902, 600, small))
+    for group, (identity, duration, about) in zip(groups, calls, strict=True):
+        named: Event = {**about, "pg_name": group}
+        nodes.append(_chakra_node(identity, "ncclDevKernel_AllReduce", 7, [21], duration, named, {}))
     return b"".join(_varint(len(node)) + node for node in nodes)
 
 
@@ -270,8 +274,8 @@ def _chakra_node(
     )
     written = []
     for key, value in attributes.items():
-        number = 27 if isinstance(value, bool) else 9
-        written.append((10, _message((1, key.encode()), (number, int(value)))))
+        of_type = (29, value.encode()) if isinstance(value, str) else (9, int(value))
+        written.append((10, _message((1, key.encode()), (27, value) if isinstance(value, bool) else of_type)))
     packed = b"".join(_varint(dep) for dep in deps)
     return _message(
         (1, identity), (2, name.encode()), (3, kind), (5, packed), (7, duration), (8, described), *written
