@@ -68,6 +68,16 @@ _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
         f"{_RECORD}. For the cost of all-reduces run nccl-tests, and `pace fit` on its output.",
     ),
     (
+        (b'"collective_seq_id"', b'"pg_status"'),
+        "a dump of PyTorch's flight recorder, which has no operators",
+        f"To see whether ranks wait for one another, run `pace check-order` on all ranks' dumps. {_RECORD}.",
+    ),
+    (
+        (b'"in_msg_size"',),
+        "a trace of PARAM's communication, which has no operators",
+        f"{_RECORD}.",
+    ),
+    (
         (b'"workload_graph"',),
         "a Chakra trace as JSON",
         "Pass the trace (.et) that it was made from.",

@@ -120,6 +120,8 @@ def test_a_graph_that_is_called_a_table_is_a_graph(tmp_path: Path) -> None:
             "torch.autograd.profiler before .* torch.profiler",
         ),
         (b"Comm. Op            Message Size        Count\nall_reduce\n", "DeepSpeed's summary .*pace fit"),
+        (b'{"version":"2.10","pg_status":{},"entries":[]}', "flight recorder.*pace check-order"),
+        (b'[{"comms":"all_reduce","in_msg_size":9,"world_size":8}]', "PARAM's comm.* torch.profiler"),
         (b"version https://git-lfs.github.com/spec/v1\nsize 5\n", "pointer of Git LFS .* fetch"),
         (b"/annex/objects/SHA256E-s5--00.json\n", "pointer of git-annex .* fetch"),
         (gzip.compress(bytes(257) + b"ustar\x0000" + bytes(248), mtime=0), "an archive: unpack it"),
