@@ -51,7 +51,12 @@ def unhooked(kind: type[torch.optim.Optimizer]) -> Any:
 
 def update_rule(kind: type[torch.optim.Optimizer]) -> tuple[Any, Any]:
     """Return the methods of a class that make its update: ``step``, and what it collects gradients with."""
-    return unhooked(kind), getattr(kind, "_init_group", None)
+    collects = getattr(kind, "_init_group", None)
+    # When TorchDynamo is loaded, it wraps this method of each of torch's optimizers.
+    inner = getattr(collects, "_torchdynamo_orig_callable", None)
+    while inner is not None and inner is getattr(collects, "__wrapped__", None):
+        collects, inner = inner, getattr(inner, "_torchdynamo_orig_callable", None)
+    return unhooked(kind), collects
 
 
 def step_was_replaced(optimizer: torch.optim.Optimizer) -> bool:

@@ -138,3 +138,13 @@ def test_optimizers_that_look_at_all_gradients_are_known() -> None:
         optimizer = kind(model.parameters(), lr=0.1)
         assert full_name(optimizer) in (why_not_per_group(optimizer) or "")
         assert full_name(optimizer) in (why_not_elementwise(optimizer) or "")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw, fused", "adagrad"])
+def test_a_compiler_in_the_process_changes_no_optimizers_rule(name: str) -> None:
+    """It wraps methods of torch's optimizers when it is first used, before or after wrappers were made."""
+    torch.compile(lambda number: number + 1, backend="eager")(torch.ones(1))
+    assert hasattr(torch.optim.AdamW._init_group, "_torchdynamo_orig_callable")
+    optimizer = OPTIMIZERS[name](_model().parameters())
+    assert why_not_per_group(optimizer) is None
+    assert why_not_elementwise(optimizer) is None
