@@ -41,6 +41,7 @@ from pace.runtime.transports.device import Clock, CudaClock, HostClock
 NODE_REPEATS = 3
 # Ops that Inductor leaves to torch. Torch adds to its own set whatever it left to torch once.
 _LEFT_TO_TORCH = frozenset(op for op in fallbacks if hasattr(lowerings.get(op), "_is_fallback_handler"))
+_TORCH_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "onednn", "quantized", "_quantized"})
 _COPIED_BYTES = 64 << 20
 
 
@@ -93,12 +94,12 @@ class NodeTimes:
 
     def _found_s(self, node: fx.Node, arguments: Any, flops: float, whole: int) -> float:
         """Measure a node; compute its time from the rates measured so far where it cannot run by itself."""
-        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        if _may_run(node):
             try:
                 seconds = self._measure(node, arguments)
                 self._flops_per_s = max(self._flops_per_s, flops / seconds)
                 return seconds
-            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            except Exception:
                 pass  # Random inputs do not suit every op, and memory may not suffice.
         compute_s = flops / self._flops_per_s if self._flops_per_s else 0.0
         return max(compute_s, whole / self.memory_bytes_per_s)
@@ -173,6 +174,17 @@ def _is_fused(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return target.__class__.__module__ == "builtins"  # arithmetic of sizes
     return target.namespace in ("aten", "prims") and not is_kernel_of_torch(node)
+
+
+def _may_run(node: fx.Node) -> bool:
+    """Return whether a node may run more often than the job runs it: not the user's code, which may count.
+
+    Whoever registers a formula for the operations of a custom op declares that it only computes.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace in _TORCH_NAMESPACES or is_compute_node(node)
+    return not isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def _moved_bytes(node: fx.Node) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import register_flop_formula
 
 from pace.device_rates import DeviceRates
 from pace.runtime.inductor import node_times
@@ -50,6 +51,34 @@ def test_measuring_draws_none_of_the_jobs_random_numbers() -> None:
     state = torch.get_rng_state()
     assert sum(times.duration_s(node) for node in module.graph.nodes if node.op == "call_function") > 0
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_custom_ops_run_only_where_the_job_runs_them() -> None:
+    """They may count or draw numbers, unless a formula says that they compute. Any error may come of it."""
+    calls: list[str] = []
+
+    def counted(values: torch.Tensor) -> torch.Tensor:
+        calls.append("counted")
+        return values + len(calls)
+
+    def asserting(values: torch.Tensor) -> torch.Tensor:
+        calls.append("asserting")
+        raise AssertionError(values)
+
+    graph = torch.fx.Graph()
+    values = graph.placeholder("values")
+    with FakeTensorMode():
+        values.meta["val"] = torch.empty(256)
+    times = NodeTimes(CPU, None)
+    for op in (counted, asserting):
+        torch.library.custom_op(f"pace_tests::{op.__name__}", op, mutates_args=())
+        packet = getattr(torch.ops.pace_tests, op.__name__)
+        node = graph.call_function(packet.default, (values,))
+        node.meta["val"] = values.meta["val"]
+        if op is asserting:
+            register_flop_formula(packet)(lambda *_args, **_kwargs: 256)
+        assert times.duration_s(node) == pytest.approx(2 * 1024 / times.memory_bytes_per_s)
+    assert calls == ["asserting"]
 
 
 def test_given_rates_count_the_bytes_of_a_kernel_without_a_formula() -> None:
