@@ -220,7 +220,7 @@ class CollectivePlanner(CustomGraphPass):
         terms = f"{program.sha256} {sizes} {fused} {self._options()} {self._ranks.hosts}"
         key = hashlib.sha256(terms.encode()).hexdigest()
         if key not in self._found:
-            kept = self._ranks.from_first(lambda: self._kept(key), "the plan folder")
+            kept = self._ranks.from_first(lambda: self._kept(key, program), "the plan folder")
             if kept is None:
                 costs = self._measure(program, device)
                 times = self._compute_times(program, device, fused)
@@ -229,9 +229,12 @@ class CollectivePlanner(CustomGraphPass):
             self._found[key] = PlannedGraph(graph=graph, schedule=schedule)
         return self._found[key]
 
-    def _kept(self, key: str) -> tuple[bytes, bytes] | None:
+    def _kept(self, key: str, program: FxProgram) -> tuple[bytes, bytes] | None:
         kept = None if self._folder is None else self._folder.find(key)
-        return None if kept is None else (kept[0].to_json(), kept[1].to_json())
+        # Files may have been renamed, and another version of PACE may have read other dependencies.
+        if kept is None or not program.is_of(kept[0]):
+            return None
+        return kept[0].to_json(), kept[1].to_json()
 
     def _measure(self, program: FxProgram, device: torch.device) -> Mapping[GroupCall, CollectiveCost]:
         if self._costs is None:

@@ -78,6 +78,11 @@ class FxProgram:
         """SHA-256 of all lines; 64 hexadecimal digits."""
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
+    def is_of(self, graph: CollectiveGraph) -> bool:
+        """Return whether a document is that of this graph, apart from times."""
+        untimed = tuple(node.model_copy(update={"duration_s": 0.0}) for node in graph.nodes)
+        return untimed == self.untimed.nodes and graph.resident_bytes == self.untimed.resident_bytes
+
     def timed(
         self,
         durations_s: Mapping[str, float],

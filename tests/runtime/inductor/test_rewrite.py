@@ -148,6 +148,13 @@ def test_writes_keep_their_places(group: str) -> None:
     assert "copy_" in documents["all_gather_into_tensor_1"].deps
 
 
+def test_kept_plans_are_told_from_those_of_other_graphs(group: str) -> None:
+    """Nodes and memory are compared, not times."""
+    program, other = (read_fx(iteration(group, layers)[0].graph, "graph") for layers in (2, 3))
+    assert program.is_of(timed(program, LATE))
+    assert not program.is_of(timed(other, LATE))
+
+
 def test_random_numbers_are_drawn_in_their_order(group: str) -> None:
     """Each draw depends on the one before."""
 
