@@ -32,7 +32,7 @@ from pace.order.inputs.job_groups import RankFile
 from pace.planning.graph.arrays import program_of
 from pace.runtime.argument_checks import is_number, refusal, require_instance, require_whole
 from pace.runtime.event_log import log
-from pace.runtime.inductor.fx_program import FxProgram, GroupCall, read_fx
+from pace.runtime.inductor.fx_program import FxProgram, GroupCall, complete_values, read_fx
 from pace.runtime.inductor.node_times import CollectiveTimer, NodeTimes
 from pace.runtime.inductor.rank_agreement import CompilingRanks
 from pace.runtime.inductor.rewrite import apply_plan, issued, prove_order, take_sizes_after_waits, tie
@@ -210,6 +210,7 @@ class CollectivePlanner(CustomGraphPass):
 
     def _read(self, graph: fx.Graph, name: str) -> FxProgram:
         _refuse_other_passes()
+        complete_values(graph)
         take_sizes_after_waits(graph)
         return read_fx(graph, name)
 

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch._C._distributed_c10d import _resolve_process_group
+from torch._guards import detect_fake_mode
+from torch._inductor.fx_utils import get_fake_args_kwargs
 
 from pace.documents.collective_costs import AffineAllReduce, SampledAllReduce
 from pace.documents.graph.collective_graph import CollectiveGraph
@@ -115,6 +117,18 @@ class FxProgram:
                 for node in self.untimed.nodes
             ),
         )
+
+
+def complete_values(graph: fx.Graph) -> None:
+    """Set ``meta["val"]`` of nodes that other passes added without it, as Inductor does after all passes."""
+    known = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    mode = detect_fake_mode(known)
+    for node in graph.nodes:
+        if mode is not None and isinstance(node.target, torch._ops.OpOverload) and "val" not in node.meta:
+            is_known, args, kwargs = get_fake_args_kwargs(node)
+            if is_known:
+                with mode:
+                    node.meta["val"] = node.target(*args, **kwargs)
 
 
 def read_fx(graph: fx.Graph, name: str) -> FxProgram:

@@ -69,7 +69,9 @@ def take_sizes_after_waits(graph: fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=target):
             (sent,) = node.all_input_nodes
             if is_collective(sent):
-                wait = next(each for each in sent.users if is_wait(each))
+                wait = next((each for each in sent.users if is_wait(each)), None)
+                if wait is None:
+                    continue  # The reader of the graph refuses it.
                 places = {each: place for place, each in enumerate(graph.nodes)}
                 if places[wait] > places[node]:
                     node.prepend(wait)

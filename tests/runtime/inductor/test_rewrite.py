@@ -15,9 +15,9 @@ from pace.documents.graph.collective_graph import CollectiveGraph
 from pace.documents.options import Options
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
-from pace.runtime.inductor.fx_program import FxProgram, read_fx
+from pace.runtime.inductor.fx_program import FxProgram, complete_values, is_collective, read_fx
 from pace.runtime.inductor.node_times import NodeTimes
-from pace.runtime.inductor.rewrite import apply_plan, tie
+from pace.runtime.inductor.rewrite import apply_plan, take_sizes_after_waits, tie
 from pace.whatif.graph_ranks import with_ranks
 from tests.runtime.inductor.graphs import (
     OPS,
@@ -146,6 +146,34 @@ def test_writes_keep_their_places(group: str) -> None:
     documents = {node.name: node for node in program.untimed.nodes}
     assert "wait_tensor" in documents["copy_"].deps
     assert "copy_" in documents["all_gather_into_tensor_1"].deps
+
+
+def test_a_collective_whose_size_alone_is_read_is_refused(group: str) -> None:
+    """By its name, as others without a wait."""
+    module = traced(lambda shard: gathered(shard, group), torch.ones(2, WIDTH))
+    (gather,) = (node for node in module.graph.nodes if is_collective(node))
+    (wait,) = gather.users
+    with module.graph.inserting_before(wait):
+        size = module.graph.call_function(torch.ops.aten.sym_size.int, (gather, 0))
+    wait.replace_all_uses_with(size)
+    module.graph.erase_node(wait)
+    take_sizes_after_waits(module.graph)
+    with pytest.raises(InvalidGraph, match='"all_gather_into_tensor"'):
+        read_fx(module.graph, "graph")
+
+
+def test_nodes_that_other_passes_added_are_read(group: str) -> None:
+    """They have no value yet: Inductor sets it after all passes."""
+    module, _ = iteration(group, layers=2)
+    (product, *_) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    (gather, *_) = module.graph.find_nodes(op="call_function", target=OPS.all_gather_into_tensor.default)
+    with module.graph.inserting_after(product):
+        negative = module.graph.call_function(torch.ops.aten.neg.default, (product,))
+    product.replace_all_uses_with(negative, delete_user_cb=lambda user: user is not negative)
+    del gather.meta["val"]
+    complete_values(module.graph)
+    assert negative.meta["val"].shape == product.meta["val"].shape
+    planned(module, LATE)
 
 
 def test_kept_plans_are_told_from_those_of_other_graphs(group: str) -> None:
