@@ -320,7 +320,7 @@ class _Reader:
         communicator = f"group {number}"
         if op in ("reduce-scatter", "all-reduce"):
             communicator += f" {node.args[1]}"
-        elif op == "all-to-all":
+        if op == "all-to-all" or node.meta["val"].dtype.is_complex:
             communicator += f" {node.name}"  # no function of Inductor fuses them
         name = f"{communicator} {op}"
         if name not in self.communicators:

@@ -83,9 +83,11 @@ def _gloo_may_crash(op: str, node: fx.Node) -> bool:
 
     Two threads of torch's Gloo write the name of the op that they completed to one string, without a lock
     (``ProcessGroupGloo::runLoop``, torch 2.9 to 2.14). That of all-gathers outside of buckets is the only
-    one of these ops so long that its memory is freed, and so freed twice.
+    one of these ops so long that its memory is freed, and so freed twice. Gathers of complex numbers stay as
+    they are: Gloo cannot write them to memory that was allocated before.
     """
-    return op == "all-gather" and node.meta["val"].device.type == "cpu"
+    value = node.meta["val"]
+    return op == "all-gather" and value.device.type == "cpu" and not value.dtype.is_complex
 
 
 def _gather_into_given(graph: fx.Graph, node: fx.Node) -> None:

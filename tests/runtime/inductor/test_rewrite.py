@@ -148,6 +148,18 @@ def test_writes_keep_their_places(group: str) -> None:
     assert "copy_" in documents["all_gather_into_tensor_1"].deps
 
 
+def test_gathers_of_complex_numbers_stay_as_they_are(group: str) -> None:
+    """Neither Gloo nor NCCL knows complex numbers, which only the functional op sends as real ones."""
+
+    def step(*shards: torch.Tensor) -> list[torch.Tensor]:
+        return [gathered(shard, group) for shard in shards]
+
+    module = traced(step, *(torch.ones(2, WIDTH, dtype=torch.complex64) for _ in range(2)))
+    planned(module, LATE)
+    gathers = [str(node.target) for node in module.graph.nodes if "all_gather" in str(node.target)]
+    assert gathers == ["_c10d_functional.all_gather_into_tensor.default"] * 2
+
+
 def test_a_collective_whose_size_alone_is_read_is_refused(group: str) -> None:
     """By its name, as others without a wait."""
     module = traced(lambda shard: gathered(shard, group), torch.ones(2, WIDTH))
