@@ -178,6 +178,13 @@ def view_source(node: fx.Node) -> fx.Node | None:
     return source if returns and returns[0].alias_info is not None else None
 
 
+def origin(node: fx.Node) -> fx.Node:
+    """Return the node that allocated the memory which a node returns."""
+    while node.op == "call_function" and (source := view_source(node)) is not None:
+        node = source
+    return node
+
+
 def is_collective(node: fx.Node) -> bool:
     """Return whether a node starts a collective that can be planned."""
     return _functional_name(node) in COLLECTIVES

@@ -32,6 +32,7 @@ from pace.runtime.inductor.fx_program import (
     is_collective,
     is_wait,
     now,
+    origin,
     process_group,
     view_source,
     written_by,
@@ -189,19 +190,13 @@ def _may_run(node: fx.Node) -> bool:
 
 def _moved_bytes(node: fx.Node) -> int:
     """Return the bytes that a fused op reads from, and writes for, nodes outside its fused region."""
-    read = sum(bytes_of(each.meta.get("val")) for each in node.all_input_nodes if not _inside(_origin(each)))
+    read = sum(bytes_of(each.meta.get("val")) for each in node.all_input_nodes if not _inside(origin(each)))
     is_read = any(not _inside(user) for user in _readers(node)) or not node.users
     return read + (bytes_of(node.meta.get("val")) if is_read else 0)
 
 
 def _inside(node: fx.Node) -> bool:
     return node.op == "call_function" and _is_fused(node)
-
-
-def _origin(node: fx.Node) -> fx.Node:
-    while node.op == "call_function" and (source := view_source(node)) is not None:
-        node = source
-    return node
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

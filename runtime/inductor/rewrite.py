@@ -29,7 +29,9 @@ from pace.runtime.inductor.fx_program import (
     group_name,
     is_collective,
     is_wait,
+    origin,
     process_group,
+    written_by,
 )
 from pace.runtime.inductor.node_times import is_kernel_of_torch
 
@@ -114,6 +116,7 @@ def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
     # Before torch 2.13, a bucket of all-gathers starts after its last member, whatever insert_before says.
     for before, member in itertools.pairwise(members):
         before.append(member)
+    _keep_casts_of_written(graph, members)
     waits = sorted((next(iter(member.users)) for member in members), key=places.__getitem__)
     _MERGES[op](
         graph,
@@ -121,6 +124,22 @@ def _fuse(graph: fx.Graph, op: str, members: Sequence[fx.Node]) -> None:
         mode=getattr(config.aten_distributed_optimizations, "bucket_mode", None) or "custom_ops",
         wait_insertion_point=waits[0],
     )
+
+
+def _keep_casts_of_written(graph: fx.Graph, members: Sequence[fx.Node]) -> None:
+    """Put views behind casts of tensors that the graph writes: a bucket does other casts itself, later."""
+    casting = [each for each in members if bucketing.has_mergeable_all_gather_convert_dtype(each)]
+    if not casting:
+        return
+    written = {origin(each) for node in graph.nodes for each in written_by(node)}
+    for member in casting:
+        cast = member.args[0]
+        assert isinstance(cast, fx.Node)
+        if origin(cast.all_input_nodes[0]) in written:
+            with graph.inserting_after(cast):
+                view = graph.call_function(torch.ops.aten.view.default, (cast, cast.meta["val"].shape))
+            view.meta["val"] = cast.meta["val"]
+            member.replace_input_with(cast, view)
 
 
 def tie(graph: fx.Graph) -> None:

@@ -17,7 +17,7 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidGraph
 from pace.runtime.inductor.fx_program import FxProgram, complete_values, is_collective, read_fx
 from pace.runtime.inductor.node_times import NodeTimes
-from pace.runtime.inductor.rewrite import apply_plan, take_sizes_after_waits, tie
+from pace.runtime.inductor.rewrite import _fuse, apply_plan, take_sizes_after_waits, tie
 from pace.whatif.graph_ranks import with_ranks
 from tests.runtime.inductor.graphs import (
     OPS,
@@ -146,6 +146,25 @@ def test_writes_keep_their_places(group: str) -> None:
     documents = {node.name: node for node in program.untimed.nodes}
     assert "wait_tensor" in documents["copy_"].deps
     assert "copy_" in documents["all_gather_into_tensor_1"].deps
+
+
+def test_a_bucket_does_not_read_what_was_written_after_a_cast(group: str) -> None:
+    """It does the casts of its members itself, which may be after the shard changed."""
+
+    def step(first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+        cast = first.to(torch.bfloat16)
+        first.view(-1).mul_(2)
+        return [gathered(each, group) for each in (cast, second.to(torch.bfloat16))]
+
+    inputs = [torch.randn(2, WIDTH) for _ in range(2)]
+    module = traced(step, *inputs)
+    expected, _ = WithoutNetwork(copy.deepcopy(module)).run_all(inputs)
+    _fuse(module.graph, "all-gather", [node for node in module.graph.nodes if is_collective(node)])
+    module.recompile()
+    found, calls = WithoutNetwork(module).run_all(inputs)
+    assert len(calls) == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_gathers_of_complex_numbers_stay_as_they_are(group: str) -> None:
