@@ -115,7 +115,7 @@ class CompilingRanks:
                 raise ScheduleMismatch(
                     f"{what} of rank {rank} differs from that of rank {self.ranks[0]}: "
                     f"it has {_node(theirs, place)} instead of {_node(lines[0], place)}; "
-                    "all ranks must compile the same model"
+                    "all ranks must compile the same model, with shards of the same sizes"
                 )
 
 
