@@ -40,7 +40,7 @@ class PaceCallback(TrainerCallback):
 
     def on_train_begin(self, *_arguments: Any, **_named: Any) -> None:
         """Attach: model and optimizer are prepared, and loaded if training resumes."""
-        self._close()  # after a training that failed
+        self._close()  # after an attempt that ran out of memory, with auto_find_batch_size
         trainer = self._trainer
         self.pace = accelerate.attach(
             trainer.accelerator, trainer.model_wrapped, trainer.optimizer, **self._training
@@ -49,6 +49,12 @@ class PaceCallback(TrainerCallback):
     def on_train_end(self, *_arguments: Any, **_named: Any) -> None:
         """Finish what is in flight."""
         self._close()
+
+    def close_after(self, error: BaseException) -> None:
+        """Finish what is in flight after a training that failed: the Trainer does not tell callbacks."""
+        pace, self.pace = self.pace, None
+        if pace is not None:
+            pace.__exit__(type(error), error, None)
 
     def _close(self) -> None:
         pace, self.pace = self.pace, None
@@ -73,6 +79,15 @@ class PaceMixin:
         trainer.__init__(*arguments, **own)
         self.pace_callback = PaceCallback(self, **training)
         trainer.add_callback(self.pace_callback)
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """Train; a training that fails closes PACE too, so that the model can be trained otherwise."""
+        trainer: Any = super()
+        try:
+            return trainer.train(*arguments, **named)
+        except BaseException as error:
+            self.pace_callback.close_after(error)
+            raise
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
         """Log, with PACE's numbers while training."""

@@ -1,5 +1,6 @@
 """What people do with Accelerate and with the Transformers Trainer, with and without PACE."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -149,4 +150,42 @@ def resumed(rank: int, folder: str) -> list[list[Any]]:
         if kind is PaceTrainer:
             losses = [each for each in trainer.state.log_history if "loss" in each]
             assert losses[-1]["pace/rounds"] >= 7
+    return runs
+
+
+def failed(rank: int, folder: str) -> list[list[Any]]:
+    """Train until a callback raises, then anew with another Trainer; by the Trainer alone and under PACE."""
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
+
+    from pace.runtime.transformers import PaceMixin
+
+    class PaceTrainer(PaceMixin, Trainer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(mode="overlap", **options)
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, *_arguments: Any, **_named: Any) -> None:
+            raise ValueError("interrupted")
+
+    environment(rank)
+    runs = []
+    for kind in (Trainer, PaceTrainer):
+        set_seed(1)
+        examples = [{"input_ids": row, "labels": row} for row in torch.randint(50, (16, 8))]
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+        settings: Any = {"use_cpu": True, "max_steps": 3, "save_strategy": "no", "report_to": []}
+        attempts: list[list[TrainerCallback]] = [[Fails()], []]
+        for callbacks in attempts:
+            arguments = TrainingArguments(folder, **settings)
+            trainer: Any = kind(model=model, args=arguments, train_dataset=examples, callbacks=callbacks)
+            with contextlib.suppress(ValueError):
+                trainer.train()
+        runs.append([value.tolist() for value in model.state_dict().values()])
     return runs

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.frameworks.hugging_face_jobs import both, refusals, resumed
+from tests.runtime.frameworks.hugging_face_jobs import both, failed, refusals, resumed
 from tests.runtime.frameworks.programs import check_example, without
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
@@ -72,3 +72,12 @@ def test_the_trainer_resumes_under_pace(pool: RankPool, tmp_path: Path) -> None:
         own, own_resumed, with_pace, resumed_with_pace = found
         assert with_pace == own
         assert resumed_with_pace == own_resumed
+
+
+@pytest.mark.slow
+def test_a_training_that_failed_leaves_the_model_free(pool: RankPool, tmp_path: Path) -> None:
+    """Another Trainer then trains it, as without PACE."""
+    for found in pool.run(failed, str(tmp_path)):
+        assert not isinstance(found, Failed), found.reason
+        own, with_pace = found
+        assert with_pace == own
