@@ -277,8 +277,8 @@ class _Reader:
                 and duration_s
             ):
                 self.samples[float(size)] = min(self.samples.get(float(size), duration_s), duration_s)
-                if attributes.get("pg_name"):
-                    self.groups.add(attributes["pg_name"])
+                named = (each.string_val for each in node.attr if each.name == "pg_name")
+                self.groups.update(name for name in named if name)
         elif attributes.get("is_cpu_op", True):
             if node.id in self._nodes:
                 raise ValueError(f"two nodes have the id {node.id}")
@@ -383,10 +383,11 @@ def _number(sequence: int | None) -> int:
     return -1 if sequence is None else sequence
 
 
-def _value(attribute: Any) -> Any:
-    """Return the value of an attribute; None if it is of a type that nothing here asks for."""
+def _value(attribute: Any) -> int | bool | None:
+    """Return the number of an attribute; None if it is of another type."""
     kind = attribute.WhichOneof("value")
-    return None if kind is None else getattr(attribute, kind)
+    value: int | bool | None = None if kind in (None, "string_val") else getattr(attribute, kind)
+    return value
 
 
 def _literal(text: str) -> list[Any]:

@@ -60,6 +60,12 @@ def test_all_reduces_of_several_groups_are_no_cost(tmp_path: Path) -> None:
     assert read_chakra(path, workers=2, allreduce=given).allreduce == given
 
 
+def test_a_size_that_is_no_number_is_unknown(tmp_path: Path) -> None:
+    """As for attributes of other types: what is left are the collectives whose sizes are numbers."""
+    (path := tmp_path / "trace.et").write_bytes(chakra_trace(reduced_bytes="840"))
+    assert dict(read_chakra(path, workers=2).allreduce.model_dump()["samples"]) == {4: 600e-6}
+
+
 BEGINNING = b"\x07\x0a\x050.0.4"
 
 

@@ -221,7 +221,7 @@ def horovod_events(*, iterations: int = 4, own_late_us: int = 0) -> list[Event]:
 
 
 def chakra_trace(
-    *, device: bool = True, micro_batches: int = 1, reduced_bytes: int = 840, groups: str = "000"
+    *, device: bool = True, micro_batches: int = 1, reduced_bytes: int | str = 840, groups: str = "000"
 ) -> bytes:
     """Return the model of ``shaped_execution_trace`` as Chakra writes it, with an annotated update.
 
