@@ -26,10 +26,10 @@ from pathlib import Path
 
 from benchmarks.harness.conditions import study_parser, write_json
 from benchmarks.harness.prerequisites import require_tensorflow
-from benchmarks.studies.embedding.batches import Turn
 from benchmarks.studies.embedding.pace_tables import run_pace
 from benchmarks.studies.embedding.tensorflow_servers import run_tensorflow
 from benchmarks.studies.embedding.torch_rpc import run_torch_rpc
+from benchmarks.studies.embedding.workload import Turn
 
 CONTENDERS: dict[str, Callable[[argparse.Namespace], Turn]] = {
     "torch RPC": run_torch_rpc,

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks.studies.embedding.batches import (
+from benchmarks.studies.embedding.workload import (
     WARM_UP,
     WIDTH,
     Batch,

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from benchmarks.studies.embedding.batches import WARM_UP, WIDTH, Turn, draw_batches, free_ports, turn_of
+from benchmarks.studies.embedding.workload import WARM_UP, WIDTH, Turn, draw_batches, free_ports, turn_of
 
 PROGRAM = Path(__file__).with_name("tensorflow_program.py")
 # The machine may be busy.

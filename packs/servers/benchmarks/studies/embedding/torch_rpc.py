@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import nn
 
-from benchmarks.studies.embedding.batches import (
+from benchmarks.studies.embedding.workload import (
     WIDTH,
     Batch,
     Turn,

@@ -11,7 +11,7 @@ import pace_servers
 from pace import InvalidOptions, PaceError, StepsDocument, load_steps
 from pace.documents.steps import StepLink, StepTimes
 from pace_servers import Fleet, PredictionOptions, predict
-from pace_servers.throughput.coarse import dips_of, knee_of
+from pace_servers.throughput.prediction import dips_of, knee_of
 from pace_servers.throughput.recorded_steps import replay_error
 from tests.pace.documents.step_documents import MB, pull_compute_push
 

@@ -26,7 +26,7 @@ _LOADED_ONCE = (
     "torch.distributed.rpc",
     "pace_servers.embedding",
     "pace_servers.runtime.server",
-    "benchmarks.studies.embedding.batches",
+    "benchmarks.studies.embedding.workload",
 )
 
 
