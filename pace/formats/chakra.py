@@ -193,7 +193,7 @@ def read_chakra(
             raise FormatError(
                 path,
                 f"all-reduces of the process groups {first[:60]!r} and {second[:60]!r} were recorded, and "
-                "nothing tells which one sums gradients: give the cost of an all-reduce",
+                "nothing tells which one sums gradients: give the cost of its all-reduces (--cost)",
             )
         sizes = sorted(reader.samples)
         seconds = without_waiting(sizes, [reader.samples[size] for size in sizes])

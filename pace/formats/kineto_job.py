@@ -79,9 +79,9 @@ def look_at_job(ranks: Sequence[RankTrace]) -> Job:
     division = _divided(ranks)
     met = [call for each in division.meetings for call in each.met]
     if met and (apart := division.apart) > _MOST_APART:
-        told = f"in {apart:.0%} of the calls, one rank had ended before another one began"
+        told = f"in {apart:.0%} of the all-reduces, a rank ended before another rank began"
         remedy = "Pass traces that were recorded in one run, of ranks of one process group"
-        doubt = doubt or f"the traces do not match: {told}, which one collective does not allow. {remedy}"
+        doubt = doubt or f"the traces do not match: {told}, which is impossible. {remedy}"
         return Job(ranks=ranks, slowest=slowest, doubt=doubt)
     job = Job(
         ranks=ranks,

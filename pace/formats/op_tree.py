@@ -62,7 +62,10 @@ def refuse_other_jobs(
         why = f"{of_shards} reduce-scatters or updates of shards in a step"
         kind = JobKind(name="ZeRO", sure="likely", why=why)
     elif not num_gradients:
-        raise FormatError(path, "no gradient is accumulated in the last step: nothing tells what is sent")
+        raise FormatError(
+            path,
+            "no gradient is accumulated in the last step: record whole steps, with their backward pass",
+        )
     else:
         return
     raise FormatError(path, str(kind.refusal))

@@ -324,7 +324,7 @@ class Replanner:
         elif self._searching and self._late is not None:
             came = "came after the last step: the next run of this job starts with it"
             not_yet = (
-                "has not come: see that the service runs, and run the job again when it has logged `solved`"
+                "has not come: see that the service runs; when it has logged `solved`, run the job again"
             )
             self._say(
                 "pace.ended_without_schedule", reason=f"the schedule {came if self._late.poll() else not_yet}"

@@ -119,9 +119,9 @@ class Usage:
                 "pace.memory_shared",
                 rank=rank,
                 parameters=", ".join(names[:5]),
-                consequence="a variable shares their memory (p.data, a view, a checkpoint's state_dict, a"
-                " NumPy array), so their updates are applied in step() and do not overlap: delete it after"
-                " use, or keep a copy (copy.deepcopy, p.detach().clone())",
+                consequence="updates of these parameters are applied in step(), without overlap, because a"
+                " variable shares their memory (p.data, a view, a checkpoint's state_dict, a NumPy array):"
+                " delete the variable after use, or keep a copy (copy.deepcopy, p.detach().clone())",
             )
 
     def wasted(self) -> None:

@@ -282,7 +282,7 @@ class WrappedOptimizer(StandIn):
                 what = "clipping by the global norm reads gradients" if clips else "gradients were read"
                 log.info(
                     "pace.waits_for_gradients",
-                    reason=f"{what} before updates, so each waits for the last sum: {self._remedy_of_waits}",
+                    reason=f"{what} before updates, which wait for all gradients: {self._remedy_of_waits}",
                 )
 
     def _step_is_replaced(self) -> bool:
@@ -541,8 +541,8 @@ class WrappedOptimizer(StandIn):
             mine = "the optimizer's step was replaced after it was wrapped"
         if mine is None and held_parts(self.optimizer, list(self.parameters_by_name.values())):
             mine = (
-                "the training loop keeps parts of optimizer.state, and no rank would have the whole state:"
-                " delete the variable after use, such as a loaded checkpoint's"
+                "the training loop keeps tensors of optimizer.state, such as a loaded checkpoint's, and"
+                " sharding would split them: delete the variable that refers to them"
             )
         said = [json.loads(each) for each in self._transport.gather(json.dumps(mine).encode())]
         return next((f"rank {rank}: {each}" for rank, each in enumerate(said) if each is not None), None)

@@ -111,7 +111,7 @@ def test_only_rank_0_logs_and_never_to_stdout() -> None:
     assert events == [f"pace.{each}" for each in (*told, "ended_without_schedule")]
     assert [line.split()[0] for line in stderr.splitlines()] == events
     assert "consequence='training goes on, and the job asks again'" in stderr
-    assert "the schedule has not come: see that the service runs, and run the job again when it" in stderr
+    assert "the schedule has not come: see that the service runs; when it has logged `solved`, run" in stderr
     assert others == [("", "", [])]
 
 

@@ -160,7 +160,7 @@ class WeightSync(JsonDocument):
             if (fewest := -(-total // self.credit_bytes)) > most:
                 raise ValueError(
                     f"credit_bytes {self.credit_bytes} makes at least {fewest:,} buckets, more than {most:,}:"
-                    f" allow at least {-(-total // most)} bytes"
+                    f" set credit_bytes to at least {-(-total // most)}"
                 )
         worst = total * (
             self.seconds_per_byte
