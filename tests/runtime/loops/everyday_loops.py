@@ -188,15 +188,16 @@ def gradients_moved(run: Run) -> None:
 
 
 def hooks_before_closures(run: Run) -> None:
-    """A hook of ``step`` decays weights before the closure uses them, and sees what ``step`` was given."""
+    """A hook of ``step`` decays weights before the closure uses them, and gives ``step`` another closure."""
     model = run.build(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
     optimizer = run.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
 
-    def decay(_optimizer: torch.optim.Optimizer, given: tuple[object, ...], _named: object) -> None:
+    def decay(own: torch.optim.Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         run.see(len(given))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
+        return (own, lambda: 2 * given[1]()), named
 
     optimizer.register_step_pre_hook(decay)
     for step in range(run.steps):
@@ -206,9 +207,9 @@ def hooks_before_closures(run: Run) -> None:
             loss = model(run.batch(step, 2, 4)).pow(2).mean()
             loss.backward()
             run.average(model)
-            return loss
+            return loss.detach()
 
-        optimizer.step(closure)
+        run.see(optimizer.step(closure))
 
 
 def hooks_replace_gradients(run: Run) -> None:
