@@ -26,6 +26,7 @@ _POSTGRESQL_READ_ONLY = "25006"
 _POSTGRESQL_REFUSES = (_POSTGRESQL_READ_ONLY, "25P03", "25P04", "42501")
 # Without these, a thread may wait two hours for a server whose host has vanished. The URL may give others.
 _POSTGRESQL_OPTIONS = {
+    "prepare_threshold": None,  # PgBouncer may run each transaction on another connection of its own
     "connect_timeout": 5,
     "keepalives_idle": 10,
     "keepalives_interval": 5,

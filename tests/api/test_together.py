@@ -48,6 +48,17 @@ def frail(own_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
     own_server.start()
 
 
+def test_no_statement_stays_prepared_on_a_connection(postgresql: PostgresqlServer) -> None:
+    """PgBouncer may run the next transaction on another connection, which does not know the statement."""
+    database = Database(Settings(database_url=postgresql.create_database()).parsed_database_url)
+    for _ in range(20):
+        with database.read() as connection:
+            connection.exec_driver_sql("SELECT count(*) FROM tasks").scalar_one()
+            prepared = connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").all()
+            assert prepared == []
+    database.close()
+
+
 def test_a_dead_services_tasks_are_done_by_another(tmp_path: Path, database_url: str) -> None:
     """Kill -9 one of two services at work: the other finishes all that was accepted, each once."""
     with (
