@@ -62,9 +62,9 @@ class WrappedModelOptimizer(WrappedOptimizer):
         self._undo: list[Callable[[], Any]] = []
         self._model_wrapper = self._standing_aside = model_wrapper
         self._whole = weakref.ref(whole)
-        self._own_zero_grad = zero_grad_was_replaced(optimizer)
         with released_on_failure(transport):
             super().__init__(optimizer, model, transport=transport, prepare=prepare)
+        self._own_zero_grad = zero_grad_was_replaced(optimizer)
         # Last: until here, calls of the training loop do not reach the runtime.
         model_wrapper.stand_aside()
         self._undo = [model_wrapper.close, route(optimizer, "step", _while_open(self, "step"))]

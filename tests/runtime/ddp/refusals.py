@@ -32,6 +32,20 @@ def twice(_rank: int) -> None:
         attach(model)
 
 
+def several_optimizers(_rank: int) -> None:
+    """A list of optimizers."""
+    module = Net()
+    attach(DistributedDataParallel(module), [torch.optim.SGD(module.parameters(), lr=0.1)])
+
+
+def scheduler_on_one_rank(rank: int) -> None:
+    """A learning rate schedule in the optimizer's place, on one rank alone."""
+    module = Net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    attach(DistributedDataParallel(module), scheduler if rank == 0 else optimizer)
+
+
 def ignored(_rank: int) -> None:
     """Parameters that each rank updates by itself."""
     module = Net()
@@ -138,6 +152,8 @@ def nested(rank: int) -> None:
 REFUSALS: Refusals = (
     (without_ddp, "a torch DistributedDataParallel is needed"),
     (twice, "already attached to this model"),
+    (several_optimizers, "optimizer is of type list; a torch.optim.Optimizer is needed"),
+    (scheduler_on_one_rank, "optimizer is of type StepLR; a torch.optim.Optimizer is needed"),
     (ignored, "are ignored"),
     (mixed_precision, "torch.autocast"),
     (other_hook, "compression="),
