@@ -232,9 +232,9 @@ FORMATS = tuple(_READERS)
 
 _SNIFFED_BYTES = 1 << 16
 _MARKERS = {
-    "horovod-timeline": ("NEGOTIATE_", '"process_sort_index"'),
-    "nccl-tests": ("busbw", '"bus_bw"'),
-    "osu": ("# OSU ", "# Size "),
+    "horovod-timeline": re.compile('NEGOTIATE_|"process_sort_index"'),
+    "nccl-tests": re.compile(r'\bbusbw\b|"bus_bw"'),  # DeepSpeed has a column busbw_avg
+    "osu": re.compile("# OSU |# Size "),
 }
 
 
@@ -345,8 +345,8 @@ def _recognize(path: str | Path) -> str:
             )
             if is_cost_header(first):  # further columns may have the names of any tool
                 return "csv"
-            for name, markers in _MARKERS.items():
-                if any(marker in text for marker in markers):
+            for name, marker in _MARKERS.items():
+                if marker.search(text):
                     return name
     if any(mark in first for mark in DELIMITERS) and not first.lstrip().startswith(("{", "[")):
         return "csv"

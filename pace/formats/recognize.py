@@ -68,6 +68,11 @@ _FOREIGN: tuple[tuple[tuple[bytes, ...], str, str], ...] = (
         f"{_RECORD}. For the cost of all-reduces run nccl-tests, and `pace fit` on its output.",
     ),
     (
+        (b"---- Performance of ",),
+        "the output of ds_bench, DeepSpeed's benchmark of collectives",
+        "Run nccl-tests, and `pace fit` on its output.",
+    ),
+    (
         (b'"collective_seq_id"', b'"pg_status"'),
         "a dump of PyTorch's flight recorder, which has no operators",
         f"To see whether ranks wait for one another, run `pace check-order` on all ranks' dumps. {_RECORD}.",

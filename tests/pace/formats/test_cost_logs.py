@@ -392,10 +392,28 @@ def test_a_table_of_several_collectives_gives_its_all_reduces(
         read_cost_log(_file(tmp_path, "\n".join([f"{column},bytes,us", *rows[2:]])))
 
 
-def test_a_tool_that_is_not_read_is_named_when_fitting(tmp_path: Path) -> None:
-    """As `pace headroom` names it."""
-    with pytest.raises(FormatError, match="DeepSpeed's summary of communication"):
-        read_cost_log(_file(tmp_path, "Comm. Op            Message Size        Count\nall_reduce\n"))
+@pytest.mark.parametrize(
+    ("content", "tool"),
+    [
+        (
+            "Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)"
+            "     tput_avg (Gbps)     busbw_avg (Gbps)\nall_reduce\n"
+            "                    1.0 MB              40                  60.29               1.5            "
+            "     5.5                 5.5\n",
+            "DeepSpeed's summary of communication",
+        ),
+        (
+            "---- Performance of all_reduce on 8 devices ---------------\n\n"
+            "Size (Bytes)    Description    Duration    Throughput (Gbps)    BusBW (Gbps)\n"
+            "1048576         1048576x1      120.11 us      69.8           122.2\n",
+            "ds_bench, DeepSpeed's benchmark",
+        ),
+    ],
+)
+def test_a_tool_that_is_not_read_is_named_when_fitting(tmp_path: Path, content: str, tool: str) -> None:
+    """As `pace headroom` names it, though DeepSpeed's busbw_avg begins like a column of nccl-tests."""
+    with pytest.raises(FormatError, match=f"{tool}.*pace fit"):
+        read_cost_log(_file(tmp_path, content))
 
 
 def test_gzip_is_seen_through_whatever_the_name(tmp_path: Path) -> None:
