@@ -44,9 +44,10 @@ def work(connection: "Connection[Any, Any]", memory_bytes: int, prepare: Callabl
     # RLIMIT_AS would count address space that libraries reserve and never touch. What is there before the
     # first task differs by half a GB from machine to machine, so the limit is on what tasks add to it.
     limit_bytes = data_bytes() + memory_bytes
-    # The pool ends a process beyond the limit. The kernel refuses more, in case that takes too long: compiled
-    # code that gets no memory may wait for ever instead of failing.
-    most_bytes = limit_bytes + memory_bytes // 8 + _SLACK_BYTES
+    # The pool ends a process beyond the limit. The kernel refuses more, in case that takes too long. Compiled
+    # code that gets no memory may wait for ever, or abort, instead of failing. So there is room for a table
+    # that doubles just below the limit: its new memory counts at once, before it is used.
+    most_bytes = limit_bytes + 2 * memory_bytes + _SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     connection.send(limit_bytes)
     while True:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import structlog
@@ -73,6 +74,26 @@ def test_a_process_beyond_its_memory_is_ended_even_if_it_does_nothing_more() -> 
         with pytest.raises(LimitExceeded, match="more memory than one request may use"):
             pool.call(WorkerCall(_stay_beyond, (2**26 + 2**25,), 1000.0, None))
         assert pool.call(WorkerCall(len, ("abc",), 60.0, None)) == 3
+    finally:
+        pool.close()
+
+
+def _double(num_bytes: int) -> None:
+    # As compiled code does that parses JSON: it aborts where it gets no memory.
+    held = [np.empty(num_bytes, np.uint8)]
+    try:
+        held.append(np.empty(2 * num_bytes, np.uint8))
+    except MemoryError:
+        os.abort()
+    time.sleep(1000)
+
+
+def test_compiled_code_that_doubles_its_memory_is_ended_before_it_aborts() -> None:
+    """A death would be no fault of the caller, and the call would be tried again."""
+    pool = WorkerPool("the test", 1, 2**26)
+    try:
+        with pytest.raises(LimitExceeded, match="more memory than one request may use"):
+            pool.call(WorkerCall(_double, (2**26 - 2**22,), 1000.0, None))
     finally:
         pool.close()
 
