@@ -1,1 +1,1 @@
-"""What can be asked of the service, one module for each kind of question. ``registry`` finds them all."""
+"""What can be asked of the service, one module for each kind of question. ``all_kinds`` finds them."""
