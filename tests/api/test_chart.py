@@ -64,10 +64,17 @@ def test_helm_finds_nothing_to_mend() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"replica": 1}, {"settings": {"PACE_AUTH": True}}, {"settings": {"AUTH": "required"}}]
+    "wrong",
+    [
+        {"replica": 1},
+        {"settings": {"PACE_AUTH": True}},
+        {"settings": {"AUTH": "required"}},
+        {"settings": {"PACE_DRAIN_S": "30s"}},
+        {"settings": {"PACE_SPOOL_FOLDER": "/var"}},
+    ],
 )
-def test_misspelt_values_are_refused(wrong: dict[str, Any]) -> None:
-    """By the chart's schema, which names them."""
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    """By the chart's schema, which names them: misspelled ones, and what the chart itself sets."""
     refused = _helm("template", "ours", **wrong)
     assert refused.returncode == 1
     assert "values don't meet the specifications of the schema" in refused.stderr
@@ -75,11 +82,28 @@ def test_misspelt_values_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_pods_end_by_force_only_after_their_drain() -> None:
     """Also if somebody chooses a longer one."""
-    for drain_s in (30, 300):
+    for drain_s in (30, 300, 60.5):
         deployment = _by_kind(settings={"PACE_DRAIN_S": str(drain_s)})["Deployment"]
         pod = deployment["spec"]["template"]["spec"]
         pause_s = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
         assert pod["terminationGracePeriodSeconds"] > pause_s + drain_s
+
+
+def test_the_port_is_the_one_that_is_set() -> None:
+    """Probes and the Service use the port by its name."""
+    template = _by_kind(settings={"PACE_PORT": "9000"})["Deployment"]["spec"]["template"]
+    assert template["spec"]["containers"][0]["ports"] == [{"name": "http", "containerPort": 9000}]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "9000"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "asked", "rendered"), [(1, 1, None), (2, 1, 1), (2, 2, 1), (5, 2, 2), (3, 0, 0)]
+)
+def test_a_node_can_always_be_drained(replicas: int, asked: int, rendered: int | None) -> None:
+    """A budget of all replicas would let no pod go."""
+    kinds = _by_kind(replicas=replicas, disruption={"minAvailable": asked})
+    budget = kinds.get("PodDisruptionBudget")
+    assert (budget and budget["spec"]["minAvailable"]) == rendered
 
 
 def test_pods_are_confined_and_their_settings_exist(tmp_path: Path) -> None:
