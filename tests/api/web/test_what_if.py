@@ -82,7 +82,7 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     )
     most = max(pace, key=lambda cell: cell["speedup"])
     expect(answer).to_contain_text(
-        f"The largest speed-up is {most['speedup']:.4g}{TIMES}, "
+        f"The largest simulated speed-up is {most['speedup']:.4g}{TIMES}, "
         f"at bandwidth {most['bandwidth_gbps']:.4g} Gbit/s (simulated next to it: "
     )
     at = pace.index(most)
