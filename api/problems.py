@@ -131,6 +131,10 @@ def problem_of(error: BaseException) -> Problem:
             return _LIMIT_EXCEEDED.problem("the work needed more memory than one request may use")
         case RequestValidationError():
             return _INVALID_REQUEST.problem(explain(error))
+        case HTTPException(status_code=HTTPStatus.NOT_FOUND):
+            return _HTTP._replace(status=404).problem(
+                "nothing is here: the web page is at /, the API's at /docs"
+            )
         case HTTPException():
             return _HTTP._replace(status=error.status_code).problem(str(error.detail))
     if isinstance(error, InvalidDocument):

@@ -87,6 +87,7 @@ def test_what_is_not_there_is_a_problem(service: Caller, path: str) -> None:
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["status"] == 404
+    assert answer.json()["detail"] != "Not Found"  # says what is not there, or where to look
 
 
 def test_a_restart_loses_nothing(tmp_path: Path, database_url: str) -> None:
