@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pace.errors import InvalidOptions
 from pace.runtime.argument_checks import (
@@ -69,6 +69,11 @@ class WrapperOptions:
             raise InvalidOptions(
                 f"plan is a Tune and sharding is {self.communication.sharding!r}: only whole updates can be"
                 " tuned, so leave sharding out"
+            )
+        if cast("str", self.mode) == "plain":  # the log's name of a mode
+            raise InvalidOptions(
+                "mode is 'plain'; 'overlap', 'barrier', 'auto' or 'check' is needed:"
+                " 'auto' keeps 'plain' where it is fastest, and plain training needs no PACE"
             )
         require_one_of("mode", self.mode, get_args(Mode))
         if self.mode == "check" and isinstance(self.plan, Tune):

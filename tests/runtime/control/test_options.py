@@ -59,6 +59,12 @@ def test_a_value_that_is_not_allowed_is_refused(kind: Any, name: str, value: obj
     assert needed in str(refused.value)
 
 
+def test_plain_training_is_a_mode_of_the_log_only() -> None:
+    """Whoever read the mode's name there is told how to get it."""
+    with pytest.raises(InvalidOptions, match="'auto' keeps 'plain' where it is fastest, and plain training"):
+        WrapperOptions(mode=cast("Any", "plain"))
+
+
 def test_numbers_of_any_library_are_numbers() -> None:
     """NumPy's numbers are as good as Python's."""
     assert Plan(credit_bytes=cast("Any", np.int64(5))).credit_bytes == 5
