@@ -42,7 +42,7 @@ from pace.errors import (
     ServiceUnavailable,
     SolverFailed,
 )
-from pace.lazy_names import loads_names
+from pace.lazy_names import WRAPPERS, loads_names
 from pace.version import __version__
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ __all__ = [
 ]
 
 
-__getattr__ = loads_names(__name__, _HOMES)
+__getattr__ = loads_names(__name__, _HOMES, WRAPPERS)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import pace
 
 HEAVY = {"matplotlib", "numba", "numpy", "pydantic", "scipy", "torch", "typer"}
@@ -96,3 +98,13 @@ def test_no_module_is_shadowed() -> None:
         assert getattr(sys.modules[package], last) is module, found.name
         checked += 1
     assert checked > 100
+
+
+@pytest.mark.parametrize("package", ["pace", "pace.runtime"])
+@pytest.mark.parametrize(
+    ("name", "home"), [("DistributedOptimizer", "pace.runtime.torch"), ("attach", "pace.runtime.ddp")]
+)
+def test_a_wrapper_imported_from_the_wrong_package_is_told_of(package: str, name: str, home: str) -> None:
+    """The message has the line to write instead."""
+    with pytest.raises(ImportError, match=f"{package} has no {name}: use `from {home} import {name}`"):
+        exec(f"from {package} import {name}")
