@@ -3,9 +3,10 @@
 Nothing else in the runtime reads PACE's variables.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any, TypedDict
 
@@ -33,6 +34,10 @@ _REPLANNING = {
     "drift_iterations": ("PACE_DRIFT_ITERATIONS", int),
     "interval_s": ("PACE_REPLAN_INTERVAL_S", float),
 }
+_VARIABLES = (
+    *("PACE_URL", "PACE_JOB", "PACE_API_KEY", "PACE_CHECK"),
+    *(variable for variable, _ in _REPLANNING.values()),
+)
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -93,6 +98,9 @@ def prepare(transport: Transport, given: TrainingOptions, **own: Any) -> tuple[W
     """
     options = checking(WrapperOptions(**given, **own), os.environ)
     _warn_of_one_connection(transport, os.environ)
+    if transport.rank == 0:
+        for name, use in misnamed(os.environ).items():
+            log.warning("pace.unknown_variable", name=name, use=use)
     if isinstance(options.plan, Tune):
         if not tunable(options.plan, transport.sequencing):
             raise InvalidOptions(
@@ -136,6 +144,27 @@ def _warn_of_one_connection(transport: Transport, environment: Mapping[str, str]
             reason="CUDA_DEVICE_MAX_CONNECTIONS is 1, so communication and compute cannot overlap on the GPU:"
             " unset it before CUDA starts",
         )
+
+
+def misnamed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that no job reads but that look like an option of one, with what to use instead.
+
+    Other variables named ``PACE_...`` are left alone: the service and the packs have theirs.
+    """
+    of_plan = [each.name for each in fields(Plan)]
+    found = {}
+    for name in sorted(environment):
+        if not name.startswith("PACE_") or name in _VARIABLES:
+            continue
+        option = name.removeprefix("PACE_").lower()
+        likely = difflib.get_close_matches(option, [each[5:].lower() for each in _VARIABLES], 1, 0.8)
+        if likely:
+            found[name] = f"PACE_{likely[0].upper()}"
+        elif option in TrainingOptions.__annotations__:
+            found[name] = f"{option}=... in the script"
+        elif option in of_plan:
+            found[name] = f"plan=Plan({option}=...) in the script"
+    return found
 
 
 def checking(options: WrapperOptions, environment: Mapping[str, str]) -> WrapperOptions:

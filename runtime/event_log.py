@@ -29,6 +29,9 @@ TRAINING_EVENTS = {
         "missing service job consequence",
         "The service or the job's name is missing, so the job makes its own plan",
     ),
+    "pace.unknown_variable": LogEvent(
+        "warning", "name use", "A variable of the environment is ignored: `use` is what was probably meant"
+    ),
     "pace.service_unavailable": LogEvent(
         "warning",
         "service reason consequence",

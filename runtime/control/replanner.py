@@ -48,6 +48,8 @@ class LateSchedule:
         self._found = b""
         self._wake = threading.Event()
         self._closed = False
+        self.denied = False
+        """Whether the service refused the job's API key, so that it is not asked again."""
         self._thread = threading.Thread(target=self._run, name="pace.late", daemon=True)
         self._thread.start()
 
@@ -64,6 +66,7 @@ class LateSchedule:
                 # Another job of this name may have submitted a profile first, so ask before submitting.
                 self._found = self._ask() or (b"" if submit is None else self._hand_in(submit))
             except AccessDenied as error:
+                self.denied = True
                 log.warning(
                     "pace.access_denied",
                     reason=str(error),
@@ -315,13 +318,13 @@ class Replanner:
             )
 
     def close(self, *, failed: bool) -> None:
-        """Stop asking and recording; log if no schedule came, unless training failed before a profile."""
+        """Stop asking and recording; log that a schedule was awaited, except after early failures."""
         if self.state == "profiling":
             if not failed:
                 self._say(
                     "pace.ended_without_schedule", reason="no profile was made yet: train for more steps"
                 )
-        elif self._searching and self._late is not None:
+        elif self._searching and self._late is not None and not self._late.denied:
             came = "came after the last step: the next run of this job starts with it"
             not_yet = (
                 "has not come: see that the service runs; when it has logged `solved`, run the job again"

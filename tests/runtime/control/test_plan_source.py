@@ -220,6 +220,28 @@ def test_arguments_and_environment_complete_each_other() -> None:
     assert not any(events for _, events in second.values())
 
 
+def _with_other_variables(_rank: int, _size: int) -> list[tuple[str, str]]:
+    # PACE_PORT and PACE_SERVERS_HOST are for the service and a pack.
+    for variable in ("MODE", "SCHEDULE", "APIKEY", "DRIFT_ITERATION", "PORT", "SERVERS_HOST"):
+        os.environ[f"PACE_{variable}"] = "7"
+    model = build("conv")
+    with captured_events() as logs:
+        wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model).close()
+    return [(each["name"], each["use"]) for each in logs if each["event"] == "pace.unknown_variable"]
+
+
+def test_a_variable_that_no_job_reads_is_told_of() -> None:
+    """Rank 0 says what was probably meant; variables of the service and of packs are left alone."""
+    first, second = run_ranks(_with_other_variables, 2)
+    assert first == [
+        ("PACE_APIKEY", "PACE_API_KEY"),
+        ("PACE_DRIFT_ITERATION", "PACE_DRIFT_ITERATIONS"),
+        ("PACE_MODE", "mode=... in the script"),
+        ("PACE_SCHEDULE", "plan=Plan(schedule=...) in the script"),
+    ]
+    assert second == []
+
+
 def _with_addresses(_rank: int, _size: int, addresses: Sequence[str]) -> list[str]:
     found = []
     for address in addresses:
@@ -269,6 +291,34 @@ def test_a_service_that_wants_a_key_is_told_of_and_not_asked_again(tmp_path: Pat
     assert line.startswith("pace.access_denied")
     assert "401" in line
     assert "set PACE_API_KEY" in line
+
+
+def _train_with_a_key_to_read(rank: int, _size: int, url: str, key: str) -> list[str]:
+    pace.runtime.control.plan_source._START_TIMEOUT_S = 60.0
+    model = build("conv")
+    (batch,) = batches("conv", 1, rank)
+    options: dict[str, Any] = {"service": url, "job": "train", "api_key": key}
+    options["replanning"] = Replanning(profile_iterations=2)
+    with captured_events() as logs:
+        optimizer = wrap("gloo", OPTIMIZERS["sgd"](trainable(model)), model, **options)
+        done = False
+        while not done:
+            optimizer.zero_grad()
+            backward(model(*batch))
+            optimizer.step()
+            denied = any(each["event"] == "pace.access_denied" for each in logs)
+            done = optimizer._transport.broadcast(b"denied" if denied else b"") == b"denied"
+        optimizer.close()
+    return [each["event"] for each in logs]
+
+
+def test_a_job_without_the_right_to_submit_is_not_told_to_wait_for_its_schedule(tmp_path: Path) -> None:
+    """Its profile was refused, so no schedule will come; the one line asks for another key."""
+    with ServiceProcess(tmp_path, auth="required") as service:
+        first, second = run_ranks(_train_with_a_key_to_read, 2, service.url, service.token("vision", "read"))
+    assert first.count("pace.access_denied") == 1
+    assert "pace.ended_without_schedule" not in first
+    assert second == []
 
 
 def test_a_key_that_is_withdrawn_ends_the_asking(tmp_path: Path) -> None:
