@@ -60,12 +60,14 @@ def add_page(app: FastAPI) -> str:
 
 def add_docs(app: FastAPI) -> str:
     """Add Swagger UI, from installed files, to an application; return the page's content security policy."""
+    # Relative to the page, as all links: a proxy may serve the service under a path of its own.
+    assets = _DOCS_ASSETS.removeprefix("/")
     page = get_swagger_ui_html(
-        openapi_url=openapi.PATH,
+        openapi_url=openapi.PATH.removeprefix("/"),
         title=app.title,
-        swagger_js_url=f"{_DOCS_ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_DOCS_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{_DOCS_ASSETS}/favicon.png",
+        swagger_js_url=f"{assets}/swagger-ui-bundle.js",
+        swagger_css_url=f"{assets}/swagger-ui.css",
+        swagger_favicon_url=f"{assets}/favicon.png",
     )
 
     @app.get(DOCS, include_in_schema=False)
