@@ -107,5 +107,6 @@ class Visitor:
         return not url.startswith((f"{self.url}/", "blob:", "data:"))
 
     def _note(self, fault: str) -> None:
-        if not self.tolerated(fault):
+        # A question that is given up may end, or be asked again, just as its task is cancelled.
+        if "status of 409" not in fault and not self.tolerated(fault):
             self.faults.append(fault)
