@@ -151,19 +151,16 @@ def misnamed(environment: Mapping[str, str]) -> dict[str, str]:
 
     Other variables named ``PACE_...`` are left alone: the service and the packs have theirs.
     """
-    of_plan = [each.name for each in fields(Plan)]
+    uses = {each.name: f"plan=Plan({each.name}=...) in the script" for each in fields(Plan)}
+    uses |= {option: f"{option}=... in the script" for option in TrainingOptions.__annotations__}
+    uses |= {variable.removeprefix("PACE_").lower(): variable for variable in _VARIABLES}
+    uses["service"] = "PACE_URL"
     found = {}
     for name in sorted(environment):
-        if not name.startswith("PACE_") or name in _VARIABLES:
-            continue
-        option = name.removeprefix("PACE_").lower()
-        likely = difflib.get_close_matches(option, [each[5:].lower() for each in _VARIABLES], 1, 0.8)
-        if likely:
-            found[name] = f"PACE_{likely[0].upper()}"
-        elif option in TrainingOptions.__annotations__:
-            found[name] = f"{option}=... in the script"
-        elif option in of_plan:
-            found[name] = f"plan=Plan({option}=...) in the script"
+        if name.startswith("PACE_") and name not in _VARIABLES:
+            likely = difflib.get_close_matches(name.removeprefix("PACE_").lower(), uses, 1, 0.8)
+            if likely:
+                found[name] = uses[likely[0]]
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import pace.runtime.control.plan_source
 import pace.runtime.control.replanner
+from pace.api.settings import Settings
 from pace.client import Client
 from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
@@ -221,8 +222,9 @@ def test_arguments_and_environment_complete_each_other() -> None:
 
 
 def _with_other_variables(_rank: int, _size: int) -> list[tuple[str, str]]:
-    # PACE_PORT and PACE_SERVERS_HOST are for the service and a pack.
-    for variable in ("MODE", "SCHEDULE", "APIKEY", "DRIFT_ITERATION", "PORT", "SERVERS_HOST"):
+    of_service = (name.upper() for name in Settings.model_fields)
+    of_job = ("MODE", "SCHEDULE", "APIKEY", "DRIFT_ITERATION", "SERVICE", "TIMEOUT")
+    for variable in (*of_service, *of_job, "SERVERS_HOST"):  # the last is for a pack
         os.environ[f"PACE_{variable}"] = "7"
     model = build("conv")
     with captured_events() as logs:
@@ -238,6 +240,8 @@ def test_a_variable_that_no_job_reads_is_told_of() -> None:
         ("PACE_DRIFT_ITERATION", "PACE_DRIFT_ITERATIONS"),
         ("PACE_MODE", "mode=... in the script"),
         ("PACE_SCHEDULE", "plan=Plan(schedule=...) in the script"),
+        ("PACE_SERVICE", "PACE_URL"),
+        ("PACE_TIMEOUT", "timeout_s=... in the script"),
     ]
     assert second == []
 
