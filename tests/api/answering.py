@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
+
+class Asked(BaseHTTPRequestHandler):
+    """A request, with its body if it has one."""
+
+    body = b""
+
+
+Answer = Callable[[Asked], None]
 
 
 @contextmanager
@@ -17,12 +24,12 @@ def answering(answer: Answer, certificates: tuple[Path, Path] | None = None) -> 
     With a certificate and its key, over TLS.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Asked):
         def do_GET(self) -> None:
             answer(self)
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            self.body = self.rfile.read(int(self.headers["Content-Length"]))
             answer(self)
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002

@@ -4,10 +4,8 @@ import json
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ from pace.documents.schedule import Schedule
 from pace.errors import InvalidOptions, ScheduleMismatch
 from pace.runtime.engine.plan import cut, plan_from_schedule, plan_locally
 from pace.runtime.options import Replanning
+from tests.api import raw_server
+from tests.api.answering import answering, send
 from tests.api.process import ServiceProcess
 from tests.runtime.launch import run_ranks
 from tests.runtime.logs import captured_events
@@ -58,50 +58,17 @@ def silent_service() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@contextmanager
-def _service(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *_arguments: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
 @pytest.fixture
 def dripping_service() -> Iterator[str]:
     """Sends headers without end."""
-
-    def drip(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        with suppress(OSError):  # until the client hangs up
-            while True:
-                handler.wfile.write(b"x: y\r\n")
-                time.sleep(0.05)
-
-    with _service(drip) as url:
+    with raw_server.answering(raw_server.drip_headers) as url:
         yield url
 
 
 @pytest.fixture
 def wrong_service() -> Iterator[str]:
     """Answers everything with something that is no schedule."""
-    with _service(lambda handler: _send(handler, 200, b'{"schema_version": 1, "groups": "none"}')) as url:
+    with answering(lambda handler: send(handler, 200, b'{"schema_version": 1, "groups": "none"}')) as url:
         yield url
 
 
@@ -209,9 +176,9 @@ def test_arguments_and_environment_complete_each_other() -> None:
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         known = "job=train&" in handler.path
-        _send(handler, 200 if known else 404, _resource(schedule) if known else _NO_SCHEDULE)
+        send(handler, 200 if known else 404, _resource(schedule) if known else _NO_SCHEDULE)
 
-    with _service(answer) as url:
+    with answering(answer) as url:
         first, second = run_ranks(_halves_of_an_address, 2, url, cases)
     for found in (first, second):
         for name in cases:
@@ -368,9 +335,9 @@ def test_an_answer_that_does_not_fit_is_not_the_last() -> None:
     answers = [_resource(schedule, groups=document["groups"])] * 4
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        _send(handler, 200, answers.pop() if answers else _resource(schedule))
+        send(handler, 200, answers.pop() if answers else _resource(schedule))
 
-    with _service(answer) as url:
+    with answering(answer) as url:
         first, second = run_ranks(_train_until_it_fits, 2, url)
     assert [each for each in first if each in ABOUT_PLANS] == [
         "pace.schedule_refused",
