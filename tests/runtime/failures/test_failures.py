@@ -1,6 +1,7 @@
 """Law 6: a dead, stopped, failing or different rank ends in an error on every other rank, never a hang."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -174,7 +175,10 @@ def test_a_rank_that_left_the_loop_early_is_named(transport: str) -> None:
     ranks = run_ranks(_leave_the_loop_early, SIZE, transport, backend=cast("Backend", transport))
     for kind, message in (ranks[0], ranks[2]):
         assert kind == "CommunicationFailed"
-        assert "rank 1 has not begun step 4" in message
+        # A survivor that ends first ends Horovod's barrier, in which rank 1 waits: then rank 1 has left.
+        assert re.search(
+            "rank 1 has (not begun step 4|left the training after its step 3: let every)", message
+        )
         assert "rank 0 has" not in message
         assert "rank 2 has" not in message
 
