@@ -81,6 +81,7 @@ def create_app(settings: Settings) -> Application:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        servers=[{"url": "."}],  # beside the document: a proxy may serve it under a path of its own
         redirect_slashes=False,  # a redirect would name the caller's Host
     )
     for routes in (

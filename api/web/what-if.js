@@ -76,12 +76,16 @@ function Asked({ values }) {
     const asked = { ...question.grid, [axis.field]: [...new Set([...points, ...place])].sort((a, b) => a - b) };
     const ask = (values) => postTask("v1/what-if", { profile_id: profileId, grid: { ...asked, [axis.field]: values } }, { signal, progress });
     const found = await ask(asked[axis.field]);
-    // The largest speed-up may lie between two points: as many again are simulated around the best one.
-    const around = neighbors(found.what_if.cells, axis.field);
-    const more = around ? sweep({ ...axis, factor: undefined }, ...around).filter((value) => !asked[axis.field].includes(value)) : [];
-    if (more.length === 0) return found;
-    const { what_if: closer } = await ask(more);
-    return { ...found, what_if: { ...found.what_if, cells: [...found.what_if.cells, ...closer.cells] } };
+    let { cells } = found.what_if;
+    // The largest speed-up may lie between two points: as many again are simulated around the best one, twice.
+    for (let round = 0; round < 2; round += 1) {
+      const simulated = new Set(cells.map((cell) => cell[axis.field]));
+      const around = neighbors(cells, axis.field);
+      const more = around ? sweep({ ...axis, factor: undefined }, ...around).filter((value) => !simulated.has(value)) : [];
+      if (more.length === 0) break;
+      cells = [...cells, ...(await ask(more)).what_if.cells];
+    }
+    return { ...found, what_if: { ...found.what_if, cells } };
   }, [values.profile, JSON.stringify(question)]);
   const busy = answer.busy || JSON.stringify(question) !== JSON.stringify(wanted);
   const profile = useLoaded((signal) => getJson(resourcePath("profile", values.profile), signal), [values.profile]);

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.api.process import Caller, new_client
+
 
 class Asked(BaseHTTPRequestHandler):
     """A request, with its body if it has one."""
@@ -49,6 +51,33 @@ def answering(answer: Answer, certificates: tuple[Path, Path] | None = None) -> 
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def behind_a_path(service: Caller, asked: list[str] | None = None) -> Iterator[str]:
+    """Serve a service below ``/pace/`` of another address, as a proxy may; yields its address there.
+
+    The paths of all requests are added to `asked`.
+    """
+
+    def forward(request: Asked) -> None:
+        if asked is not None:
+            asked.append(request.path)
+        if not request.path.startswith("/pace/"):
+            send(request, 404, b"")
+            return
+        path, headers = request.path.removeprefix("/pace"), dict(request.headers)
+        with new_client() as client:
+            answer = client.request(
+                request.command, service.url + path, content=request.body, headers=headers
+            )
+        named = {
+            name: answer.headers[name] for name in ("content-type", "location") if name in answer.headers
+        }
+        send(request, answer.status_code, answer.content, **named)
+
+    with answering(forward) as url:
+        yield f"{url}/pace"
 
 
 def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:

@@ -28,9 +28,9 @@ from pace import (
 )
 from pace.client import Client
 from pace.version import __version__
-from tests.api.answering import Asked, answering, send
+from tests.api.answering import answering, behind_a_path, send
 from tests.api.postgresql import ON_SQLITE
-from tests.api.process import Caller, new_client
+from tests.api.process import Caller
 from tests.api.profiles import layered_profile
 
 PROFILE = parse_profile(json.dumps(layered_profile(6)))
@@ -42,22 +42,8 @@ NOT_FOUND = json.dumps(
 @ON_SQLITE
 def test_a_proxy_may_serve_the_service_under_a_path_of_its_own(service: Caller) -> None:
     """Also where an answer names the task, and then the result, by a path."""
-    asked = []
-
-    def forward(request: Asked) -> None:
-        asked.append(request.path)
-        if not request.path.startswith("/pace/"):
-            send(request, 404, b"")
-            return
-        path, headers = request.path.removeprefix("/pace"), dict(request.headers)
-        with new_client() as client:
-            answer = client.request(
-                request.command, service.url + path, content=request.body, headers=headers
-            )
-        named = {name: answer.headers[name] for name in ("location",) if name in answer.headers}
-        send(request, answer.status_code, answer.content, **named)
-
-    with answering(forward) as url, Client(f"{url}/pace", service.token, timeout_s=250) as client:
+    asked: list[str] = []
+    with behind_a_path(service, asked) as url, Client(url, service.token, timeout_s=250) as client:
         schedule = client.create_schedule(PROFILE, job="train")
         assert client.newest_schedule("train", PROFILE.fingerprint) == schedule
         grid = Grid(bandwidth_gbps=(1.0, 2.0))
