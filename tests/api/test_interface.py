@@ -17,6 +17,7 @@ _SLOW = "/v1/predictions"  # simulates for seconds, and has hundreds of combinat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # thousands of requests, of which some solve
 @pytest.mark.parametrize("which", [("--exclude-path", _SLOW), ("--include-path", _SLOW)], ids=["all", "slow"])
 def test_answers_are_those_of_the_document(which: tuple[str, str], tmp_path: Path) -> None:
     """No answer of 5xx, and none that the document does not describe, whatever is sent, in whatever order."""
