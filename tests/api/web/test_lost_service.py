@@ -55,5 +55,5 @@ def test_a_service_that_dies_is_waited_for(browser: Browser, tmp_path: Path) -> 
             expect(points).to_have_count(28)
             page.get_by_role("link", name="Jobs").click()
             tasks = page.get_by_role("region", name="Tasks")
-            expect(tasks.get_by_role("row", name="what-if").filter(has_text="done")).to_have_count(3)
+            expect(tasks.get_by_role("row", name="what-if").filter(has_text="done")).to_have_count(4)
         caller.http.close()
