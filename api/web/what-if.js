@@ -80,7 +80,7 @@ function Asked({ values }) {
     // The largest speed-up may lie between two points: as many again are simulated around the best one, twice.
     for (let round = 0; round < 2; round += 1) {
       const simulated = new Set(cells.map((cell) => cell[axis.field]));
-      const around = neighbors(cells, axis.field);
+      const around = neighbors(cells, axis.field, question.grid.baseline);
       const more = around ? sweep({ ...axis, factor: undefined }, ...around).filter((value) => !simulated.has(value)) : [];
       if (more.length === 0) break;
       cells = [...cells, ...(await ask(more)).what_if.cells];
@@ -157,9 +157,9 @@ const leading = (cells) => cells.filter(({ policy }) => policy === (cells.some((
 const fastest = (cells) => cells.reduce((one, other) => (other.speedup > one.speedup ? other : one));
 
 // The points of an axis on both sides of the largest speed-up; null where nothing is compared.
-function neighbors(cells, field) {
+function neighbors(cells, field, baseline) {
   const pace = leading(cells).sort((a, b) => a[field] - b[field]);
-  if (pace.length < 2) return null;
+  if (pace.length < 2 || pace[0].policy === baseline) return null;
   const at = pace.indexOf(fastest(pace));
   return [pace[Math.max(at - 1, 0)][field], pace[Math.min(at + 1, pace.length - 1)][field]];
 }
@@ -170,7 +170,7 @@ function Answer({ cells, shown, baseline, xName, here }) {
   if (!pace.length || pace[0].policy === baseline) return null;
   const at = (cell) => cell[shown.field] / shown.factor;
   const best = fastest(pace);
-  const beside = (neighbors(cells, shown.field) || []).filter((value) => value !== best[shown.field]).map((value) => compact(value / shown.factor));
+  const beside = (neighbors(cells, shown.field, baseline) || []).filter((value) => value !== best[shown.field]).map((value) => compact(value / shown.factor));
   const near = here === undefined ? null : pace.reduce((one, other) => (Math.abs(Math.log(at(other) / here)) < Math.abs(Math.log(at(one) / here)) ? other : one));
   const inside = near && here >= shown.x[0] * 0.99 && here <= shown.x[shown.x.length - 1] * 1.01;
   const [, what, unit] = xName.match(/^(.*?)(?:, (.*))?$/);

@@ -1,4 +1,4 @@
-"""A service that answers whatever a test wants, to look at the client alone."""
+"""Servers in a test's own process: one that answers whatever the test wants, and a proxy with a path."""
 
 import ssl
 import threading

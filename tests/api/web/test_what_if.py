@@ -98,6 +98,15 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     expect(points.locator("tbody tr").first).to_contain_text(TIMES)
 
 
+def test_a_curve_without_comparison_is_simulated_once(visitor: Visitor, service: Caller) -> None:
+    """There is no largest speed-up to search for."""
+    made = service.http.post("/v1/profiles", json=layered_profile(6)).json()
+    page = visitor.go(f"what-if?profile={made['id']}&policies=pace")
+    page.wait_for_selector("canvas")
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    assert len(service.http.get("/v1/what-if").json()["items"]) == 1
+
+
 @pytest.mark.races_with_machine(reason="a question is superseded while its task runs")
 def test_what_is_superseded_is_cancelled(visitor: Visitor, service: Caller) -> None:
     """At once after it was asked, while its progress is shown, and when its view is left; none goes on."""

@@ -15,16 +15,20 @@ pytestmark = ON_SQLITE
 
 
 def test_requests_are_sent_to_the_service_that_shows_them(browser: Browser, service: Caller) -> None:
-    """At its own address, and where a proxy serves it under a path."""
+    """At its own address, and where a proxy serves it under a path; with the key that the visitor gives."""
     with behind_a_path(service) as below:
         for url in (service.url, below):
             with Visitor(browser, url) as visitor:
                 page = visitor.page
                 page.goto(f"{url}/docs")
-                operation = page.locator("#operations-Operation-healthz")
+                page.get_by_role("button", name="Authorize").click()
+                page.locator(".auth-container input").first.fill(service.token or "")
+                page.locator(".auth-btn-wrapper .authorize").first.click()
+                page.locator(".modal-ux .close-modal").click()
+                operation = page.locator("[id^=operations-Schedules-create_schedule]")
                 operation.get_by_role("button").first.click()
                 operation.get_by_role("button", name="Try it out").click()
-                with page.expect_response(f"{url}/healthz") as answered:
+                with page.expect_response(f"{url}/v1/schedules") as answered:
                     operation.get_by_role("button", name="Execute").click()
-                assert answered.value.status == 200
-                expect(operation.locator(".live-responses-table")).to_contain_text('"ok"')
+                assert answered.value.status == 201
+                expect(operation.locator(".live-responses-table")).to_contain_text("fingerprint")
