@@ -176,7 +176,7 @@ function Answer({ cells, shown, baseline, xName, here }) {
   const [, what, unit] = xName.match(/^(.*?)(?:, (.*))?$/);
   const place = (cell) => `${what.toLowerCase()} ${compact(at(cell))}${unit ? ` ${unit}` : ""}`;
   return html`<p class="verdict">${inside ? `At the profiled ${place(near)}, ${policyName(near.policy)} is ${compact(near.speedup)}× as fast as ${policyName(baseline)}. ` : ""}${best.speedup > 1.0005
-    ? `The largest simulated speed-up is ${compact(best.speedup)}×, at ${place(best)}${beside.length ? ` (simulated next to it: ${beside.join(" and ")})` : ""}.` : `Nowhere on this curve is it faster than ${policyName(baseline)}.`}</p>`;
+    ? `The largest simulated speed-up is ${compact(best.speedup)}×, at ${place(best)}${beside.length ? ` (the nearest simulated points: ${beside.join(" and ")}${unit ? ` ${unit}` : ""})` : ""}.` : `${policyName(best.policy)} is nowhere on this curve faster than ${policyName(baseline)}.`}</p>`;
 }
 
 // What the profile says of an axis; undefined where its cost does not come from a network's numbers.

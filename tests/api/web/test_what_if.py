@@ -83,11 +83,11 @@ def test_it_opens_on_the_curve_that_answers(visitor: Visitor, service: Caller) -
     most = max(pace, key=lambda cell: cell["speedup"])
     expect(answer).to_contain_text(
         f"The largest simulated speed-up is {most['speedup']:.4g}{TIMES}, "
-        f"at bandwidth {most['bandwidth_gbps']:.4g} Gbit/s (simulated next to it: "
+        f"at bandwidth {most['bandwidth_gbps']:.4g} Gbit/s (the nearest simulated points: "
     )
     at = pace.index(most)
     beside = [pace[place]["bandwidth_gbps"] for place in (at - 1, at + 1) if 0 <= place < len(pace)]
-    expect(answer).to_contain_text(" and ".join(f"{value:.4g}" for value in beside))
+    expect(answer).to_contain_text(" and ".join(f"{value:.4g}" for value in beside) + " Gbit/s")
     assert max(beside) / min([*beside, most["bandwidth_gbps"]]) < 1.02
     (near,) = (cell for cell in pace if cell["bandwidth_gbps"] == 10)
     expect(answer).to_contain_text(
